@@ -1,0 +1,70 @@
+"""What a run says while it goes: progress snapshots and notes. Logic calls an Observer; only observers print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Phase = Literal["planning", "loading", "running", "publishing", "done", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. Rows are source rows unless said; totals are None where only reading will tell.
+
+    `rows_done` counts committed rows and those scored since (`ticking`), of which `rows_ok`, `rows_dead` and
+    `rows_filtered` count the committed ones. `share` (0..1) is by bytes where rows are not known. Times in seconds.
+    """
+
+    phase: Phase = "planning"
+    sink: str = ""
+    model: str = ""
+    generation: int = 0
+    shards_total: int = 0
+    shards_done: int = 0
+    shards_resumed: int = 0
+    rows_total: int | None = None
+    rows_done: int = 0
+    rows_ok: int = 0
+    rows_dead: int = 0
+    rows_filtered: int = 0
+    share: float = 0.0
+    rows_per_second: float = 0.0
+    eta: float | None = None
+    elapsed: float = 0.0
+    workers: int = 0
+    workers_wanted: int = 0
+    waiting: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something worth a line: a retry, a warning, a user's print. `fields` are for JSON logs."""
+
+    level: Literal["debug", "info", "warning", "error", "print"]
+    text: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Gets what a run says. Called from the driver's one thread, often; must be quick and must not raise."""
+
+    def progress(self, now: Progress) -> None: ...
+
+    def note(self, note: Note) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """An observer that says nothing."""
+
+    def progress(self, now: Progress) -> None:
+        """Nothing."""
+
+    def note(self, note: Note) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

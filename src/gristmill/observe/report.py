@@ -1,0 +1,115 @@
+"""The report of a run: the counts that prove it, its speed, and how to read what it published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows by what became of them. Exactly: rows_in = expanded + filtered + dead; derived = ok + derived_filtered + derived_dead.
+
+    The source level ends at the last `flat_map` step (without one, at the model): `expanded` source rows went on as
+    `derived` rows, which are the same number unless a step made one row many.
+    """
+
+    rows_in: int = 0
+    expanded: int = 0
+    filtered: int = 0
+    dead: int = 0
+    derived: int = 0
+    derived_filtered: int = 0
+    derived_dead: int = 0
+    ok: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+
+    def values(self) -> tuple[int, ...]:
+        """The eight counts in the order of the fields."""
+        return (self.rows_in, self.expanded, self.filtered, self.dead,
+                self.derived, self.derived_filtered, self.derived_dead, self.ok)
+
+    def discrepancy(self) -> str | None:
+        """What does not add up, as a sentence; None when all does."""
+        if self.rows_in != self.expanded + self.filtered + self.dead:
+            return (f"{self.rows_in} source rows, but {self.expanded} went on + {self.filtered} filtered + "
+                    f"{self.dead} dead = {self.expanded + self.filtered + self.dead}")
+        if self.derived != self.ok + self.derived_filtered + self.derived_dead:
+            return (f"{self.derived} rows for the model, but {self.ok} ok + {self.derived_filtered} filtered + "
+                    f"{self.derived_dead} dead = {self.ok + self.derived_filtered + self.derived_dead}")
+        return None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished (or stopped) run. `rows_*` are over all live generations of the sink; times in seconds, sizes in bytes.
+
+    `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model.
+    """
+
+    sink: str
+    state: str
+    generation: int
+    counts: Counts
+    shards: int
+    shards_resumed: int
+    seconds: float
+    model: str
+    digest: str
+    workers: int
+    engine: str = "local"
+    files: int = 0
+    bytes_out: int = 0
+    model_seconds: float = 0.0
+    busy: float | None = None
+    padding: float | None = None
+    tokens: int | None = None
+    rows_run: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows_in(self) -> int:
+        """Source rows of the live result."""
+        return self.counts.rows_in
+
+    @property
+    def rows_ok(self) -> int:
+        """Rows scored and written."""
+        return self.counts.ok
+
+    @property
+    def rows_dead(self) -> int:
+        """Rows in the dead letters, source rows and derived ones."""
+        return self.counts.dead + self.counts.derived_dead
+
+    @property
+    def rows_filtered(self) -> int:
+        """Rows left out on purpose by where, filter steps or on_null=skip."""
+        return self.counts.filtered + self.counts.derived_filtered
+
+    @property
+    def rows_per_second(self) -> float:
+        """Source rows that this run itself scored, by its wall time."""
+        return self.rows_run / self.seconds if self.seconds > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "rows_in": self.rows_in, "rows_ok": self.rows_ok, "rows_dead": self.rows_dead,
+                "rows_filtered": self.rows_filtered, "rows_per_second": round(self.rows_per_second, 2)}
+
+    def read(self) -> Any:
+        """A pyarrow Dataset of exactly the published parts."""
+        from gristmill.commit.publish import read
+
+        return read(self.sink)
+
+    def dead(self) -> Any:
+        """The dead letters as an Arrow table."""
+        from gristmill.commit.publish import dead
+
+        return dead(self.sink)

@@ -1,0 +1,383 @@
+"""What crosses the boundaries between layers: frozen values, and the small protocols that each layer implements.
+
+Nothing here does I/O. A position is where a row stands in its file, in the file's own unit: a row number (Parquet),
+the byte offset at which the record starts (JSONL, CSV; in the decompressed stream for compressed files), or 0 for
+formats with one row a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+
+# ---------------------------------------------------------------- sources
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source as a listing shows it. `path` has no secrets in it; `stamp` changes when the content does."""
+
+    path: str
+    size: int
+    stamp: str
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """What planning must know of one file.
+
+    `extent` is the file's length in positions. `cuts` are the positions (sorted int64, first 0, last `extent`) where
+    it can be cut at no cost; where `divisible`, any position between will do too. `cut_rows[i]` is the number of rows
+    between `cuts[i]` and `cuts[i + 1]`; None where only reading would tell (plain JSONL). `nulls` counts nulls by
+    column where the format knows. `layout` is a digest of the file's inner structure that a size and time could miss.
+    """
+
+    file: SourceFile
+    extent: int
+    cuts: np.ndarray
+    divisible: bool
+    schema: pa.Schema
+    cut_rows: np.ndarray | None = None
+    nulls: Mapping[str, int] | None = None
+    layout: str = ""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows in the file, or None where only reading would tell."""
+        return None if self.cut_rows is None else int(self.cut_rows.sum())
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that is none: where it stood, its raw bytes, and what was wrong with it."""
+
+    position: int
+    payload: bytes
+    error: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows read from one file: `rows` and their `position` (int64, same length), those `where` left out, the bad ones."""
+
+    rows: pa.Table
+    position: np.ndarray
+    filtered: int = 0
+    bad: tuple[BadRow, ...] = ()
+
+
+class Where(Protocol):
+    """A row condition. `columns` are those it reads; `mask` gives one bool a row, null counting as false."""
+
+    columns: tuple[str, ...]
+
+    def mask(self, rows: pa.Table) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What to read of a file: the columns wanted (None: all), their types as planned, a condition, and a block's bytes."""
+
+    columns: tuple[str, ...] | None
+    schema: pa.Schema
+    where: Where | None = None
+    block_bytes: int = 16 << 20
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SourceFormat(Protocol):
+    """One file format as a source. `open_file` is any callable that gives a seekable binary file for a path."""
+
+    name: str
+    suffixes: tuple[str, ...]
+
+    def inspect(self, file: SourceFile, fs: Any, options: Mapping[str, Any]) -> FileInfo:
+        """What planning needs, from metadata where there is some. Raises BadSource, naming the file."""
+        ...
+
+    def read(self, info: FileInfo, fs: Any, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
+        """The rows at the positions in `ranges` (int64 [k, 2], sorted, disjoint, half open), in order of position.
+
+        A record belongs to the range in which it starts. Memory is bounded by a few blocks. Every record that starts in
+        a range is in exactly one block: as a row, as `filtered`, or as `bad`.
+        """
+        ...
+
+
+# ---------------------------------------------------------------- sinks
+
+
+@dataclass(frozen=True)
+class WorkFile:
+    """A finished file of a shard: where it was written, the name it is published under, and its rows.
+
+    `role` is "rows" for files that hold output rows (their sum is the shard's ok count), "ids" for npy's aligned ids,
+    "dead" for dead letters.
+    """
+
+    path: str
+    publish: str
+    rows: int
+    role: str = "rows"
+
+
+class Writer(Protocol):
+    """Writes one shard's output. `close` flushes, syncs and returns the finished files, also when there were no rows."""
+
+    def write(self, rows: pa.Table) -> None: ...
+
+    def close(self) -> list[WorkFile]: ...
+
+    def abort(self) -> None:
+        """Closes and removes what was written; never raises because of it."""
+        ...
+
+
+class Files(Protocol):
+    """The file layer that everything below a sink goes through, so that a test can record it or stop it at any step."""
+
+    def create(self, path: str) -> BinaryIO:
+        """A new file open for writing; its folder is made. Fails if it exists."""
+        ...
+
+    def sync(self, file: BinaryIO) -> None:
+        """Flush and fsync an open file."""
+        ...
+
+    def sync_folder(self, path: str) -> None: ...
+
+    def link(self, source: str, target: str) -> None:
+        """Gives a file a second name. Raises FileExistsError if the name is taken: never replaces."""
+        ...
+
+    def replace(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+
+class SinkFormat(Protocol):
+    """One file format as a sink. `stem` is the published name without suffix, for example `part-0000007.g1`."""
+
+    name: str
+    suffix: str
+
+    def writer(self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]) -> Writer:
+        """Opens work files named `<folder>/<stem>…<suffix>.<nonce>.tmp`."""
+        ...
+
+    def count(self, path: str, role: str) -> int:
+        """Rows in a finished file, read back from it. Raises if it is not whole."""
+        ...
+
+
+# ---------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model runs, decided outside of it. `device` is "cpu", "cuda", "cuda:0", "mps"; `threads` for CPU maths."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    threads: int = 1
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model without loading it.
+
+    `columns` it reads (None: whatever there is); `outputs` it adds, where known; `digest` of its files ("" for
+    functions); `digests` file by file, for a readable difference; `text_columns` are inputs dropped from `keep` by default.
+    """
+
+    name: str
+    columns: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+    schema: pa.Schema | None = None
+    digest: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    keeps_columns: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row that a model refuses before scoring it. `kind` is "null" (the job's on_null decides) or "invalid"."""
+
+    row: int
+    kind: str
+    error: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows made ready for a model on the CPU (tokenised, stacked). `lengths` is int32 [rows] in tokens, or None.
+
+    Refused rows keep their place (with length 0) but are never given to `predict`.
+    """
+
+    rows: int
+    inputs: Any
+    lengths: np.ndarray | None = None
+    refused: tuple[Refusal, ...] = ()
+
+
+class Model(Protocol):
+    """A loaded model. One thread calls `predict`; another may call `prepare` for later rows at the same time."""
+
+    def prepare(self, rows: pa.Table) -> Prepared:
+        """CPU work that needs no model weights: validate, tokenise, convert columns."""
+        ...
+
+    def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
+        """Output columns for the rows at `index` (int64 [k]), in that order, exactly k of them. Raises for bad rows."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------- engines
+
+
+@dataclass(frozen=True)
+class Item:
+    """A piece of work for an engine, which does not look inside `value`.
+
+    `affinity` names a worker that would be quicker at it (a reader that is already there); never a must.
+    """
+
+    key: str
+    value: Any
+    affinity: str | None = None
+
+
+class _Signal:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+WAIT = _Signal("WAIT")  # nothing now; ask again after the next event
+DONE = _Signal("DONE")  # nothing ever again
+
+
+class Feed(Protocol):
+    """Decides what runs next. Called by one thread; never blocks."""
+
+    def take(self, worker: str) -> Any:
+        """An Item for this worker, WAIT or DONE."""
+        ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something an engine reports. `at` is seconds on the monotonic clock of the driver."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """A worker is ready: its model is loaded. `about` says what it runs on."""
+
+    seconds: float = 0.0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tick(Event):
+    """Rows that a worker finished since its last tick, not yet committed."""
+
+    key: str = ""
+    rows: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True)
+class Printed(Event):
+    """Text that user code printed."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome(Event):
+    """An item's end: a value, or an error as `Failure`."""
+
+    key: str = ""
+    value: Any = None
+    error: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Death(Event):
+    """A worker ended without being asked. `keys` are the items it held, the first one was running."""
+
+    keys: tuple[str, ...] = ()
+    evidence: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    started: bool = True
+
+
+@dataclass(frozen=True)
+class Waiting(Event):
+    """The engine waits for something outside, said aloud."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as text, so that it crosses any boundary. `kind` is the class of decision it asks for.
+
+    `kind`: "row", "output" (a function broke its contract), "load" (the model cannot load), "source" (source changed),
+    "space" (disk), "memory", "other". `exit_code` is that of a GristmillError, or 1.
+    """
+
+    kind: str
+    type: str
+    message: str
+    traceback: str = ""
+    exit_code: int = 1
+    pickled: bytes | None = None
+
+
+Emit = Callable[[Event], None]
+
+
+class Worker(Protocol):
+    """User code at work in one process. `work` pulls items until DONE; it may pull one ahead of the one it runs."""
+
+    def work(self, items: Iterator[Item], emit: Emit) -> None: ...
+
+
+class Stages(Protocol):
+    """What an engine ships to its workers, once a worker: picklable, opaque, opened where the work is done."""
+
+    def open(self, name: str, emit: Emit) -> Worker:
+        """Builds what lasts (models, readers). Slow; raises if user code cannot load."""
+        ...
+
+
+class Engine(Protocol):
+    """Moves items to workers that keep their state, and reports. It never retries and decides nothing."""
+
+    def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
+        """Runs until the feed is DONE and everything handed out has ended. Closing the iterator leaves nothing running."""
+        ...
+
+
+Columns = Sequence[str]

@@ -1,0 +1,174 @@
+"""The whole description of a job: source, steps, model, post, sink and options. Immutable; nothing is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gristmill.errors import BadJob
+from gristmill.plan.options import EngineSpec, Gates, Running
+from gristmill.plan.specs import ModelSpec, Step, as_model, as_step
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from: URIs (a file, a folder, a glob, several) or `data` in memory, and which rows of it.
+
+    `limit` is the first N rows for which `where` holds; `sample` N of them, drawn with `seed`. `types` fixes column
+    types of text formats. `options` go to the format (delimiter, …) and `storage` to the file system.
+    """
+
+    uri: tuple[str, ...] = ()
+    data: Any = field(default=None, compare=False)
+    format: str | None = None
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    limit: int | None = None
+    sample: int | None = None
+    seed: int = 0
+    types: Mapping[str, str] | None = None
+    on_bad_file: Literal["fail", "skip"] = "fail"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "sample"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise BadJob(f"source {name} is {value!r}: give a whole number of at least 1")
+        if self.limit is not None and self.sample is not None:
+            raise BadJob("source has both limit and sample: give one of them")
+        if self.on_bad_file not in ("fail", "skip"):
+            raise BadJob(f"on_bad_file is {self.on_bad_file!r}: it is 'fail' or 'skip'")
+        if not self.uri and self.data is None:
+            raise BadJob("the source names nothing: give a file, a folder, a glob or a table")
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where answers go. `keep` carries source columns over (None: the model's own default, see Job.kept_columns).
+
+    `row_id` names a column for a stable id of the row (from the `key` columns and the copy number, else from the
+    source position). `model_version` names a column that holds the model's digest. `dead_payload` is the most bytes of
+    a dead row's payload that are kept (0: none).
+    """
+
+    uri: str
+    format: str | None = None
+    keep: tuple[str, ...] | None = None
+    row_id: str | None = None
+    key: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    merge: bool = False
+    model_version: str | None = None
+    overwrite: bool = False
+    dead_payload: int = 1 << 20
+    options: Mapping[str, Any] = field(default_factory=dict)
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.key and not self.row_id:
+            raise BadJob(f"sink has key={list(self.key)} but no row_id: name the column that the id is written to")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job, ready to be planned. `sink` None means that the answers are returned."""
+
+    source: Source
+    model: ModelSpec
+    sink: Sink | None = None
+    steps: tuple[Step, ...] = ()
+    post: tuple[Step, ...] = ()
+    on_null: Literal["dead", "skip", "keep"] = "dead"
+    on_nan: Literal["dead", "keep"] = "dead"
+    on_new_files: Literal["refuse", "append"] = "refuse"
+    running: Running = field(default_factory=Running)
+    gates: Gates = field(default_factory=Gates)
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    audit: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("on_null", ("dead", "skip", "keep")), ("on_nan", ("dead", "keep")),
+                              ("on_new_files", ("refuse", "append"))):
+            if getattr(self, name) not in allowed:
+                raise BadJob(f"{name} is {getattr(self, name)!r}: it is one of {', '.join(allowed)}")
+        for step in self.post:
+            if step.kind != "map":
+                raise BadJob(f"post step {step.name} is a {step.kind}: after the model, steps keep the row count")
+
+
+def as_source(value: Any, **options: Any) -> Source:
+    """A Source from what a person writes: a string, a path, a list of them, or a table, data frame or list of dicts."""
+    import os
+
+    if isinstance(value, Source):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return source(os.fspath(value), **options)
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
+        return source(*[os.fspath(v) for v in value], **options)
+    return Source(data=value, **_tuples(options))
+
+
+def as_sink(value: Any, **options: Any) -> Sink | None:
+    """A Sink from what a person writes: None, a string, a path, or a Sink."""
+    import os
+
+    if value is None or isinstance(value, Sink):
+        return value
+    return sink(os.fspath(value), **options)
+
+
+def source(*uri: str, **options: Any) -> Source:
+    """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`."""
+    return Source(uri=tuple(str(u) for u in uri), **_tuples(options))
+
+
+def sink(uri: str, **options: Any) -> Sink:
+    """A sink with options: `gm.sink("out/", keep=["id"], row_id="id")`. Fields as in `Sink`."""
+    return Sink(uri=str(uri), **_tuples(options))
+
+
+def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    listed = ("columns", "keep", "key", "partition_by")
+    out = dict(options)
+    for name in listed:
+        value = out.get(name)
+        if isinstance(value, str):
+            out[name] = (value,)
+        elif isinstance(value, list):
+            out[name] = tuple(value)
+    return out
+
+
+def describe(
+    source: Any,
+    model: Any,
+    sink: Any = None,
+    steps: Any = (),
+    post: Any = (),
+    **options: Any,
+) -> JobSpec:
+    """A JobSpec from the values a person writes (strings, bare functions, dicts for options)."""
+    running = {k: options.pop(k) for k in list(options) if k in Running.__dataclass_fields__}
+    engine = {k: options.pop(k) for k in list(options) if k in ("workers", "gpus", "threads")}
+    named = options.pop("engine", None)
+    spec = named if isinstance(named, EngineSpec) else EngineSpec(name=named or "local")
+    if engine:
+        from dataclasses import replace
+
+        spec = replace(spec, **engine)
+    gates = options.pop("gates", None)
+    return JobSpec(
+        source=as_source(source),
+        model=as_model(model),
+        sink=as_sink(sink),
+        steps=tuple(as_step(s) for s in steps),
+        post=tuple(as_step(s) for s in post),
+        running=options.pop("running", None) or Running(**running),
+        gates=gates if isinstance(gates, Gates) else Gates(**(gates or {})),
+        engine=spec,
+        **options,
+    )

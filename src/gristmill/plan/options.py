@@ -1,0 +1,79 @@
+"""The small frozen options of a job: how it runs (never what it answers), its gates, and its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gristmill.errors import BadJob
+
+Auto = Literal["auto"]
+
+
+def _positive(name: str, value: int | str) -> None:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise BadJob(f"{name} is {value!r}: give a whole number of at least 1, or 'auto'")
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a job runs. None of these changes what is computed for a row beyond the last bits of a float.
+
+    `batch_tokens` is a budget of padded tokens a model call, `batch_rows` one of rows; `shard_rows` fixes the unit of
+    work and retry; `batch_timeout` is the least limit, in seconds, for one model call (it is never under 20 times the
+    slowest call seen); `worker_memory` in bytes recycles a worker that has grown past it.
+    """
+
+    batch_tokens: int | Auto = "auto"
+    batch_rows: int | Auto = "auto"
+    shard_rows: int | Auto = "auto"
+    window_bytes: int = 64 << 20
+    batch_timeout: float = 600.0
+    worker_memory: int | None = None
+    log: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "batch_rows", "shard_rows"):
+            _positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """Which engine runs a job, and with what. `workers` 0 runs in the calling process; a pair is (least, most).
+
+    `options` are the engine's own (address, resources, …).
+    """
+
+    name: str = "local"
+    workers: int | Auto | tuple[int, int] = "auto"
+    gpus: int | Auto = "auto"
+    threads: int | Auto = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.workers, list):
+            object.__setattr__(self, "workers", tuple(self.workers))
+        if self.workers != 0 and not isinstance(self.workers, tuple):
+            _positive("workers", self.workers)
+        if self.gpus != 0:
+            _positive("gpus", self.gpus)
+        _positive("threads", self.threads)
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What must hold before anything is published, beyond the exact accounting that is always on.
+
+    `min_ok` is the least share of rows scored (of those not filtered); a share of dead rows over `warn_failed` warns.
+    """
+
+    min_ok: float = 0.0
+    warn_failed: float = 0.001
+    allow_empty: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("min_ok", "warn_failed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise BadJob(f"gates.{name} is {value!r}: give a share between 0 and 1, for example 0.99")

@@ -1,0 +1,259 @@
+"""Models and steps as a job names them: frozen, picklable, nothing loaded. `gristmill.models` makes them live."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gristmill.errors import BadJob, BadModel
+
+BatchFormat = Literal["numpy", "rows", "arrow", "pandas", "polars"]
+BATCH_FORMATS = ("numpy", "rows", "arrow", "pandas", "polars")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A user's function, or a class built once per worker with `args`; `target` may be "module:name".
+
+    For a function, `args` are passed with every call.
+    """
+
+    target: Any
+    args: Mapping[str, Any] = field(default_factory=dict)
+    batch_format: BatchFormat = "numpy"
+
+    def __post_init__(self) -> None:
+        if self.batch_format not in BATCH_FORMATS:
+            raise BadJob(f"batch_format is {self.batch_format!r}: it is one of {', '.join(BATCH_FORMATS)}")
+        if isinstance(self.target, str):
+            module, _, name = self.target.partition(":")
+            if not module or not name:
+                raise BadJob(f"callable {self.target!r}: write it as MODULE:NAME, for example scoring:Scorer")
+        elif not callable(self.target):
+            raise BadModel(f"{self.target!r} cannot be called: give a function, a class, or 'module:name'")
+        elif not _function_or_class(self.target):
+            kind = type(self.target).__name__
+            raise BadModel(
+                f"an instance of {kind} was given: every worker builds its own, so pass the class and its arguments: "
+                f"gm.model({kind}, …)"
+            )
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        if isinstance(self.target, str):
+            return self.target
+        return getattr(self.target, "__qualname__", None) or type(self.target).__name__
+
+
+def _function_or_class(target: Any) -> bool:
+    import functools
+
+    if isinstance(target, functools.partial):
+        return _function_or_class(target.func)
+    return inspect.isroutine(target) or inspect.isclass(target)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A CPU step on a batch, before or after the model. `kind`: "map" keeps the rows, "flat_map" makes one row many
+    (per-row function returning a list of rows), "filter" drops rows (`expression`, or a function giving one bool a row).
+    """
+
+    kind: Literal["map", "flat_map", "filter"]
+    call: Call | None = None
+    expression: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        if self.call is not None:
+            return self.call.name
+        return f"filter({self.expression!r})"
+
+
+# ---------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class FunctionModel:
+    """A user's function or class as the model. `returns` fixes output columns and types ("float32", "list<float>", …)."""
+
+    call: Call
+    returns: Mapping[str, str] | None = None
+    output: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        return self.call.name
+
+
+@dataclass(frozen=True)
+class TextEmbedder:
+    """Text to vectors: a sentence-transformers folder or a hub id. Adds `output`, a fixed-size list of float32.
+
+    Pooling, normalisation, prompts and length are what the folder's own configuration says unless given here.
+    `prompt` is put before every text; `prompt_name` picks one of the folder's. `backend`: "torch", "onnx", "auto".
+    `sha256` pins the model's files. Raises BadModel, before a run, where the folder is not such a model.
+    """
+
+    model: str
+    text: str
+    output: str = "embedding"
+    prompt: str | None = None
+    prompt_name: str | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    truncate_dim: int | None = None
+    max_length: int | None = None
+    backend: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        return f"embed {self.model}"
+
+
+@dataclass(frozen=True)
+class TextClassifier:
+    """Text to a label: any Hugging Face sequence classifier. Adds `label` and `score`; with `all_scores` also `scores`.
+
+    `output` names the label column; the others are then `<output>_score` and `<output>_scores`.
+    """
+
+    model: str
+    text: str
+    output: str | None = None
+    all_scores: bool = False
+    max_length: int | None = None
+    backend: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        return f"classify {self.model}"
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """An ONNX graph over feature columns. `inputs` maps graph inputs to a column or a list of columns (stacked).
+
+    Without `inputs`, each graph input is fed the column of its name, or one 2-D input the `features` in order.
+    """
+
+    model: str
+    features: tuple[str, ...] | None = None
+    inputs: Mapping[str, Any] | None = None
+    outputs: Mapping[str, str] | None = None
+    output: str | None = None
+    device: str = "auto"
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        return f"onnx {self.model}"
+
+
+@dataclass(frozen=True)
+class TorchScriptModel:
+    """A TorchScript file over feature columns, stacked to float32 [rows, features] or one tensor an input."""
+
+    model: str
+    features: tuple[str, ...] | None = None
+    inputs: tuple[Any, ...] | None = None
+    output: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        return f"torchscript {self.model}"
+
+
+@dataclass(frozen=True)
+class SklearnModel:
+    """A scikit-learn estimator, saved with skops or (with `allow_pickle` and `sha256`) joblib or pickle.
+
+    The features it was fitted with are compared with the source's columns by name before anything runs. `method` is
+    "predict", "predict_proba", "decision_function" or "transform".
+    """
+
+    model: str
+    features: tuple[str, ...] | None = None
+    method: str = "predict"
+    output: str | None = None
+    allow_pickle: bool = False
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        return f"sklearn {self.model}"
+
+
+ModelSpec = FunctionModel | TextEmbedder | TextClassifier | OnnxModel | TorchScriptModel | SklearnModel
+
+
+# ---------------------------------------------------------------- how a user writes them
+
+
+def model(
+    target: Any,
+    *,
+    batch_format: BatchFormat = "numpy",
+    returns: Mapping[str, str] | None = None,
+    output: str | None = None,
+    **args: Any,
+) -> FunctionModel:
+    """Your own model: a function on a batch, or a class built once per worker with `args`.
+
+    It gets a batch as `batch_format` says ("numpy": a dict of arrays) and returns one row for each it was given, as any
+    of these kinds. Raises BadModel for an instance, and at run time BadOutput for another number of rows.
+    """
+    return FunctionModel(Call(target, dict(args), batch_format), returns, output)
+
+
+def flat_map(target: Any, *, batch_format: BatchFormat = "rows", **args: Any) -> Step:
+    """A step that makes one row many (or none): the function gets one row as a dict and returns a list of dicts.
+
+    Columns that it does not return are copied from the row it was given.
+    """
+    return Step("flat_map", Call(target, dict(args), batch_format))
+
+
+def filter(condition: Any, *, batch_format: BatchFormat = "numpy", **args: Any) -> Step:
+    """A step that keeps the rows for which `condition` holds: an SQL expression, or a function giving one bool a row."""
+    if isinstance(condition, str):
+        return Step("filter", None, condition)
+    return Step("filter", Call(condition, dict(args), batch_format))
+
+
+def step(target: Any, *, batch_format: BatchFormat = "numpy", **args: Any) -> Step:
+    """A step on a batch that keeps the row count: what it returns is added to the columns, or replaces them by name."""
+    return Step("map", Call(target, dict(args), batch_format))
+
+
+def as_step(value: Any) -> Step:
+    """A step from whatever a job lists: a Step, or a bare function or class."""
+    return value if isinstance(value, Step) else step(value)
+
+
+def as_model(value: Any) -> ModelSpec:
+    """A model spec from whatever a job gives: a spec, or a bare function or class."""
+    if isinstance(value, (FunctionModel, TextEmbedder, TextClassifier, OnnxModel, TorchScriptModel, SklearnModel)):
+        return value
+    return model(value)
