@@ -36,6 +36,7 @@ class FileInfo:
     it can be cut at no cost; where `divisible`, any position between will do too. `cut_rows[i]` is the number of rows
     between `cuts[i]` and `cuts[i + 1]`; None where only reading would tell (plain JSONL). `nulls` counts nulls by
     column where the format knows. `layout` is a digest of the file's inner structure that a size and time could miss.
+    `row_bytes` is a sampled mean of positions a row, for formats that cannot count without reading.
     """
 
     file: SourceFile
@@ -46,6 +47,7 @@ class FileInfo:
     cut_rows: np.ndarray | None = None
     nulls: Mapping[str, int] | None = None
     layout: str = ""
+    row_bytes: float | None = None
 
     @property
     def rows(self) -> int | None:

@@ -1,0 +1,169 @@
+"""Shards: descriptions of which rows of which files are scored and committed together, and how a source is cut into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.plan.contracts import FileInfo, SourceFile
+
+MOST_ROWS = 1_000_000
+SHARDS_PER_WORKER = 8  # design: a shard is at most 1/(8 x workers) of the job, so that workers end together
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Ranges of one file: positions [k, 2] as a tuple of pairs, sorted, disjoint, half open."""
+
+    index: int
+    file: SourceFile
+    extent: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One unit of work, retry and commit. `rows` is None where only reading will tell."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    rows: int | None = None
+
+
+RANGES = pa.schema(
+    [("shard", pa.int64()), ("file", pa.int32()), ("start", pa.int64()), ("stop", pa.int64()), ("rows", pa.int64())]
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which positions of which files a job reads: `ranges` is int64 [k, 3] of file, start, stop in plan order."""
+
+    ranges: np.ndarray
+
+    @staticmethod
+    def everything(files: Sequence[FileInfo]) -> Selection:
+        """All of every file."""
+        rows = [(i, 0, f.extent) for i, f in enumerate(files) if f.extent > 0]
+        return Selection(np.array(rows, dtype=np.int64).reshape(-1, 3))
+
+
+def rows_between(info: FileInfo, start: int, stop: int) -> int | None:
+    """Rows at positions [start, stop) where the plan can tell: between cuts, or where positions are row numbers."""
+    if info.cut_rows is None:
+        return None
+    if info.divisible and info.rows == info.extent:  # positions are row numbers
+        return stop - start
+    first, last = np.searchsorted(info.cuts, [start, stop])
+    on_cuts = first < len(info.cuts) and last < len(info.cuts) and info.cuts[first] == start and info.cuts[last] == stop
+    return int(info.cut_rows[first:last].sum()) if on_cuts else None
+
+
+def estimated_rows(info: FileInfo, start: int, stop: int) -> float:
+    """Rows at positions [start, stop), from counts where there are some, else from the bytes of a sampled row."""
+    if info.extent == 0:
+        return 0.0
+    known = info.rows
+    total = known if known is not None else info.extent / max(info.row_bytes or 200.0, 1.0)
+    return total * (stop - start) / info.extent
+
+
+def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, workers: int = 1) -> pa.Table:
+    """The shard table (schema RANGES), in the order of the selection: every selected position in exactly one shard.
+
+    Shards hold about `rows_a_shard` rows; the last ones are smaller, so that workers end together. Cuts prefer the
+    places where a file can be cut at no cost (row groups), when one is near.
+    """
+    weights = np.array([estimated_rows(files[int(f)], int(a), int(b)) for f, a, b in selection.ranges], dtype=float)
+    remaining = float(weights.sum())
+    least = max(1.0, min(rows_a_shard, MOST_ROWS) / 4)
+    out: list[tuple[int, int, int, int, int]] = []
+    shard, held = 0, 0.0
+    for (index, start, stop), weight in zip(selection.ranges.tolist(), weights.tolist(), strict=True):
+        info, at = files[index], start
+        density = max(weight, 1e-9) / (stop - start)
+        while at < stop:
+            size = max(least, min(rows_a_shard, MOST_ROWS, remaining / (2 * workers)))
+            end = _end(info, at, stop, room=(size - held) / density, slack=size / density / 3)
+            if end <= at:  # nothing of this piece fits into the shard at hand
+                shard, held = shard + 1, 0.0
+                continue
+            known = rows_between(info, at, end)
+            out.append((shard, index, at, end, -1 if known is None else known))
+            held += (end - at) * density
+            remaining -= (end - at) * density
+            at = end
+            if held >= size * 0.99:
+                shard, held = shard + 1, 0.0
+    columns = list(zip(*out, strict=True)) if out else [[] for _ in RANGES]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES)
+
+
+def _end(info: FileInfo, at: int, stop: int, room: float, slack: float) -> int:
+    """Where a shard that starts at `at` ends, with about `room` positions left in it; `at` if it had better start anew."""
+    if stop - at <= room + min(slack, room):
+        return stop
+    whole = room >= slack * 3 * 0.999  # the shard is empty: something must go into it
+    nearest = _nearest_cut(info, at, stop, at + room, slack)
+    if nearest is not None:
+        return nearest
+    if info.divisible:
+        return min(stop, at + max(1, round(room))) if room >= 1 or whole else at
+    after = info.cuts[np.searchsorted(info.cuts, at, side="right") :]
+    before = after[after <= at + room]
+    if len(before):
+        return min(stop, int(before[-1]))
+    return min(stop, int(after[0])) if whole else at
+
+
+def _nearest_cut(info: FileInfo, at: int, stop: int, wanted: float, slack: float) -> int | None:
+    spot = int(np.searchsorted(info.cuts, wanted))
+    near = [int(c) for c in info.cuts[max(0, spot - 1) : spot + 1] if at < c <= stop and abs(c - wanted) <= slack]
+    return min(near, key=lambda c: abs(c - wanted)) if near else None
+
+
+def count(table: pa.Table) -> int:
+    """Number of shards in a shard table."""
+    return 0 if table.num_rows == 0 else int(table.column("shard")[-1].as_py()) + 1
+
+
+class ShardTable:
+    """A shard table with its files: gives single shards without holding them all as objects."""
+
+    def __init__(self, table: pa.Table, files: Sequence[SourceFile], extents: np.ndarray) -> None:
+        self.table = table.combine_chunks()
+        self.files = files
+        self.extents = extents
+        self._columns = {n: table.column(n).to_numpy() for n in table.column_names}
+        self._bounds = np.searchsorted(self._columns["shard"], np.arange(count(table) + 1))
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, number: int) -> Shard:
+        a, b = int(self._bounds[number]), int(self._bounds[number + 1])
+        pieces = tuple(self._pieces(a, b))
+        rows = self._columns["rows"][a:b]
+        return Shard(number, pieces, None if (rows < 0).any() else int(rows.sum()))
+
+    def _pieces(self, a: int, b: int) -> Iterator[Piece]:
+        c = self._columns
+        files = c["file"][a:b]
+        edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), b - a] if b > a else []
+        for first, last in zip(edges[:-1], edges[1:], strict=True):
+            index = int(files[first])
+            spans = zip(c["start"][a + first : a + last].tolist(), c["stop"][a + first : a + last].tolist(), strict=True)
+            yield Piece(index, self.files[index], int(self.extents[index]), tuple(spans))
+
+    def rows(self) -> int | None:
+        """Rows in all shards, or None where only reading will tell."""
+        rows = self._columns["rows"]
+        return None if (rows < 0).any() else int(rows.sum())
+
+    def weight(self, number: int) -> int:
+        """Positions in a shard: what progress is measured in where rows are not known."""
+        a, b = int(self._bounds[number]), int(self._bounds[number + 1])
+        return int((self._columns["stop"][a:b] - self._columns["start"][a:b]).sum())
