@@ -1,0 +1,204 @@
+"""Generations: one plan with its receipts and parts. A sink's folder holds them all; which are live is for `_SUCCESS` to say."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.commit.store import LocalFiles, seal, sha256_of, unseal
+from gristmill.errors import CorruptStore
+from gristmill.plan.contracts import FileInfo, SourceFile
+from gristmill.plan.shard import ShardTable
+
+META = "_gristmill"
+SUCCESS = "_SUCCESS"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A claimed generation. `kind`: "new", "restart", "append" or "retry-dead"; `root` is the sink's folder.
+
+    `base` is the generation whose live files stay live beside this one's (append, retry-dead).
+    """
+
+    root: str
+    number: int
+    name: str
+    kind: str
+    base: int | None = None
+
+    @property
+    def folder(self) -> str:
+        """Where plan, receipts and work files are."""
+        return os.path.join(self.root, META, self.name)
+
+    @property
+    def work(self) -> str:
+        """Where shards write; everything in it ends in .tmp."""
+        return os.path.join(self.folder, "work")
+
+    @property
+    def receipts(self) -> str:
+        """Where receipts are created."""
+        return os.path.join(self.folder, "receipts")
+
+    @property
+    def suspects(self) -> str:
+        """Where attempts note what they are about to predict."""
+        return os.path.join(self.folder, "suspects")
+
+    @property
+    def planned(self) -> bool:
+        """Whether its plan has been written."""
+        return os.path.exists(os.path.join(self.folder, "plan.json"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A stored plan: the sealed description and the shard table."""
+
+    about: dict[str, Any]
+    shards: ShardTable
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Output schema, fixed by the probe."""
+        return decode_schema(self.about["output_schema"])
+
+
+def meta(root: str) -> str:
+    """The folder of plans, receipts and work files in a sink."""
+    return os.path.join(root, META)
+
+
+def generations(root: str) -> list[Generation]:
+    """All claimed generations, oldest first. Raises CorruptStore for a claim that does not read back."""
+    folder = os.path.join(root, META, "generations")
+    try:
+        entries = sorted(e for e in os.listdir(folder) if e.endswith(".json"))
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in entries:
+        body = unseal(os.path.join(folder, entry))
+        found.append(Generation(root, body["number"], body["folder"], body["kind"], body.get("base")))
+    return found
+
+
+def claim(files: LocalFiles, root: str, kind: str, base: int | None = None) -> Generation:
+    """Claim the next generation number. Of two that claim at once each gets a number of its own."""
+    while True:
+        number = max((g.number for g in generations(root)), default=0) + 1
+        generation = Generation(root, number, f"g{number:04d}-{secrets.token_hex(4)}", kind, base)
+        body = {"number": number, "folder": generation.name, "kind": kind, "base": base}
+        if files.write_new(os.path.join(root, META, "generations", f"{number:04d}.json"), seal(body)):
+            return generation
+
+
+def success(root: str) -> dict[str, Any] | None:
+    """What `_SUCCESS` says, or None where nothing was published. Raises CorruptStore if it does not read back."""
+    try:
+        return unseal(os.path.join(root, SUCCESS))
+    except FileNotFoundError:
+        return None
+    except CorruptStore:
+        if os.path.getsize(os.path.join(root, SUCCESS)) == 0:
+            return None  # the empty marker of another system; the check for foreign files deals with it
+        raise
+
+
+# ---------------------------------------------------------------- plans
+
+
+def write_plan(files: LocalFiles, generation: Generation, about: dict[str, Any], infos: list[FileInfo], shards: pa.Table) -> Plan:
+    """Store a plan, once; where another run was quicker, its plan is the one returned."""
+    nonce = secrets.token_hex(4)
+    tables = {"files": _file_table(infos), "shards": shards}
+    stored = {}
+    for what, table in tables.items():
+        path = os.path.join(generation.folder, f"{what}.{nonce}.arrow")
+        with files.create(path) as out:
+            with pa.ipc.new_file(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+                writer.write_table(table)
+            files.sync(out)
+        stored[what] = {"path": os.path.basename(path), "sha256": sha256_of(path)}
+    files.write_new(os.path.join(generation.folder, "plan.json"), seal({**about, "tables": stored}))
+    return read_plan(generation)
+
+
+def read_plan(generation: Generation) -> Plan:
+    """A stored plan. Raises CorruptStore where a checksum does not hold."""
+    about = unseal(os.path.join(generation.folder, "plan.json"))
+    tables = {}
+    for what, entry in about["tables"].items():
+        path = os.path.join(generation.folder, entry["path"])
+        if not os.path.exists(path) or sha256_of(path) != entry["sha256"]:
+            raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart")
+        with pa.memory_map(path) as source:
+            tables[what] = pa.ipc.open_file(source).read_all()
+    listing = tables["files"]
+    sources = [SourceFile(p, s, t) for p, s, t in zip(*(listing.column(c).to_pylist() for c in ("path", "size", "stamp")), strict=True)]
+    return Plan(about, ShardTable(tables["shards"], sources, listing.column("extent").to_numpy()))
+
+
+def stored_inputs(generation: Generation) -> dict[str, str]:
+    """Input digests of a stored plan by path."""
+    about = unseal(os.path.join(generation.folder, "plan.json"))
+    with pa.memory_map(os.path.join(generation.folder, about["tables"]["files"]["path"])) as source:
+        table = pa.ipc.open_file(source).read_all()
+    return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
+
+
+def input_digest(info: FileInfo) -> str:
+    """What identifies a file's content without reading it."""
+    return f"{info.file.size}:{info.file.stamp}:{info.layout}"
+
+
+def _file_table(infos: list[FileInfo]) -> pa.Table:
+    return pa.table(
+        {
+            "path": pa.array([i.file.path for i in infos], pa.string()),
+            "size": pa.array([i.file.size for i in infos], pa.int64()),
+            "stamp": pa.array([i.file.stamp for i in infos], pa.string()),
+            "digest": pa.array([input_digest(i) for i in infos], pa.string()),
+            "extent": pa.array(np.array([i.extent for i in infos], dtype=np.int64)),
+        }
+    )
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    """A schema as text for JSON."""
+    import base64
+
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """The inverse of encode_schema."""
+    import base64
+
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def write_progress(files: LocalFiles, generation: Generation, now: dict[str, Any]) -> None:
+    """A line for `gristmill status`; not durable, and losing it loses nothing."""
+    path = os.path.join(generation.folder, "progress.json")
+    temporary = path + ".tmp"
+    with open(temporary, "w") as out:
+        json.dump(now, out)
+    os.replace(temporary, path)
+
+
+def read_progress(generation: Generation) -> dict[str, Any] | None:
+    """The last progress line of a run, or None."""
+    try:
+        with open(os.path.join(generation.folder, "progress.json")) as file:
+            return json.load(file)  # type: ignore[no-any-return]
+    except (FileNotFoundError, ValueError):
+        return None

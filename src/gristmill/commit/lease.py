@@ -1,0 +1,83 @@
+"""The lease: politeness between runs on one sink. Safety never rests on it (receipts are created once), so a stale one
+can only cost double work, not a wrong result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from gristmill.errors import SinkBusy
+
+
+class Lease:
+    """Holds a sink's lock file while the run lives. The kernel drops it with the process, however that ends."""
+
+    def __init__(self, sink: str, folder: str) -> None:
+        self.path = os.path.join(folder, "lock")
+        self._sink = sink
+        self._file: Any = None
+
+    def __enter__(self) -> Lease:
+        """Take the lease. Raises SinkBusy, naming the run that holds it."""
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self._file = open(self.path, "a+")
+        try:
+            _lock(self._file)
+        except OSError:
+            raise SinkBusy(f"{self._sink}: another run holds this sink ({self._holder()}): wait for it or stop it") from None
+        self._file.seek(0)
+        self._file.truncate()
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        json.dump(about, self._file)
+        self._file.flush()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _holder(self) -> str:
+        self._file.seek(0)
+        try:
+            about = json.load(self._file)
+        except ValueError:
+            return "it has not told its name yet"
+        finally:
+            self._file.close()
+        return f"process {about['pid']} on {about['host']}, started {about['started']}"
+
+
+def holder(folder: str) -> dict[str, Any] | None:
+    """Who holds the lease of a sink now, or None."""
+    path = os.path.join(folder, "lock")
+    try:
+        file = open(path, "r+")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            _lock(file)
+        except OSError:
+            try:
+                return json.load(file)  # type: ignore[no-any-return]
+            except ValueError:
+                return {}
+        return None
+
+
+if os.name == "nt":
+    import msvcrt
+
+    def _lock(file: Any) -> None:
+        file.seek(1 << 30)  # beyond the text, so that others can read it
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        file.seek(0)
+
+else:
+    import fcntl
+
+    def _lock(file: Any) -> None:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,263 @@
+"""Publishing: linking committed parts to their names and replacing `_SUCCESS`, the one atomic step a reader sees.
+Every step here can be done twice. Reading a published sink lives here too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.commit.generation import META, SUCCESS, Generation, decode_schema, meta, success
+from gristmill.commit.receipt import Part, Receipt
+from gristmill.commit.store import LocalFiles, seal, sha256_of
+from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed
+
+INLINE_FILES = 2000  # more live files than this are listed in a table beside the plan
+
+
+@dataclass(frozen=True)
+class Live:
+    """A live file of a sink: its name, and what it must hold."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    role: str
+    generation: int
+    shard: int
+
+
+def live_of(generation: Generation, receipts: Sequence[Receipt]) -> list[Live]:
+    """The files that a generation's receipts commit."""
+    return [
+        Live(p.publish, p.rows, p.bytes, p.sha256, p.role, generation.number, r.shard) for r in receipts for p in r.parts
+    ]
+
+
+def link_parts(files: LocalFiles, generation: Generation, receipts: Sequence[Receipt]) -> None:
+    """Give every committed part its published name. A name that is taken by the same content is fine, by other not."""
+    folders = set()
+    for receipt in receipts:
+        for part in receipt.parts:
+            target = os.path.join(generation.root, part.publish)
+            _link(files, os.path.join(generation.root, part.work), target, part)
+            folders.add(os.path.dirname(target))
+    for folder in sorted(folders):
+        files.sync_folder(folder)
+    files.sync_folder(generation.root)
+
+
+def _link(files: LocalFiles, work: str, target: str, part: Part) -> None:
+    try:
+        files.link(work, target)
+    except FileExistsError:
+        if os.path.exists(work) and os.path.samefile(work, target):
+            return
+        if os.path.getsize(target) != part.bytes or sha256_of(target) != part.sha256:
+            raise RunFailed(f"{target}: a file of another making has this name: move it away and run again") from None
+    except FileNotFoundError:
+        # Published before and the work file cleaned up, or lost.
+        if not os.path.exists(target) or sha256_of(target) != part.sha256:
+            raise CorruptStore(f"{work}: committed, but the file is gone: run again with --restart") from None
+
+
+def publish(files: LocalFiles, generation: Generation, about: dict[str, Any], live: Sequence[Live]) -> None:
+    """Replace `_SUCCESS` by one that lists `live`: the one atomic step. `about` holds counts, model and digests."""
+    before = success(generation.root)
+    listed: dict[str, Any] = {"files": [vars(f) for f in live]}
+    if len(live) > INLINE_FILES:
+        path = os.path.join(generation.folder, "live.parquet")
+        _write_table(files, path, live)
+        listed = {"files_table": os.path.relpath(path, generation.root), "files_sha256": sha256_of(path)}
+    body = {"format": 1, "generation": generation.number, **about, **listed}
+    files.write_over(os.path.join(generation.root, SUCCESS), seal(body))
+    clean(files, generation, [] if before is None else list(_live(generation.root, before)), live)
+
+
+def _write_table(files: LocalFiles, path: str, live: Sequence[Live]) -> None:
+    import pyarrow.parquet as pq
+
+    files.remove(path)
+    with files.create(path) as out:
+        pq.write_table(pa.Table.from_pylist([vars(f) for f in live]), out, compression="zstd")
+        files.sync(out)
+
+
+def clean(files: LocalFiles, generation: Generation, before: Sequence[Live], live: Sequence[Live]) -> None:
+    """Remove what no longer counts: files that were live and are not, and all work files of this generation."""
+    names = {f.name for f in live}
+    for old in before:
+        if old.name not in names:
+            files.remove(os.path.join(generation.root, old.name))
+    shutil.rmtree(generation.work, ignore_errors=True)
+    shutil.rmtree(generation.suspects, ignore_errors=True)
+
+
+def _live(root: str, body: dict[str, Any]) -> Iterator[Live]:
+    if "files" in body:
+        yield from (Live(**f) for f in body["files"])
+        return
+    import pyarrow.parquet as pq
+
+    path = os.path.join(root, body["files_table"])
+    if not os.path.exists(path) or sha256_of(path) != body["files_sha256"]:
+        raise CorruptStore(f"{path}: missing or not what _SUCCESS says")
+    yield from (Live(**row) for row in pq.read_table(path).to_pylist())
+
+
+# ---------------------------------------------------------------- reading a published sink
+
+
+def published(root: str) -> tuple[dict[str, Any], list[Live]]:
+    """What `_SUCCESS` says and the live files. Raises BadSource where nothing is published."""
+    body = success(os.fspath(root))
+    if body is None:
+        hint = "a run is unfinished here: run the job again" if os.path.isdir(meta(root)) else "no run has published here"
+        raise BadSource(f"{root}: no result ({hint})")
+    return body, list(_live(os.fspath(root), body))
+
+
+def read(sink: str) -> Any:
+    """A pyarrow Dataset of exactly the published parts, in the order of the source.
+
+    Rows retried or appended later stand after the others. Raises BadSource where nothing is published or the sink's
+    format is npy (read its manifest.parquet).
+    """
+    import pyarrow.dataset as ds
+
+    root = os.fspath(sink)
+    body, live = published(root)
+    schema = decode_schema(body["output_schema"])
+    parts = [f for f in live if f.role == "rows"]
+    if body["sink_format"] not in ("parquet", "jsonl"):
+        raise BadSource(f"{root}: a {body['sink_format']} sink has no tables; read manifest.parquet and the files it names")
+    if not parts:
+        return ds.dataset(schema.empty_table())
+    partitioning = None
+    if keys := body.get("partition_by"):
+        partitioning = ds.HivePartitioning(pa.schema([schema.field(k) for k in keys]))
+    paths = [os.path.join(root, f.name) for f in parts]
+    if body["sink_format"] == "jsonl":
+        return _json_dataset(paths, schema)
+    return ds.dataset(paths, schema=schema, format="parquet", partitioning=partitioning, partition_base_dir=root)
+
+
+def _json_dataset(paths: list[str], schema: pa.Schema) -> Any:
+    import pyarrow.dataset as ds
+    import pyarrow.json as pj
+
+    if not any(p.endswith((".gz", ".zst")) for p in paths):
+        return ds.dataset(paths, schema=schema, format="json")
+    options = pj.ParseOptions(explicit_schema=schema)
+    return ds.dataset([pj.read_json(pa.input_stream(p, compression="detect"), parse_options=options) for p in paths])
+
+
+DEAD = pa.schema(
+    [
+        ("source", pa.string()),
+        ("position", pa.int64()),
+        ("copy", pa.int64()),
+        ("stage", pa.string()),
+        ("error", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("payload", pa.string()),
+        ("generation", pa.int64()),
+        ("shard", pa.int64()),
+    ]
+)
+
+
+def dead(sink: str) -> pa.Table:
+    """The dead letters of a published sink, schema DEAD; `payload` is JSON text."""
+    root = os.fspath(sink)
+    _, live = published(root)
+    return dead_letters(root, [f.name for f in live if f.role == "dead"])
+
+
+def dead_letters(root: str, names: Sequence[str]) -> pa.Table:
+    """Dead-letter files as a table, schema DEAD."""
+    rows = []
+    for name in names:
+        with open(os.path.join(root, name), encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
+                rows.append(row)
+    return pa.Table.from_pylist(rows, schema=DEAD)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found. `lines` are readable; `ok` is whether everything is as it was published."""
+
+    ok: bool
+    lines: tuple[str, ...]
+    files: int = 0
+    rows: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"ok": self.ok, "lines": list(self.lines), "files": self.files, "rows": self.rows, **self.details}
+
+
+def verify(root: str, sink_format: Any) -> Verdict:
+    """Recount and re-hash every live file against `_SUCCESS`. Names each one that is missing, changed or not live."""
+    body, live = published(root)
+    wrong = [line for f in live if (line := _wrong(root, f, sink_format)) is not None]
+    wrong += [f"{name}: stands in the sink, but _SUCCESS does not list it" for name in strangers(root, {f.name for f in live})]
+    rows = sum(f.rows for f in live if f.role == "rows")
+    if rows != body["rows_ok"]:
+        wrong.append(f"_SUCCESS counts {body['rows_ok']} rows, its files {rows}")
+    lines = wrong or [f"{len(live)} files, {rows} rows: all as published"]
+    return Verdict(not wrong, tuple(lines), len(live), rows)
+
+
+def _wrong(root: str, f: Live, sink_format: Any) -> str | None:
+    path = os.path.join(root, f.name)
+    if not os.path.exists(path):
+        return f"{f.name}: missing ({f.rows} rows of shard {f.shard}, generation {f.generation})"
+    if os.path.getsize(path) != f.bytes:
+        return f"{f.name}: {os.path.getsize(path)} bytes, published with {f.bytes}"
+    if sha256_of(path) != f.sha256:
+        return f"{f.name}: content changed (sha256 differs)"
+    counted = count_lines(path) if f.role == "dead" else sink_format.count(path, f.role)
+    return None if counted == f.rows else f"{f.name}: {counted} rows, published with {f.rows}"
+
+
+def count_lines(path: str) -> int:
+    """Newlines in a file."""
+    with open(path, "rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def strangers(root: str, live: set[str]) -> list[str]:
+    """Visible data files of a sink that are not in `live` (relative names), sorted."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if f != META]
+        for name in names:
+            relative = os.path.relpath(os.path.join(folder, name), root)
+            ours = relative.startswith("_dead" + os.sep)
+            if relative not in live and (ours or not name.startswith(("_", "."))) and name != "manifest.parquet":
+                found.append(relative)
+    return sorted(found)
+
+
+def refuse_foreign(root: str, overwrite: bool) -> None:
+    """Raises BadJob if a sink that no run of ours has used holds files already (fault 34)."""
+    if os.path.isdir(meta(root)) or overwrite or not os.path.isdir(root):
+        return
+    if names := strangers(root, set()):
+        raise BadJob(
+            f"{root}: holds {len(names)} files that no run of gristmill wrote ({names[0]}, …): give another sink, or "
+            "--overwrite to write beside them"
+        )

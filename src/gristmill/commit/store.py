@@ -1,0 +1,134 @@
+"""The local file layer below a sink. Everything that a commit or a publish does to disk goes through `LocalFiles`,
+one method an operation, so that a test can record them or stop at any of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gristmill.errors import BadJob, CorruptStore
+
+
+class LocalFiles:
+    """Durable file operations on a local disk. An fsync that fails is never tried on the same file again."""
+
+    def create(self, path: str) -> BinaryIO:
+        """A new file open for writing; its folder is made. Raises FileExistsError."""
+        try:
+            return open(path, "xb", buffering=1 << 20)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return open(path, "xb", buffering=1 << 20)
+
+    def sync(self, file: BinaryIO) -> None:
+        """Flush and fsync an open file."""
+        file.flush()
+        os.fsync(file.fileno())
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable. Where folders cannot be synced (Windows) there is nothing to do."""
+        try:
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        except (PermissionError, IsADirectoryError):
+            if os.name == "nt":
+                return
+            raise
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def link(self, source: str, target: str) -> None:
+        """A second name for a file. Raises FileExistsError; never replaces."""
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            if not os.path.exists(source):
+                raise
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.link(source, target)
+        except OSError as e:
+            if e.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+                raise BadJob(
+                    f"{os.path.dirname(target)}: this file system has no hard links ({e.strerror}), which a commit needs: "
+                    "use another disk"
+                ) from e
+            raise
+
+    def replace(self, source: str, target: str) -> None:
+        """Atomically give `source` the name `target`, replacing what had it."""
+        os.replace(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic rename."""
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; no error if it is not there."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    # ------------------------------------------------ small whole files, made of the operations above
+
+    def write_new(self, path: str, data: bytes) -> bool:
+        """Create `path` with `data`, durable and whole or not at all; False if the name was taken."""
+        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+        self._write(temporary, data)
+        try:
+            self.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            self.remove(temporary)
+        self.sync_folder(os.path.dirname(path))
+        return True
+
+    def write_over(self, path: str, data: bytes) -> None:
+        """Replace `path` by `data` in one durable step."""
+        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+        self._write(temporary, data)
+        self.replace(temporary, path)
+        self.sync_folder(os.path.dirname(path))
+
+    def _write(self, path: str, data: bytes) -> None:
+        with self.create(path) as file:
+            file.write(data)
+            self.sync(file)
+
+
+def sha256_of(path: str) -> str:
+    """Hex digest of a file as it reads back from disk."""
+    with open(path, "rb", buffering=0) as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """JSON with a checksum of itself, readable by people."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return (json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def unseal(path: str) -> dict[str, Any]:
+    """The body of a sealed file. Raises CorruptStore if it is not what was sealed, FileNotFoundError if it is not there."""
+    raw = Path(path).read_bytes()
+    try:
+        body = json.loads(raw)
+        checksum = body.pop("checksum")
+    except (ValueError, KeyError, AttributeError) as e:
+        raise CorruptStore(f"{path}: torn or not ours ({e}): restore it, or start anew with --restart") from e
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    if hashlib.sha256(text.encode()).hexdigest() != checksum:
+        raise CorruptStore(f"{path}: its checksum does not hold: restore it, or start anew with --restart")
+    return body  # type: ignore[no-any-return]
