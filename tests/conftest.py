@@ -1,0 +1,138 @@
+"""Fixtures that every test may use: the kit's models and data, and a watch over what a test leaves running."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import kit
+
+# Before any library reads them: no hub is reachable, and a tokenizer's threads would mix with the workers'.
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+# A terminal's width and colours, or a developer's settings, must not change what a test sees.
+for name in [name for name in os.environ if name.startswith("GRISTMILL_") and name != "GRISTMILL_KIT_CACHE"]:
+    del os.environ[name]
+os.environ.update(COLUMNS="120", NO_COLOR="1")
+os.environ.pop("FORCE_COLOR", None)
+
+GRACE_S = 5.0  # a worker that was told to stop may still be leaving
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2, fp32 safetensors, a sentence-transformers folder."""
+    return kit.minilm()
+
+
+@pytest.fixture(scope="session")
+def minilm_onnx() -> Path:
+    """The same model as fp32 ONNX."""
+    return kit.minilm_onnx()
+
+
+@pytest.fixture(scope="session")
+def minilm_int8() -> Path:
+    """The same model as int8 ONNX; needs no torch."""
+    return kit.minilm_int8()
+
+
+@pytest.fixture(scope="session")
+def sentiment_classifier() -> Path:
+    """A Hugging Face BertForSequenceClassification folder, labels fresh and rotten."""
+    return kit.sentiment_classifier()
+
+
+@pytest.fixture(scope="session")
+def sentiment_classifier_onnx() -> Path:
+    """The same classifier as ONNX with output `logits`."""
+    return kit.sentiment_classifier_onnx()
+
+
+@pytest.fixture(scope="session")
+def reviews() -> pa.Table:
+    """13,905 film reviews: review_id, text, category, movie_name."""
+    return kit.reviews()
+
+
+@pytest.fixture(scope="session")
+def reviews_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reviews as four Parquet files in a folder that tests only read."""
+    folder = tmp_path_factory.mktemp("reviews")
+    kit.write_reviews(folder, files=4)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def docstrings() -> list[str]:
+    """2,000 texts of very mixed length; `kit.docstrings(n)` has more."""
+    return kit.docstrings(2_000)
+
+
+@pytest.fixture(scope="session")
+def flights() -> pa.Table:
+    """336,776 flights, 19 columns, with nulls."""
+    return kit.flights()
+
+
+@pytest.fixture(scope="session")
+def weed() -> Path:
+    """The S3 server's binary."""
+    return kit.weed()
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves child processes running, and ends them; `@pytest.mark.leaves_children` opts out.
+
+    Processes of fixtures with a wider scope were there before and do not count.
+    """
+    if request.node.get_closest_marker("leaves_children"):
+        yield
+        return
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while (left := _running_children(before)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if left:
+        described = [f"{child.pid} ({' '.join(_command(child))[:200]})" for child in left]
+        for child in left:
+            _end(child)
+        pytest.fail(f"child processes still running {GRACE_S:g} s after the test: " + "; ".join(described))
+
+
+def _running_children(before: set[int]) -> list[psutil.Process]:
+    """Children that are new and alive; a zombie waits only for its parent, and multiprocessing keeps its trackers."""
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.pid not in before and _alive(child) and "resource_tracker" not in " ".join(_command(child))
+    ]
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline() or [process.name()]
+    except psutil.Error:
+        return []
+
+
+def _end(process: psutil.Process) -> None:
+    try:
+        process.kill()
+        process.wait(GRACE_S)
+    except psutil.Error:
+        pass
