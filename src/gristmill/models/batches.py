@@ -1,0 +1,344 @@
+"""Arrow tables as the kinds of batch that functions take, and whatever functions return as Arrow tables again.
+
+Shared by models and steps. One rule throughout: one value for each row. Nothing is zipped short, broadcast or guessed.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.errors import BadOutput
+from gristmill.models.extras import require
+
+_EXACT = 2**53  # integers beyond it are not all exact as float64
+
+
+# ---------------------------------------------------------------- rows to a batch
+
+
+def to_batch(table: pa.Table | pa.RecordBatch, batch_format: str) -> Any:
+    """The rows as "numpy" (dict of arrays), "rows" (list of dicts), "arrow", "pandas" or "polars".
+
+    Arrays over Arrow memory are not copied and are read-only: they are also what is kept of the row. See `to_numpy`.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if batch_format == "arrow":
+        return table
+    if batch_format == "rows":
+        return table.to_pylist()
+    if batch_format == "pandas":
+        require("pandas", "pandas", "batch_format='pandas'")
+        return table.to_pandas()
+    if batch_format == "polars":
+        return require("polars", "polars", "batch_format='polars'").from_arrow(table)
+    return {name: to_numpy(table.column(i)) for i, name in enumerate(table.column_names)}
+
+
+def to_numpy(column: pa.ChunkedArray) -> np.ndarray:
+    """A column as an array, first axis rows.
+
+    Numbers without nulls and fixed-size lists of them ([rows, n]) share Arrow's memory. Floats with nulls have NaN in
+    their place, integers too (float64; as objects where that would change a value). Strings, booleans with nulls, lists
+    and structs are object arrays, null being None.
+    """
+    array = _one_chunk(column)
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+        kind = array.type
+    if pa.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    if pa.types.is_fixed_size_list(kind) and kind.list_size > 0 and _plain(_leaf(kind)):
+        return _fixed_lists(array)
+    if pa.types.is_null(kind):
+        return np.full(len(array), None, dtype=object)
+    if pa.types.is_integer(kind) and array.null_count and _beyond_exact(array):
+        return np.array(array.to_pylist(), dtype=object)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks == 0:
+        return pa.array([], column.type)
+    joined = column.combine_chunks()
+    if isinstance(joined, pa.ChunkedArray):  # strings over 2 GB: no one array of this type can hold them
+        raise MemoryError(f"a batch holds {joined.nbytes:,} bytes in one column")
+    return joined
+
+
+def _leaf(kind: pa.DataType) -> pa.DataType:
+    while pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _fixed_lists(array: pa.Array) -> np.ndarray:
+    if array.null_count:
+        if not pa.types.is_floating(_leaf(array.type)):
+            return np.asarray(array.to_numpy(zero_copy_only=False))
+        full = np.full((len(array), *_sizes(array.type)), np.nan, dtype=_leaf(array.type).to_pandas_dtype())
+        valid = array.drop_null()
+        if len(valid):
+            full[array.is_valid().to_numpy(zero_copy_only=False)] = _fixed_lists(valid)
+        return full
+    sizes = _sizes(array.type)
+    rows = len(array)
+    while pa.types.is_fixed_size_list(array.type):
+        if array.null_count:
+            raise BadOutput(f"a list column has nulls inside its rows, so that it is no array of shape {sizes}")
+        array = array.flatten()
+    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, *sizes)
+
+
+def _sizes(kind: pa.DataType) -> tuple[int, ...]:
+    sizes = []
+    while pa.types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(sizes)
+
+
+def _beyond_exact(array: pa.Array) -> bool:
+    if array.type.bit_width < 64:
+        return False
+    import pyarrow.compute as pc
+
+    least, most = (v.as_py() for v in pc.min_max(array).values())
+    return least is not None and (most > _EXACT or least < -_EXACT)
+
+
+# ---------------------------------------------------------------- a result to rows
+
+
+def from_result(result: Any, rows: int | None, name: str, output: str, types: pa.Schema | None = None) -> pa.Table:
+    """Whatever a function returned, as a table of `rows` rows (None: as many as its columns agree on).
+
+    `name` is how errors call the function, `output` the column of a result that is one bare array or list. Takes a dict
+    of columns, a list of dicts, an Arrow table or record batch, a pandas or polars frame, and bare arrays, series,
+    tensors and lists. 2-D arrays become fixed-size lists. Raises BadOutput for another number of rows, None, a
+    generator, one value for all rows, and columns that are no columns. Python's own numbers, which have no width, are
+    taken as `types` says; values that have a type keep it.
+    """
+    found = _Found(name, rows, types)
+    table = found.table(result, output)
+    if table.num_columns and rows is not None and table.num_rows != rows:
+        raise found.wrong_length(table.num_rows)
+    if table.num_columns == 0 and rows:
+        raise found.error("returned no columns")
+    duplicates = {n for n in table.column_names if table.column_names.count(n) > 1}
+    if duplicates:
+        raise found.error(f"returned two columns named {min(duplicates)!r}")
+    return table
+
+
+class _Found:
+    """A result on its way to a table; knows how to say whose it is."""
+
+    def __init__(self, name: str, rows: int | None, types: pa.Schema | None) -> None:
+        self.name = name
+        self.rows = rows
+        self.types = {} if types is None else {f.name: f.type for f in types}
+
+    def error(self, what: str) -> BadOutput:
+        given = "" if self.rows is None else f"was given {_rows(self.rows)} and "
+        return BadOutput(f"{self.name} {given}{what}: it must return one row for each")
+
+    def wrong_length(self, returned: int, column: str | None = None) -> BadOutput:
+        where = "" if column is None else f" in column {column!r}"
+        return self.error(f"returned {_rows(returned)}{where}")
+
+    def table(self, result: Any, output: str) -> pa.Table:
+        if isinstance(result, pa.Table):
+            return result
+        if isinstance(result, pa.RecordBatch):
+            return pa.Table.from_batches([result])
+        if result is None:
+            raise self.error("returned None")
+        if _is_from("pandas", result, "DataFrame"):
+            return self._from_columns(_pandas_columns(result, self))
+        if _is_from("polars", result, "DataFrame"):
+            return _readable(result.to_arrow())
+        if isinstance(result, np.ndarray) and result.dtype.names:
+            return self._from_columns({n: result[n] for n in result.dtype.names})
+        if isinstance(result, Mapping):
+            return self._from_columns(result)
+        if isinstance(result, list) and result and any(isinstance(r, Mapping) for r in result):
+            return self._from_rows(result)
+        if isinstance(result, list) and not result and self.rows in (0, None):
+            return pa.table({})
+        if isinstance(result, tuple):
+            raise self.error(
+                f"returned a tuple of {len(result)}, which could be rows or columns; return a dict of columns or a list"
+            )
+        return self._from_columns({output: result})
+
+    def _from_rows(self, result: list[Any]) -> pa.Table:
+        names: dict[str, None] = {}
+        for row in result:
+            if not isinstance(row, Mapping):
+                raise self.error(f"returned a list that mixes dicts with {type(row).__name__}")
+            names.update(dict.fromkeys(row))
+        if self.rows is not None and len(result) != self.rows:
+            raise self.wrong_length(len(result))
+        if not names:
+            raise self.error("returned dicts without keys")
+        return self._from_columns({n: [row.get(n) for row in result] for n in names})
+
+    def _from_columns(self, columns: Mapping[Any, Any]) -> pa.Table:
+        arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
+        for column, values in columns.items():
+            if not isinstance(column, str):
+                raise self.error(f"returned a column named {column!r}, which is {type(column).__name__}, not text")
+            arrays[column] = self._column(column, values)
+        lengths = {c: len(a) for c, a in arrays.items()}
+        if self.rows is not None:
+            for column, length in lengths.items():
+                if length != self.rows:
+                    raise self.wrong_length(length, column if len(lengths) > 1 else None)
+        elif len(set(lengths.values())) > 1:
+            told = ", ".join(f"{c}: {n}" for c, n in lengths.items())
+            raise self.error(f"returned columns of different lengths ({told})")
+        return pa.table(arrays)
+
+    def _column(self, column: str, values: Any) -> pa.Array | pa.ChunkedArray:
+        if isinstance(values, (pa.Array, pa.ChunkedArray)):
+            return values
+        if _is_from("pandas", values, "Series") or _is_from("pandas", values, "Index"):
+            values = _pandas_values(values)
+        elif _is_from("polars", values, "Series"):
+            return _readable(pa.table({column: values.to_arrow()})).column(0)
+        elif _is_from("torch", values, "Tensor"):
+            values = tensor_to_numpy(values)
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            return values
+        try:
+            if isinstance(values, np.ndarray):
+                return self._from_array(column, values)
+            if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray, memoryview)):
+                return _from_list(values, self.types.get(column))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as e:
+            raise self.error(f"returned values in column {column!r} that have no one type ({e})") from e
+        raise self.error(f"returned {_what(values)} as column {column!r}")
+
+    def _from_array(self, column: str, values: np.ndarray) -> pa.Array:
+        if values.ndim == 0:
+            raise self.error(f"returned one single value ({values!s:.40}) as column {column!r}")
+        if values.dtype.kind == "c":
+            raise self.error(f"returned complex numbers in column {column!r}, which no file format holds")
+        if values.ndim > 1 and values.shape[-1] == 0:
+            raise self.error(f"returned an array of shape {values.shape} as column {column!r}")
+        return from_array(values)
+
+
+def from_array(values: np.ndarray) -> pa.Array:
+    """An array as a column: 1-D as it is (no copy where Arrow needs none), more axes as nested fixed-size lists."""
+    if values.dtype.kind == "O" and values.ndim > 1:
+        return pa.array(values.tolist())
+    if values.dtype.kind == "O":
+        return _from_list(values.tolist())
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for size in reversed(values.shape[1:]):
+        flat = pa.FixedSizeListArray.from_arrays(flat, size)
+    return flat
+
+
+def tensor_to_numpy(tensor: Any) -> np.ndarray:
+    """A torch tensor as an array on the CPU; bfloat16, which numpy lacks, as float32 (exact)."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    return np.asarray(tensor.numpy())
+
+
+def _from_list(values: Sequence[Any], declared: pa.DataType | None = None) -> pa.Array:
+    first = next((v for v in values if v is not None), None)
+    if _is_from("torch", first, "Tensor"):
+        values = [None if v is None else tensor_to_numpy(v) for v in values]
+        first = next((v for v in values if v is not None), None)
+    if isinstance(first, np.ndarray):
+        if first.ndim == 0:
+            values = [None if v is None else v.item() for v in values]
+        elif first.ndim > 1:
+            values = [None if v is None else v.tolist() for v in values]
+    elif declared is not None:
+        try:
+            return _as_declared(values, declared)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+            pass  # what the values are without it tells better what is wrong
+    return pa.array(values)
+
+
+def _as_declared(values: Sequence[Any], declared: pa.DataType) -> pa.Array:
+    array = pa.array(values, declared)
+    if pa.types.is_floating(declared) and declared.bit_width < 64:
+        infinite = np.isinf(array.to_numpy(zero_copy_only=False))
+        if any(not np.isinf(values[int(i)]) for i in np.flatnonzero(infinite)):
+            raise OverflowError
+    return array
+
+
+def _pandas_columns(frame: Any, found: _Found) -> dict[str, Any]:
+    names = [n if isinstance(n, str) else str(n) for n in frame.columns]
+    if len(set(names)) < len(names):
+        raise found.error(f"returned a frame with two columns of one name ({', '.join(names)})")
+    return {n: frame.iloc[:, i] for i, n in enumerate(names)}
+
+
+def _pandas_values(series: Any) -> Any:
+    # numpy's own types go through numpy, so that NaN stays NaN; pandas' own types and objects say null their own way.
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind != "O":
+        return series.to_numpy()
+    return pa.Array.from_pandas(series)
+
+
+def _readable(table: pa.Table) -> pa.Table:
+    """Polars' view and large types as the plain ones, which every reader of Parquet knows."""
+    plain = {
+        "string_view": pa.string(),
+        "large_string": pa.string(),
+        "binary_view": pa.binary(),
+        "large_binary": pa.binary(),
+    }
+    fields = []
+    for f in table.schema:
+        kind = plain.get(str(f.type), f.type)
+        if pa.types.is_large_list(kind):
+            kind = pa.list_(plain.get(str(kind.value_type), kind.value_type))
+        fields.append(f.with_type(kind))
+    return table.cast(pa.schema(fields))
+
+
+def _is_from(package: str, value: Any, kind: str) -> bool:
+    """Whether a value is of a class of a package that may not be installed; never imports it."""
+    module = sys.modules.get(package)
+    return module is not None and isinstance(value, getattr(module, kind, ()))
+
+
+def _what(values: Any) -> str:
+    if isinstance(values, (types.GeneratorType, Iterator)):
+        return f"a {type(values).__name__} (make it a list)"
+    if isinstance(values, (str, bytes, int, float, bool, np.generic)) or values is None:
+        return f"one single value ({values!r:.40})"
+    return f"an object of type {type(values).__name__}"
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

@@ -1,0 +1,222 @@
+"""A user's function, or a class built once per worker, as a model; and the loading of callables that steps share."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.errors import BadModel, BadOutput
+from gristmill.models.batches import from_result, to_batch
+from gristmill.models.returns import cast_lossless, parse_schema
+from gristmill.plan.contracts import ModelInfo, Place, Prepared
+from gristmill.plan.specs import Call, FunctionModel
+
+DEFAULT_OUTPUT = "output"
+
+
+# ---------------------------------------------------------------- callables
+
+
+class LoadedCall:
+    """A user's callable, ready to be called with a batch. A class has been built; `close` closes what it built."""
+
+    def __init__(self, name: str, function: Callable[[Any], Any], built: Any = None) -> None:
+        self.name = name
+        self._function = function
+        self._built = built
+
+    def __call__(self, batch: Any) -> Any:
+        return self._function(batch)
+
+    def close(self) -> None:
+        """Calls the `close` method of a class that has one."""
+        close = getattr(self._built, "close", None)
+        if callable(close):
+            close()
+
+
+def load_call(call: Call) -> LoadedCall:
+    """The callable of a `Call`, imported if it is named by text; a class is built with its arguments, here and once.
+
+    Raises BadModel where it cannot be found or called. What a class raises while it is built goes up as it is.
+    """
+    target = import_target(call.target) if isinstance(call.target, str) else call.target
+    checked = Call(target, call.args, call.batch_format)  # refuses instances, also those that a module holds
+    _check_arguments(checked)
+    if not inspect.isclass(target):
+        _refuse_async(target, call.name)
+        return LoadedCall(call.name, functools.partial(target, **call.args) if call.args else target)
+    built = target(**call.args)
+    if not callable(built):
+        raise BadModel(f"class {call.name} has no __call__ method: add one that takes a batch and returns its rows")
+    _refuse_async(type(built).__call__, call.name)
+    return LoadedCall(call.name, built, built)
+
+
+def import_target(text: str) -> Any:
+    """What "module:name" names; the current folder is importable, as with `python -m`. Raises BadModel."""
+    module_name, _, name = text.partition(":")
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
+    try:
+        value = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not (module_name == e.name or module_name.startswith(e.name + ".")):
+            raise BadModel(f"{text}: importing {module_name} failed: {e}") from e
+        raise BadModel(
+            f"{text}: there is no module {module_name!r}; looked in {here} and in the installed packages. "
+            "Start in the folder that holds it, or check the name"
+        ) from e
+    except Exception as e:
+        raise BadModel(f"{text}: importing {module_name} failed: {type(e).__name__}: {e}") from e
+    for part in name.split("."):
+        if not hasattr(value, part):
+            close = difflib.get_close_matches(part, dir(value), 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise BadModel(f"{text}: module {module_name} ({_file_of(value)}) has no {part!r}{hint}")
+        value = getattr(value, part)
+    return value
+
+
+def _file_of(value: Any) -> str:
+    return getattr(value, "__file__", None) or type(value).__name__
+
+
+def _check_arguments(call: Call) -> None:
+    """Raises BadModel for arguments that the callable does not take, before it is called with a batch."""
+    try:
+        signature = inspect.signature(call.target)
+    except (ValueError, TypeError):  # builtins and C code tell nothing
+        return
+    names = list(signature.parameters)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for given in call.args:
+        if given not in names and not takes_any:
+            close = difflib.get_close_matches(given, names, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else f": it has {', '.join(names) or 'none'}"
+            raise BadModel(f"{call.name} has no argument {given!r}{hint}")
+    try:
+        if inspect.isclass(call.target):
+            signature.bind(**call.args)
+        else:
+            signature.bind(None, **call.args)
+    except TypeError as e:
+        raise BadModel(
+            f"{call.name} cannot be called with a batch and {sorted(call.args) or 'no arguments'}: {e}"
+        ) from e
+
+
+def _refuse_async(function: Any, name: str) -> None:
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise BadModel(f"{name} is an async function: give a plain one (it may call asyncio.run)")
+
+
+# ---------------------------------------------------------------- the model
+
+
+def describe(spec: FunctionModel, schema: pa.Schema | None) -> ModelInfo:
+    """What is known of it without running it. Raises BadModel for a callable or types that cannot be."""
+    target = spec.call.target
+    if isinstance(target, str):
+        target = import_target(target)
+    call = Call(target, spec.call.args, spec.call.batch_format)
+    _check_arguments(call)
+    if not inspect.isclass(target):
+        _refuse_async(target, spec.name)
+    known = parse_schema(spec.returns) if spec.returns is not None else None
+    if known is not None and spec.output is not None and known.names != [spec.output]:
+        raise BadModel(
+            f"output={spec.output!r} renames one column, but returns= has {', '.join(known.names) or 'none'}"
+        )
+    outputs = None if known is None else tuple(known.names)
+    return ModelInfo(spec.name, columns=None, outputs=outputs, schema=known)
+
+
+def open_model(spec: FunctionModel, place: Place) -> LoadedFunction:
+    """Imports the function or builds the class."""
+    return LoadedFunction(spec)
+
+
+class LoadedFunction:
+    """A `FunctionModel` at work. Rows have no lengths; batches are cut by count."""
+
+    def __init__(self, spec: FunctionModel) -> None:
+        self._name = spec.name
+        self._format = spec.call.batch_format
+        self._returns = None if spec.returns is None else parse_schema(spec.returns)
+        self._renamed = spec.output
+        self._output = spec.output or (
+            self._returns.names[0] if self._returns and len(self._returns) == 1 else DEFAULT_OUTPUT
+        )
+        self._call = load_call(spec.call)
+
+    def prepare(self, rows: pa.Table) -> Prepared:
+        """The rows themselves; for "numpy" already as arrays, so that the model's thread has only to slice them."""
+        inputs = to_batch(rows.combine_chunks(), "numpy") if self._format == "numpy" else rows
+        return Prepared(rows.num_rows, inputs)
+
+    def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
+        """What the function returned for the rows at `index`. Raises BadOutput where it is not one row for each."""
+        result = self._call(self._batch(prepared.inputs, index))
+        return self._typed(from_result(result, len(index), self._name, self._output, self._returns))
+
+    def close(self) -> None:
+        """Calls the `close` method of a class that has one."""
+        self._call.close()
+
+    def _batch(self, inputs: Any, index: np.ndarray) -> Any:
+        start, count = int(index[0]) if len(index) else 0, len(index)
+        # The loop's batches ascend; only rows put back after a failure may not.
+        contiguous = count > 0 and int(index[-1]) - start == count - 1 and bool((np.diff(index) == 1).all())
+        if isinstance(inputs, pa.Table):
+            return to_batch(inputs.slice(start, count) if contiguous else inputs.take(index), self._format)
+        where: Any = slice(start, start + count) if contiguous else index
+        return {name: _own(values[where]) for name, values in inputs.items()}
+
+    def _typed(self, table: pa.Table) -> pa.Table:
+        if self._renamed is not None and table.column_names != [self._renamed]:
+            if table.num_columns != 1:
+                raise BadOutput(
+                    f"{self._name} returned columns {', '.join(table.column_names)}: "
+                    f"output={self._renamed!r} can rename only one"
+                )
+            table = table.rename_columns([self._renamed])
+        if self._returns is None:
+            return table
+        if set(table.column_names) != set(self._returns.names):
+            raise BadOutput(
+                f"{self._name} returned columns {', '.join(table.column_names)}; "
+                f"returns= says {', '.join(self._returns.names)}"
+            )
+        columns = []
+        for field in self._returns:
+            try:
+                columns.append(_cast(table.column(field.name), field.type))
+            except ValueError as e:
+                raise BadOutput(
+                    f"{self._name} returned column {field.name!r} as another type than returns= says: {e}"
+                ) from e
+        return pa.table(columns, schema=self._returns)
+
+
+def _own(values: np.ndarray) -> np.ndarray:
+    # A function may change a batch of objects in place; the window's arrays must not see it: rows may be scored again.
+    return values.copy() if values.dtype.kind == "O" else values
+
+
+def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) and kind.list_size == 1 and not pa.types.is_nested(target):
+        # [rows, 1], as many models return it, declared as one value a row
+        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
+    return cast_lossless(column, target)

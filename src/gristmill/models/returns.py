@@ -1,0 +1,159 @@
+"""Column types as text ("float32", "list<float>", "float32[384]"), and casts that must not lose anything."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.errors import BadModel
+
+# Python's and numpy's names beside Arrow's own.
+_ALIASES = {
+    "str": "string", "int": "int64", "float": "float32", "double": "float64", "half": "float16", "bytes": "binary",
+    "boolean": "bool", "text": "string", "date": "date32", "datetime": "timestamp[us]", "timestamp": "timestamp[us]",
+}  # fmt: skip
+_NAMES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "string", "large_string", "binary", "date32", "timestamp[us]",
+)  # fmt: skip
+
+
+def parse_schema(returns: Mapping[str, str]) -> pa.Schema:
+    """The schema that `returns=` describes. Raises BadModel, naming the column and the type."""
+    fields = []
+    for name, text in returns.items():
+        if isinstance(text, pa.DataType):
+            fields.append(pa.field(name, text))
+            continue
+        try:
+            fields.append(pa.field(name, parse_type(str(text))))
+        except ValueError as e:
+            raise BadModel(f"returns gives column {name!r} the type {text!r}: {e}") from e
+    return pa.schema(fields)
+
+
+def parse_type(text: str) -> pa.DataType:
+    """An Arrow type from text: a plain name, `list<T>`, `T[n]` or `fixed_size_list<T>[n]`, `struct<name: T, …>`.
+
+    "float" is float32, as in Arrow. Raises ValueError.
+    """
+    text = text.strip()
+    head, _, rest = text.partition("<")
+    if rest and text.endswith(">"):
+        inner = rest[:-1]
+        if head == "list":
+            return pa.list_(parse_type(_without_name(inner)))
+        if head == "struct":
+            return pa.struct([_named(part) for part in _parts(inner)])
+    if text.endswith("]") and not text.startswith(("timestamp", "duration", "time32", "time64", "date")):
+        inner, _, size = text[:-1].rpartition("[")
+        if size.isdigit() and int(size) > 0:
+            if inner.startswith("fixed_size_list<") and inner.endswith(">"):
+                inner = _without_name(inner[len("fixed_size_list<") : -1])
+            return pa.list_(parse_type(inner), int(size))
+    try:
+        return pa.type_for_alias(_ALIASES.get(text, text))
+    except ValueError:
+        pass
+    close = difflib.get_close_matches(text, [*_NAMES, *_ALIASES], 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ValueError(f"no such type{hint}; write for example float32, int64, string, list<float32> or float32[384]")
+
+
+def _without_name(text: str) -> str:
+    # Arrow prints list<item: float>; what it prints can be written back.
+    name, colon, rest = text.partition(":")
+    return rest if colon and name.strip().isidentifier() and "<" not in name else text
+
+
+def _parts(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "<[") - (c in ">]")
+        if c == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+def _named(text: str) -> pa.Field:
+    name, colon, kind = text.partition(":")
+    if not colon:
+        raise ValueError(f"struct member {text.strip()!r} has no type: write struct<name: type, …>")
+    return pa.field(name.strip(), parse_type(kind))
+
+
+# ---------------------------------------------------------------- casts
+
+
+def cast_lossless(array: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """The array as `target`, every value (NaN and null too) exactly what it was. Raises ValueError where one is not."""
+    if array.type.equals(target):
+        return array
+    _refuse_other_kind(array.type, target)
+    try:
+        out = array.cast(target, safe=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
+        raise ValueError(f"{array.type} does not fit {target}: {e}") from e
+    if not _same_numbers(_leaves(array), _leaves(out)):
+        raise ValueError(
+            f"values of type {array.type} do not survive as {target}: return that type, or declare {array.type}"
+        )
+    return out
+
+
+def _refuse_other_kind(source: pa.DataType, target: pa.DataType) -> None:
+    a, b = _leaf_type(source), _leaf_type(target)
+    if pa.types.is_null(a) or _kind(a) == _kind(b) or (_kind(a), _kind(b)) == ("bool", "number"):
+        return
+    raise ValueError(f"it is {source}, declared as {target}")
+
+
+def _leaf_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _leaf_type(kind.value_type)
+    while _is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_temporal(kind):
+        return "time"
+    for name in ("string", "large_string", "string_view"):
+        if getattr(pa.types, f"is_{name}")(kind):
+            return "text"
+    for name in ("binary", "large_binary", "fixed_size_binary", "binary_view"):
+        if getattr(pa.types, f"is_{name}")(kind):
+            return "bytes"
+    return "other"
+
+
+def _leaves(array: pa.ChunkedArray) -> np.ndarray | None:
+    """All numbers in it, one after the other; None where it holds no floats or integers."""
+    kind = _leaf_type(array.type)
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+        return None
+    parts = []
+    for chunk in array.chunks:
+        while _is_list(chunk.type):
+            chunk = chunk.flatten()
+        parts.append(chunk.drop_null().to_numpy(zero_copy_only=False))
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _same_numbers(before: np.ndarray | None, after: np.ndarray | None) -> bool:
+    if before is None or after is None:
+        return True
+    return bool(np.array_equal(before, after, equal_nan=before.dtype.kind == "f" and after.dtype.kind == "f"))

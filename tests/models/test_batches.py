@@ -1,0 +1,187 @@
+"""Rows to batches and results to rows."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.errors import BadOutput
+from gristmill.models.batches import from_result, to_batch
+
+TABLE = pa.table(
+    {
+        "id": pa.array([1, 2, 3], pa.int64()),
+        "text": ["a", None, "ü"],
+        "vector": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2)),
+    }
+)
+
+
+def result(value, rows=3, types=None):
+    return from_result(value, rows, "score", "output", types)
+
+
+# ---------------------------------------------------------------- to_batch
+
+
+def test_numpy_batches_share_memory_with_arrow():
+    """Numbers and fixed-size lists are views: no copy, and read-only."""
+    batch = to_batch(TABLE, "numpy")
+    assert batch["vector"].shape == (3, 2)
+    assert not batch["vector"].flags.writeable
+    assert batch["vector"].__array_interface__["data"][0] == TABLE["vector"].chunk(0).flatten().buffers()[1].address
+    assert batch["text"].dtype == object
+    assert batch["text"].tolist() == ["a", None, "ü"]
+
+
+def test_numpy_batch_of_a_slice_is_the_slice():
+    """Offsets of sliced Arrow arrays are obeyed, for fixed-size lists too."""
+    batch = to_batch(TABLE.slice(1, 2), "numpy")
+    assert batch["vector"].tolist() == [[3, 4], [5, 6]]
+    assert batch["id"].tolist() == [2, 3]
+
+
+def test_nulls_in_numpy_batches():
+    """Integers with nulls become NaN or, where that would change a value, objects; booleans become objects."""
+    table = pa.table({"small": [1, None], "large": [2**60 + 1, None], "flag": [True, None], "none": pa.nulls(2)})
+    batch = to_batch(table, "numpy")
+    assert batch["small"].dtype == np.float64
+    assert np.isnan(batch["small"][1])
+    assert batch["large"].tolist() == [2**60 + 1, None]
+    assert batch["flag"].tolist() == [True, None]
+    assert batch["none"].tolist() == [None, None]
+
+
+def test_null_vectors_are_rows_of_nan():
+    """A null in a column of vectors is a row of NaN, so that the array keeps its shape."""
+    table = pa.table({"v": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.float32(), 2))})
+    array = to_batch(table, "numpy")["v"]
+    assert array.shape == (3, 2)
+    assert np.isnan(array[1]).all()
+    assert array[2].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("rows", list), ("arrow", pa.Table), ("pandas", pd.DataFrame), ("polars", pl.DataFrame)]
+)
+def test_every_kind_of_batch_comes_back_the_same(form, kind):
+    """What a function gets, returned unchanged, is the rows it was given."""
+    batch = to_batch(TABLE, form)
+    assert isinstance(batch, kind)
+    back = result(batch)
+    assert back.column_names == TABLE.column_names
+    assert back["id"].to_pylist() == [1, 2, 3]
+    assert back["text"].to_pylist() == ["a", None, "ü"]
+
+
+@given(st.lists(st.one_of(st.none(), st.text()), min_size=1, max_size=20))
+def test_text_survives_every_batch_format(texts):
+    """Any text and null goes through every format unchanged."""
+    table = pa.table({"text": pa.array(texts, pa.string())})
+    for form in ("numpy", "rows", "arrow", "pandas", "polars"):
+        back = from_result(to_batch(table, form), len(texts), "same", "output")
+        assert back["text"].to_pylist() == texts
+
+
+# ---------------------------------------------------------------- from_result
+
+
+def test_bare_arrays_and_lists_become_the_output_column():
+    """One bare column gets the given name; 2-D arrays become fixed-size lists."""
+    assert result(np.array([1.0, 2.0, 3.0], dtype=np.float32)).schema == pa.schema({"output": pa.float32()})
+    assert result(["x", "y", None])["output"].to_pylist() == ["x", "y", None]
+    assert result(np.zeros((3, 4), dtype=np.float32)).schema.field("output").type == pa.list_(pa.float32(), 4)
+    assert result(np.zeros((3, 2, 2))).schema.field("output").type == pa.list_(pa.list_(pa.float64(), 2), 2)
+    assert result(np.zeros((3, 4))[:, ::2])["output"].to_pylist() == [[0, 0]] * 3
+
+
+def test_series_tensors_and_frames():
+    """pandas, polars and torch values are taken as they are; NaN stays NaN."""
+    torch = pytest.importorskip("torch")
+    assert np.isnan(result(pd.DataFrame({"x": [1.0, np.nan, 3.0]}))["x"].to_numpy()[1])
+    assert result(pd.Series([1, 2, 3]))["output"].to_pylist() == [1, 2, 3]
+    assert result(pl.DataFrame({"t": ["a", "b", "c"]})).schema == pa.schema({"t": pa.string()})
+    assert result({"t": torch.ones(3, 2, dtype=torch.bfloat16)}).schema.field("t").type == pa.list_(pa.float32(), 2)
+
+
+def test_rows_with_different_keys_have_nulls():
+    """A list of dicts may leave keys out; they are null."""
+    assert result([{"a": 1}, {"b": "x"}, {}]).to_pylist() == [
+        {"a": 1, "b": None},
+        {"a": None, "b": "x"},
+        {"a": None, "b": None},
+    ]
+
+
+def test_lists_of_vectors_have_one_type_whatever_their_lengths():
+    """A list of arrays is a variable list in every batch, also when all happen to be of one length."""
+    kind = pa.list_(pa.int64())
+    assert result({"v": [np.array([1]), np.array([2]), np.array([3])]}).schema.field("v").type == kind
+    assert result({"v": [[1], [2, 3], None]}).schema.field("v").type == kind
+
+
+def test_dates_and_times():
+    """numpy and Python times keep their unit."""
+    day = datetime.date(2026, 1, 1)
+    assert result([day] * 3)["output"].type == pa.date32()
+    assert result(np.array(["2026-01-01"] * 3, dtype="datetime64[us]"))["output"].type == pa.timestamp("us")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, "was given 3 rows and returned None"),
+        ([1, 2], "was given 3 rows and returned 2 rows"),
+        ([1, 2, 3, 4], "was given 3 rows and returned 4 rows"),
+        ([], "was given 3 rows and returned 0 rows"),
+        ((x for x in range(3)), "generator"),
+        (iter([1, 2, 3]), "make it a list"),
+        (map(str, [1, 2, 3]), "make it a list"),
+        ({"a": [1, 2, 3], "b": [1, 2]}, "returned 2 rows in column 'b'"),
+        ({"a": 1.0}, "one single value (1.0) as column 'a'"),
+        ({"a": "abc"}, "one single value ('abc')"),
+        ("abc", "one single value"),
+        (np.float32(1), "one single value"),
+        (np.array(1.0), "one single value"),
+        ({"a": {1: 2}}, "object of type dict"),
+        ({}, "returned no columns"),
+        ([{}, {}, {}], "dicts without keys"),
+        ([{"a": 1}, 2, 3], "mixes dicts with int"),
+        ({1: [1, 2, 3]}, "named 1"),
+        ((1, 2, 3), "a tuple of 3"),
+        ([1, "a", 2], "no one type"),
+        (np.array([1j, 2, 3]), "complex"),
+        (pa.table({"a": [1, 2]}), "returned 2 rows"),
+        (pd.DataFrame({"a": [1, 2]}), "returned 2 rows"),
+        (pl.DataFrame({"a": [1, 2]}), "returned 2 rows"),
+        (np.zeros((3, 0)), "shape (3, 0)"),
+    ],
+)
+def test_results_that_are_not_one_row_each(value, says):
+    """Too few, too many, None, generators, single values: refused with the function's name, never stretched."""
+    with pytest.raises(BadOutput) as caught:
+        result(value)
+    assert str(caught.value).startswith("score ")
+    assert says in str(caught.value)
+
+
+def test_columns_must_agree_where_the_count_is_free():
+    """A step may return another number of rows, but all its columns the same."""
+    assert result({"a": [1, 2]}, rows=None).num_rows == 2
+    with pytest.raises(BadOutput, match="different lengths"):
+        result({"a": [1, 2], "b": [1]}, rows=None)
+
+
+def test_plain_numbers_take_the_declared_type():
+    """Python's floats have no width: they become what returns= says, unless they do not fit."""
+    types = pa.schema({"output": pa.float32()})
+    assert result([0.1, 0.2, None], types=types).schema == types
+    assert result([0.1, 0.2, 1e300], types=types)["output"].type == pa.float64()
+    assert result(np.array([0.1, 0.2, 0.3]), types=types)["output"].type == pa.float64()

@@ -1,0 +1,258 @@
+"""Functions and classes as models."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.errors import BadModel, BadOutput
+from gristmill.models import registry
+from gristmill.models.function import load_call
+from gristmill.models.returns import cast_lossless, parse_type
+from gristmill.plan.contracts import Place
+from gristmill.plan.specs import Call, model
+
+ROWS = pa.table({"x": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()), "text": ["a", "b", "c", "d"]})
+
+
+def run(spec, index=(0, 1, 2, 3), rows=ROWS):
+    loaded = registry.open(spec, Place())
+    try:
+        return loaded.predict(loaded.prepare(rows), np.array(index, dtype=np.int64))
+    finally:
+        loaded.close()
+
+
+def doubled(batch):
+    return {"y": batch["x"] * 2}
+
+
+def scaled(batch, factor):
+    return {"y": batch["x"] * factor}
+
+
+class Scorer:
+    built = 0
+    closed = 0
+
+    def __init__(self, weight: float = 1.0) -> None:
+        Scorer.built += 1
+        self.weight = weight
+
+    def __call__(self, batch):
+        return batch["x"] * np.float32(self.weight)
+
+    def close(self) -> None:
+        Scorer.closed += 1
+
+
+@pytest.mark.parametrize("index", [(0, 1, 2, 3), (1, 2), (3, 0, 2), (2,)])
+@pytest.mark.parametrize("form", ["numpy", "arrow", "pandas", "polars", "rows"])
+def test_rows_come_back_in_the_order_asked_for(index, form):
+    """predict gives one output for each index, in that order, for every batch format."""
+
+    def same(batch):
+        return [r["text"] for r in batch] if form == "rows" else {"output": batch["text"]}
+
+    assert run(model(same, batch_format=form), index)["output"].to_pylist() == ["abcd"[i] for i in index]
+
+
+def test_a_class_is_built_once_and_closed():
+    """A class is built once per worker with its arguments; close closes it."""
+    Scorer.built = Scorer.closed = 0
+    loaded = registry.open(model(Scorer, weight=2.0), Place())
+    prepared = loaded.prepare(ROWS)
+    for _ in range(3):
+        assert loaded.predict(prepared, np.arange(4))["output"].to_pylist() == [2, 4, 6, 8]
+    loaded.close()
+    assert (Scorer.built, Scorer.closed) == (1, 1)
+
+
+def test_functions_get_their_arguments():
+    """Arguments of a function go with every call."""
+    assert run(model(scaled, factor=3)).to_pydict() == {"y": [3, 6, 9, 12]}
+
+
+def test_changing_a_batch_in_place_does_not_reach_the_rows():
+    """Object arrays are the function's own; arrays over Arrow memory refuse to be changed."""
+
+    def shout(batch):
+        batch["text"][:] = [t.upper() for t in batch["text"]]
+        return {"t": batch["text"]}
+
+    loaded = registry.open(model(shout), Place())
+    prepared = loaded.prepare(ROWS)
+    for _ in range(2):
+        assert loaded.predict(prepared, np.arange(4))["t"].to_pylist() == ["A", "B", "C", "D"]
+    assert prepared.inputs["text"].tolist() == ["a", "b", "c", "d"]
+
+    def overwrite(batch):
+        batch["x"] *= 2
+        return batch
+
+    with pytest.raises(ValueError, match="read-only"):
+        run(model(overwrite))
+
+
+def test_returns_fixes_names_and_types():
+    """returns= gives the schema: Python numbers take it, typed values must fit it without loss."""
+    assert run(model(lambda b: [0.1] * len(b["x"]), returns={"score": "float32"})).schema == pa.schema(
+        {"score": pa.float32()}
+    )
+    assert run(model(doubled, returns={"y": "float64"})).schema == pa.schema({"y": pa.float64()})
+    assert run(model(lambda b: np.ones((len(b["x"]), 2)), returns={"v": "float32[2]"})).schema.field(
+        "v"
+    ).type == pa.list_(pa.float32(), 2)
+    assert run(model(lambda b: np.ones((len(b["x"]), 1)), returns={"v": "float32"}))["v"].to_pylist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "says"),
+    [
+        (lambda b: b["x"] * 0.1 + np.float64(0.1), "float32", "do not survive as float"),
+        (lambda b: np.array([1, 2, 3, 2**40]), "int32", "not in range"),
+        (lambda b: np.array([0.5] * 4), "int64", "truncated"),
+        (lambda b: b["text"], "float32", "it is string, declared as float"),
+        (lambda b: b["x"], "string", "it is double, declared as string"),
+        (lambda b: np.array([1, 0, 1, 0]), "bool", "declared as bool"),
+        (lambda b: np.ones((4, 3)), "float32[2]", "does not fit"),
+        (lambda b: {"other": b["x"]}, "float32", "returned columns other; returns= says score"),
+    ],
+)
+def test_returns_refuses_what_would_lose_something(function, kind, says):
+    """A cast that would change a value stops the job and says which column."""
+
+    def widened(batch):
+        return function({k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in batch.items()})
+
+    with pytest.raises(BadOutput) as caught:
+        run(model(widened, returns={"score": kind}))
+    assert says in str(caught.value)
+
+
+def test_output_renames_the_one_column():
+    """output= names a bare result, renames a single column, and refuses several."""
+    assert run(model(Scorer, output="z")).column_names == ["z"]
+    assert run(model(doubled, output="z")).column_names == ["z"]
+    with pytest.raises(BadOutput, match="rename only one"):
+        run(model(lambda b: {"a": b["x"], "b": b["x"]}, output="z"))
+
+
+@pytest.mark.parametrize("value", [None, [1, 2, 3], (i for i in range(4))])
+def test_wrong_counts_name_the_function(value):
+    """The error names the function and both counts."""
+
+    def broken(batch):
+        return value
+
+    with pytest.raises(BadOutput, match=r"broken was given 4 rows and returned"):
+        run(model(broken))
+
+
+# ---------------------------------------------------------------- callables by name
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "scoring_here.py").write_text(
+        "import numpy as np\n"
+        "def score(batch):\n    return batch['x'] + 1\n"
+        "class Scorer:\n"
+        "    def __init__(self, threshold=0.5): self.threshold = threshold\n"
+        "    def __call__(self, batch): return batch['x'] > self.threshold\n"
+        "made = Scorer()\n"
+        "number = 3\n"
+    )
+    (tmp_path / "broken_here.py").write_text("import not_there_at_all\n")
+    (tmp_path / "raises_here.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    yield tmp_path
+    for name in ("scoring_here", "broken_here", "raises_here"):
+        sys.modules.pop(name, None)
+
+
+def test_callables_by_name_from_the_current_folder(here):
+    """MODULE:NAME finds modules in the current folder."""
+    assert run(model("scoring_here:score"))["output"].to_pylist() == [2, 3, 4, 5]
+    assert run(model("scoring_here:Scorer", threshold=2.5))["output"].to_pylist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "says"),
+    [
+        ("scoring_her:score", {}, "there is no module 'scoring_her'"),
+        ("scoring_here:scor", {}, "did you mean 'score'"),
+        ("scoring_here:made", {}, "an instance of Scorer was given"),
+        ("scoring_here:number", {}, "cannot be called"),
+        ("scoring_here:Scorer", {"treshold": 1}, "did you mean 'threshold'"),
+        ("scoring_here:score", {"factor": 1}, "has no argument 'factor'"),
+        ("broken_here:f", {}, "No module named 'not_there_at_all'"),
+        ("raises_here:f", {}, "ZeroDivisionError"),
+    ],
+)
+def test_bad_callables_are_told_before_anything_runs(here, target, args, says):
+    """Wrong names, arguments and instances are one clear line, from the driver and from a worker."""
+    for attempt in (lambda: registry.describe(model(target, **args), None), lambda: load_call(Call(target, args))):
+        with pytest.raises(BadModel) as caught:
+            attempt()
+        assert says in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_async_functions_are_refused():
+    """A coroutine function is no batch function."""
+
+    async def score(batch):
+        return batch
+
+    with pytest.raises(BadModel, match="async"):
+        registry.describe(model(score), None)
+
+
+def test_class_without_call_is_refused():
+    """A class that cannot be called says what is missing."""
+
+    class Silent:
+        pass
+
+    with pytest.raises(BadModel, match="__call__"):
+        run(model(Silent))
+
+
+def test_describe_tells_the_outputs_that_returns_declares():
+    """With returns= the schema is known before anything runs, without it nothing is."""
+    info = registry.describe(model(doubled, returns={"y": "float32"}), ROWS.schema)
+    assert info.outputs == ("y",)
+    assert info.schema == pa.schema({"y": pa.float32()})
+    assert registry.describe(model(doubled), None).outputs is None
+    with pytest.raises(BadModel, match="did you mean 'float32'"):
+        registry.describe(model(doubled, returns={"y": "flaot32"}), None)
+
+
+# ---------------------------------------------------------------- types as text
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int8(), pa.float32(), pa.string(), pa.bool_(), pa.date32(), pa.timestamp("us"), pa.timestamp("ms"),
+        pa.list_(pa.float32()), pa.list_(pa.float64(), 384), pa.list_(pa.list_(pa.int64())),
+        pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())}),
+    ],
+)  # fmt: skip
+def test_types_as_arrow_prints_them(kind):
+    """What Arrow prints for a type can be written in returns=."""
+    assert parse_type(str(kind)).equals(kind)
+
+
+def test_lossless_keeps_nan_and_null():
+    """NaN and null go through a cast unchanged."""
+    out = cast_lossless(pa.chunked_array([[1.5, None, float("nan")]]), pa.float32())
+    assert out.null_count == 1
+    assert np.isnan(out.to_pylist()[2])
+    nested = cast_lossless(pa.chunked_array([[[1.5, 2.0], None]]), pa.list_(pa.float32(), 2))
+    assert nested.to_pylist() == [[1.5, 2.0], None]
