@@ -116,7 +116,9 @@ def success(root: str) -> dict[str, Any] | None:
 # ---------------------------------------------------------------- plans
 
 
-def write_plan(files: LocalFiles, generation: Generation, about: dict[str, Any], infos: list[FileInfo], shards: pa.Table) -> Plan:
+def write_plan(
+    files: LocalFiles, generation: Generation, about: dict[str, Any], infos: list[FileInfo], shards: pa.Table
+) -> Plan:
     """Store a plan, once; where another run was quicker, its plan is the one returned."""
     nonce = secrets.token_hex(4)
     tables = {"files": _file_table(infos), "shards": shards}
@@ -143,7 +145,10 @@ def read_plan(generation: Generation) -> Plan:
         with pa.memory_map(path) as source:
             tables[what] = pa.ipc.open_file(source).read_all()
     listing = tables["files"]
-    sources = [SourceFile(p, s, t) for p, s, t in zip(*(listing.column(c).to_pylist() for c in ("path", "size", "stamp")), strict=True)]
+    sources = [
+        SourceFile(p, s, t)
+        for p, s, t in zip(*(listing.column(c).to_pylist() for c in ("path", "size", "stamp")), strict=True)
+    ]
     return Plan(about, ShardTable(tables["shards"], sources, listing.column("extent").to_numpy()))
 
 

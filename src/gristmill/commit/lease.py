@@ -28,7 +28,9 @@ class Lease:
         try:
             _lock(self._file)
         except OSError:
-            raise SinkBusy(f"{self._sink}: another run holds this sink ({self._holder()}): wait for it or stop it") from None
+            raise SinkBusy(
+                f"{self._sink}: another run holds this sink ({self._holder()}): wait for it or stop it"
+            ) from None
         self._file.seek(0)
         self._file.truncate()
         about = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

@@ -37,7 +37,9 @@ class Live:
 def live_of(generation: Generation, receipts: Sequence[Receipt]) -> list[Live]:
     """The files that a generation's receipts commit."""
     return [
-        Live(p.publish, p.rows, p.bytes, p.sha256, p.role, generation.number, r.shard) for r in receipts for p in r.parts
+        Live(p.publish, p.rows, p.bytes, p.sha256, p.role, generation.number, r.shard)
+        for r in receipts
+        for p in r.parts
     ]
 
 
@@ -119,7 +121,9 @@ def published(root: str) -> tuple[dict[str, Any], list[Live]]:
     """What `_SUCCESS` says and the live files. Raises BadSource where nothing is published."""
     body = success(os.fspath(root))
     if body is None:
-        hint = "a run is unfinished here: run the job again" if os.path.isdir(meta(root)) else "no run has published here"
+        hint = (
+            "a run is unfinished here: run the job again" if os.path.isdir(meta(root)) else "no run has published here"
+        )
         raise BadSource(f"{root}: no result ({hint})")
     return body, list(_live(os.fspath(root), body))
 
@@ -137,7 +141,9 @@ def read(sink: str) -> Any:
     schema = decode_schema(body["output_schema"])
     parts = [f for f in live if f.role == "rows"]
     if body["sink_format"] not in ("parquet", "jsonl"):
-        raise BadSource(f"{root}: a {body['sink_format']} sink has no tables; read manifest.parquet and the files it names")
+        raise BadSource(
+            f"{root}: a {body['sink_format']} sink has no tables; read manifest.parquet and the files it names"
+        )
     if not parts:
         return ds.dataset(schema.empty_table())
     partitioning = None
@@ -213,7 +219,9 @@ def verify(root: str, sink_format: Any) -> Verdict:
     """Recount and re-hash every live file against `_SUCCESS`. Names each one that is missing, changed or not live."""
     body, live = published(root)
     wrong = [line for f in live if (line := _wrong(root, f, sink_format)) is not None]
-    wrong += [f"{name}: stands in the sink, but _SUCCESS does not list it" for name in strangers(root, {f.name for f in live})]
+    wrong += [
+        f"{name}: stands in the sink, but _SUCCESS does not list it" for name in strangers(root, {f.name for f in live})
+    ]
     rows = sum(f.rows for f in live if f.role == "rows")
     if rows != body["rows_ok"]:
         wrong.append(f"_SUCCESS counts {body['rows_ok']} rows, its files {rows}")
@@ -261,3 +269,21 @@ def refuse_foreign(root: str, overwrite: bool) -> None:
             f"{root}: holds {len(names)} files that no run of gristmill wrote ({names[0]}, …): give another sink, or "
             "--overwrite to write beside them"
         )
+
+
+def write_manifest(files: LocalFiles, root: str, done: Sequence[Receipt], base: dict[str, Any] | None) -> None:
+    """npy's manifest.parquet: input_path, output_path, rows, one row for each pair, in plan order."""
+    import pyarrow.parquet as pq
+
+    path = os.path.join(root, "manifest.parquet")
+    rows = pq.read_table(path).to_pylist() if base is not None and os.path.exists(path) else []
+    ours = {p.publish for r in done for p in r.parts}
+    rows = [row for row in rows if row["output_path"] not in ours]
+    for receipt in done:
+        outputs = [p.publish for p in receipt.parts if p.role == "rows"]
+        inputs = [(k.removeprefix("input:"), int(v)) for k, v in receipt.figures.items() if k.startswith("input:")]
+        rows += [{"input_path": i, "output_path": outputs[0], "rows": n} for i, n in inputs if outputs]
+    schema = pa.schema([("input_path", pa.string()), ("output_path", pa.string()), ("rows", pa.int64())])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    files.write_over(path, sink.getvalue().to_pybytes())

@@ -73,7 +73,12 @@ class Receipt:
 def measure(file: WorkFile, root: str) -> Part:
     """A finished work file as it reads back from disk."""
     return Part(
-        os.path.relpath(file.path, root), file.publish, file.rows, os.path.getsize(file.path), sha256_of(file.path), file.role
+        os.path.relpath(file.path, root),
+        file.publish,
+        file.rows,
+        os.path.getsize(file.path),
+        sha256_of(file.path),
+        file.role,
     )
 
 
@@ -128,4 +133,9 @@ def torn(paths: list[str]) -> bool:
 
 def plain(receipt: Receipt) -> dict[str, Any]:
     """What crosses from worker to driver."""
-    return {"shard": receipt.shard, "counts": receipt.counts, "figures": dict(receipt.figures), "errors": dict(receipt.errors)}
+    return {
+        "shard": receipt.shard,
+        "counts": receipt.counts,
+        "figures": dict(receipt.figures),
+        "errors": dict(receipt.errors),
+    }

@@ -172,7 +172,9 @@ class SinkFormat(Protocol):
     name: str
     suffix: str
 
-    def writer(self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]) -> Writer:
+    def writer(
+        self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]
+    ) -> Writer:
         """Opens work files named `<folder>/<stem>…<suffix>.<nonce>.tmp`."""
         ...
 
@@ -282,6 +284,10 @@ class Feed(Protocol):
         """An Item for this worker, WAIT or DONE."""
         ...
 
+    def wanted(self) -> int:
+        """How many workers are worth starting by now; an engine may have fewer."""
+        ...
+
 
 @dataclass(frozen=True)
 class Event:
@@ -361,9 +367,15 @@ Emit = Callable[[Event], None]
 
 
 class Worker(Protocol):
-    """User code at work in one process. `work` pulls items until DONE; it may pull one ahead of the one it runs."""
+    """User code at work in one process."""
 
-    def work(self, items: Iterator[Item], emit: Emit) -> None: ...
+    def work(self, items: Iterator[Item], emit: Emit) -> None:
+        """Run items until there are no more, emitting an Outcome for each; may pull one ahead of the one it runs."""
+        ...
+
+    def stop(self) -> None:
+        """From another thread: finish or drop the batch at hand and let `work` return soon."""
+        ...
 
 
 class Stages(Protocol):
@@ -371,6 +383,10 @@ class Stages(Protocol):
 
     def open(self, name: str, emit: Emit) -> Worker:
         """Builds what lasts (models, readers). Slow; raises if user code cannot load."""
+        ...
+
+    def environment(self, index: int) -> Mapping[str, str]:
+        """Variables that must be set before the interpreter of worker number `index` starts."""
         ...
 
 

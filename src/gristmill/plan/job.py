@@ -90,8 +90,11 @@ class JobSpec:
     audit: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, allowed in (("on_null", ("dead", "skip", "keep")), ("on_nan", ("dead", "keep")),
-                              ("on_new_files", ("refuse", "append"))):
+        for name, allowed in (
+            ("on_null", ("dead", "skip", "keep")),
+            ("on_nan", ("dead", "keep")),
+            ("on_new_files", ("refuse", "append")),
+        ):
             if getattr(self, name) not in allowed:
                 raise BadJob(f"{name} is {getattr(self, name)!r}: it is one of {', '.join(allowed)}")
         for step in self.post:

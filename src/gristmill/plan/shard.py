@@ -155,7 +155,9 @@ class ShardTable:
         edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), b - a] if b > a else []
         for first, last in zip(edges[:-1], edges[1:], strict=True):
             index = int(files[first])
-            spans = zip(c["start"][a + first : a + last].tolist(), c["stop"][a + first : a + last].tolist(), strict=True)
+            spans = zip(
+                c["start"][a + first : a + last].tolist(), c["stop"][a + first : a + last].tolist(), strict=True
+            )
             yield Piece(index, self.files[index], int(self.extents[index]), tuple(spans))
 
     def rows(self) -> int | None:

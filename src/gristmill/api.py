@@ -1,0 +1,197 @@
+"""What a person writes in Python: Job and its verbs, and the twins of the commands."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gristmill.errors import BadJob
+from gristmill.observe.events import Observer
+from gristmill.observe.report import Report
+from gristmill.plan.job import JobSpec, as_sink, as_source, describe
+from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder, as_model
+from gristmill.plan.specs import model as function_model
+
+_SINK = ("keep", "row_id", "key", "partition_by", "merge", "model_version", "overwrite", "dead_payload")
+_SOURCE = ("columns", "where", "limit", "sample", "seed", "types", "on_bad_file")
+_VERBS = ("restart", "append", "accept", "observer")
+
+
+class Job:
+    """A job: source, steps, model, post, sink and options. Immutable; nothing is opened until it runs.
+
+    Options are those of JobSpec, Running and EngineSpec (workers=, batch_tokens=, gates=, on_null=, …). Raises BadJob.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        model: Any,
+        sink: Any = None,
+        steps: Sequence[Any] = (),
+        post: Sequence[Any] = (),
+        **options: Any,
+    ) -> None:
+        try:
+            self.spec = describe(source, model, sink, steps, post, **options)
+        except TypeError as e:
+            raise BadJob(f"Job: {e}") from e
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Job:
+        """A Job around a description made elsewhere."""
+        job = cls.__new__(cls)
+        job.spec = spec
+        return job
+
+    def run(
+        self,
+        *,
+        engine: Any = None,
+        restart: bool = False,
+        append: bool = False,
+        accept: bool = False,
+        observer: Observer | None = None,
+    ) -> Report:
+        """Score every row and publish. Running again resumes, or says "nothing to do". See errors.py for what it raises."""
+        from gristmill.running import run
+
+        spec = self.spec
+        if engine is not None:
+            named = replace(spec.engine, name=engine) if isinstance(engine, str) else engine
+            spec = replace(spec, engine=named)
+        return run(spec, restart=restart, append=append, accept=accept, observer=_observer(observer))
+
+    def preview(self, rows: int = 20) -> Any:
+        """The output of the first rows as an Arrow table; leaves nothing in the sink."""
+        from gristmill.viewing import preview
+
+        return preview(self.spec, rows)
+
+    def plan(self) -> Any:
+        """What would run: shards, rows, bytes, null counts."""
+        from gristmill.viewing import plan
+
+        return plan(self.spec)
+
+    def stream(self) -> Iterator[Any]:
+        """Finished output tables in the order of the source, as they are ready; memory stays bounded.
+
+        Dead letters are not in them: give the job a sink to keep those. Leaving the loop early stops the job.
+        """
+        from gristmill.viewing import stream
+
+        return stream(self.spec)
+
+    def __repr__(self) -> str:
+        s = self.spec
+        return f"Job({', '.join(s.source.uri) or 'data'} -> {s.model.name} -> {s.sink.uri if s.sink else 'a table'})"
+
+
+def embed(source: Any, sink: Any = None, *, text: str, model: str, output: str = "embedding", **options: Any) -> Any:
+    """Embed a text column: adds `output`, a vector. With a sink a Report; without one, the result as an Arrow table.
+
+    Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and Job.
+    """
+    names = _fields(TextEmbedder)
+    spec = TextEmbedder(model, text, output, **{k: options.pop(k) for k in list(options) if k in names})
+    return _run(source, sink, spec, options)
+
+
+def classify(source: Any, sink: Any = None, *, text: str, model: str, **options: Any) -> Any:
+    """Classify a text column: adds `label` and `score` (`scores` with all_scores=True). As `embed` otherwise."""
+    names = _fields(TextClassifier)
+    spec = TextClassifier(model, text, **{k: options.pop(k) for k in list(options) if k in names})
+    return _run(source, sink, spec, options)
+
+
+def apply(source: Any, sink: Any = None, *, fn: Any, args: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """Run a function, or a class built once a worker, over batches; the row is what it returns, plus `keep`."""
+    names = ("batch_format", "returns", "output")
+    chosen = {k: options.pop(k) for k in names if k in options}
+    spec = fn if isinstance(fn, FunctionModel) else function_model(fn, **chosen, **dict(args or {}))
+    return _run(source, sink, spec, options)
+
+
+def run(job: Any, **verbs: Any) -> Report:
+    """Run a Job, or a job file, FILE.py[:NAME] or MODULE:NAME."""
+    made = job if isinstance(job, Job) else load_job(os.fspath(job))
+    return made.run(**verbs)
+
+
+def load_job(
+    ref: str, *, variables: Mapping[str, str] | None = None, profile: str | None = None, sets: Sequence[str] = ()
+) -> Job:
+    """A job from job.yaml, FILE.py[:NAME] or MODULE:NAME. Raises BadJob, naming the key and the place."""
+    from gristmill.plan.jobfile import load
+
+    return Job.of(load(ref, variables=variables or {}, profile=profile, sets=sets, environ=os.environ))
+
+
+def status(sink_or_job: Any) -> dict[str, Any]:
+    """How far the run on a sink is, or was: a dict with state, counts, shards; needs nothing but the sink's files."""
+    from gristmill.viewing import status as of_root
+
+    return of_root(_root(sink_or_job))
+
+
+def verify(sink_or_job: Any) -> Any:
+    """Recount and re-hash what is published. The verdict has .ok, .lines and .as_dict()."""
+    from gristmill.viewing import verify as of_root
+
+    return of_root(_root(sink_or_job))
+
+
+# ---------------------------------------------------------------- inside
+
+
+@dataclass(frozen=True)
+class _Split:
+    source: dict[str, Any] = field(default_factory=dict)
+    sink: dict[str, Any] = field(default_factory=dict)
+    verbs: dict[str, Any] = field(default_factory=dict)
+
+
+def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
+    split = _Split()
+    for name in list(options):
+        for group, names in ((split.source, _SOURCE), (split.sink, _SINK), (split.verbs, _VERBS)):
+            if name in names:
+                group[name] = options.pop(name)
+    if "format" in options and sink is not None:
+        split.sink["format"] = options.pop("format")
+    made = as_source(source, **split.source)
+    if sink is not None:
+        return Job(made, model, as_sink(sink, **split.sink), **options).run(**split.verbs)
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        target = as_sink(os.path.join(folder, "out"), **split.sink)
+        report = Job(made, as_model(model), target, **options).run(**split.verbs)
+        return report.read().to_table()
+
+
+def _fields(spec: type) -> set[str]:
+    import dataclasses
+
+    return {f.name for f in dataclasses.fields(spec)} - {"model", "text"}
+
+
+def _observer(observer: Observer | None) -> Observer | None:
+    return observer
+
+
+def _root(sink_or_job: Any) -> str:
+    from gristmill.running import sink_root
+
+    if isinstance(sink_or_job, Job):
+        if sink_or_job.spec.sink is None:
+            raise BadJob("the job has no sink")
+        return sink_root(sink_or_job.spec.sink)
+    text = os.fspath(sink_or_job)
+    if os.path.isdir(text):
+        return os.path.abspath(text)
+    if text.endswith((".yaml", ".yml", ".py")) or ":" in text:
+        return _root(load_job(text))
+    raise BadJob(f"{text}: no such sink or job: give the folder a job writes to, or the job")

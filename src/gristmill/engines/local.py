@@ -1,0 +1,372 @@
+"""The local engine: fresh interpreters on this machine, fed through pipes. It starts, feeds, watches and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Outcome, Printed, Stages, Started
+
+GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
+TAIL = 16_000  # bytes of a worker's last words kept as evidence
+HELD = 2  # items a worker holds: it prepares one while it predicts the other
+_HEADER = struct.Struct("<Q")
+_START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({name!r}, {parent})"
+
+
+def send(pipe: BinaryIO, message: Any) -> None:
+    """One length-prefixed pickle."""
+    data = pickle.dumps(message, protocol=5)
+    pipe.write(_HEADER.pack(len(data)) + data)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO) -> Any:
+    """The next message. Raises EOFError at the end of the stream."""
+    header = pipe.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        raise EOFError
+    data = pipe.read(_HEADER.unpack(header)[0])
+    return pickle.loads(data)
+
+
+# ---------------------------------------------------------------- driver
+
+
+@dataclass
+class _Process:
+    """A worker's process as the driver sees it. `held` are its items in the order given; `tail` its last words."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    held: list[str] = field(default_factory=list)
+    started: bool = False
+    done: bool = False
+    tail: bytes = b""
+
+
+@dataclass(frozen=True)
+class _Ended(Event):
+    code: int = 0
+
+
+class Local:
+    """Runs items in `workers` fresh interpreters, or in the calling process for 0.
+
+    `path` is put before sys.path in the workers. A worker that dies is replaced for as long as the feed has items.
+    """
+
+    def __init__(self, workers: int = 1, path: tuple[str, ...] = (), grace: float = GRACE) -> None:
+        self._workers = workers
+        self._path = list(path)
+        self._grace = grace
+
+    def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
+        """Events until the feed is done. Closing the iterator ends all workers; none is left running."""
+        return _InProcess(stages, feed).events() if self._workers == 0 else self._events(stages, feed)
+
+    def _events(self, stages: Stages, feed: Feed) -> Iterator[Event]:
+        import cloudpickle
+
+        payload = cloudpickle.dumps(stages, protocol=5)
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        living: dict[str, _Process] = {}
+        spawner = _Spawner()
+        serial = 0
+        try:
+            while True:
+                finished = self._feed(living, feed)
+                while not finished and len(living) < min(self._workers, feed.wanted()):
+                    name = f"w{serial}"
+                    living[name] = spawner.call(lambda n=name, i=serial: self._start(n, i, stages, payload, events))
+                    serial += 1
+                    finished = self._feed(living, feed)
+                if not living:
+                    return
+                with contextlib.suppress(queue.Empty):
+                    event = events.get(timeout=0.25)
+                    yield from self._seen(event, living)
+        finally:
+            self._end(list(living.values()))
+            spawner.close()
+
+    def _feed(self, living: dict[str, _Process], feed: Feed) -> bool:
+        """Give waiting workers what the feed has for them; whether the feed has ended for all of them."""
+        ended = bool(living)
+        for process in living.values():
+            while not process.done and len(process.held) < HELD:
+                item = feed.take(process.name)
+                if item is WAIT:
+                    break
+                process.done = item is DONE
+                if item is not DONE:
+                    process.held.append(item.key)
+                with contextlib.suppress(OSError):  # a broken pipe is a death, which its own event reports
+                    assert process.popen.stdin is not None
+                    send(process.popen.stdin, None if item is DONE else item)  # type: ignore[arg-type]
+            ended = ended and process.done
+        return ended or (not living and feed.take("") is DONE)
+
+    def _seen(self, event: Event, living: dict[str, _Process]) -> Iterator[Event]:
+        process = living.get(event.worker)
+        if process is None:
+            return
+        if isinstance(event, _Ended):
+            del living[event.worker]
+            if not process.done or process.held:
+                yield self._death(process, event.code)
+            return
+        if isinstance(event, Printed):
+            process.tail = (process.tail + event.text.encode("utf-8", "replace"))[-TAIL:]
+        elif isinstance(event, Started):
+            process.started = True
+        elif isinstance(event, Outcome) and event.key in process.held:
+            process.held.remove(event.key)
+        yield event
+
+    def _death(self, process: _Process, code: int) -> Death:
+        return Death(
+            process.name,
+            tuple(process.held),
+            process.tail.decode("utf-8", "replace"),
+            code if code >= 0 else None,
+            -code if code < 0 else None,
+            process.started,
+        )
+
+    def _start(
+        self, name: str, index: int, stages: Stages, payload: bytes, events: queue.SimpleQueue[Event]
+    ) -> _Process:
+        start = _START.format(path=self._path, name=name, parent=os.getpid())
+        popen = subprocess.Popen(
+            [sys.executable, "-c", start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **stages.environment(index)},
+            start_new_session=True,  # a Ctrl-C at the terminal is the driver's to handle
+        )
+        assert popen.stdin is not None
+        with contextlib.suppress(OSError):
+            send(popen.stdin, payload)  # type: ignore[arg-type]
+        listening = [_thread(_listen, popen, name, events), _thread(_overhear, popen, name, events)]
+        _thread(_await, popen, name, events, listening)
+        return _Process(name, popen)
+
+    def _end(self, processes: list[_Process]) -> None:
+        for process in processes:
+            if process.popen.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.popen.stdin.close()  # end of input: stop
+        deadline = time.monotonic() + self._grace
+        try:
+            for process in processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.popen.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # also when a second signal breaks the wait
+            for process in processes:
+                if process.popen.poll() is None:
+                    process.popen.kill()
+                process.popen.wait()
+
+
+class _Spawner:
+    """Starts processes from one thread that lasts: parent-death signals are sent when the *thread* that forked ends."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = _thread(self._serve)
+
+    def call(self, function: Any) -> Any:
+        self._calls.put(function)
+        answer = self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (function := self._calls.get()) is not None:
+            try:
+                self._answers.put(function())
+            except BaseException as e:  # crosses to the caller's thread, where it is raised
+                self._answers.put(e)
+
+
+def _thread(target: Any, *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def _listen(popen: subprocess.Popen[bytes], name: str, events: queue.SimpleQueue[Event]) -> None:
+    assert popen.stdout is not None
+    with contextlib.suppress(EOFError, OSError, ValueError):
+        while True:
+            events.put(replace(receive(popen.stdout), worker=name))  # type: ignore[arg-type]
+
+
+def _overhear(popen: subprocess.Popen[bytes], name: str, events: queue.SimpleQueue[Event]) -> None:
+    """User code's prints: always read, so that a flood cannot block the worker; passed on up to a bound a second."""
+    assert popen.stderr is not None
+    allowance, since = 64_000, time.monotonic()
+    with contextlib.suppress(OSError, ValueError):
+        while data := os.read(popen.stderr.fileno(), 65536):
+            if time.monotonic() - since > 1.0:
+                allowance, since = 64_000, time.monotonic()
+            if allowance > 0:
+                events.put(Printed(name, data[:allowance].decode("utf-8", "replace")))
+            allowance -= len(data)
+
+
+def _await(popen: subprocess.Popen[bytes], name: str, events: queue.SimpleQueue[Event], listening: list[Any]) -> None:
+    """Death is seen by waiting for the process, not by end of file: grandchildren may hold its pipes."""
+    code = popen.wait()
+    for thread in listening:
+        thread.join(timeout=1.0)
+    events.put(_Ended(name, code))
+
+
+# ---------------------------------------------------------------- worker
+
+
+def serve(name: str, parent: int) -> None:
+    """A worker's whole life: open the stages, work until told to end. Runs in the fresh interpreter's main thread."""
+    commands, reports = _own_pipes()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(parent)
+    lock = threading.Lock()
+
+    def emit(event: Event) -> None:
+        with lock:
+            send(reports, event)
+
+    items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+    begun = time.monotonic()
+    try:
+        stages = pickle.loads(receive(commands))
+    except EOFError:
+        os._exit(0)
+    opened: list[Any] = []
+    _thread(_obey, commands, items, opened)
+    code = 0
+    try:
+        worker = stages.open(name, emit)
+        opened.append(worker)
+        emit(Started(name, time.monotonic() - begun))
+        worker.work(iter(items.get, None), emit)
+    except BrokenPipeError:
+        code = 0  # the driver is gone
+    except BaseException as e:  # reported with its traceback; a worker never dies silently
+        from gristmill.plan.failing import failure_of
+
+        with contextlib.suppress(OSError):
+            emit(Outcome(name, "", None, failure_of(e, "load" if not opened else "other")))
+        code = 1 if not opened else 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # user threads and C++ teardown must not keep a finished worker alive
+
+
+def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The protocol's own copies of stdin and stdout; what user code prints then goes to stderr, what it reads is empty."""
+    commands = os.fdopen(os.dup(0), "rb")
+    reports = os.fdopen(os.dup(1), "wb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    return commands, reports
+
+
+def _obey(commands: BinaryIO, items: queue.SimpleQueue[Item | None], opened: list[Any]) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            item = receive(commands)
+            items.put(item)
+            if item is None:
+                break
+        receive(commands)  # nothing follows but the end
+    # The driver closed its end: it has all outcomes it wants, or it is dead. Stop soon, or at once if still loading.
+    if not opened:
+        os._exit(0)
+    opened[0].stop()
+    items.put(None)
+    time.sleep(GRACE)
+    os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for a kill when the driver dies (Linux); elsewhere the end of the command pipe does it."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+# ---------------------------------------------------------------- no processes at all
+
+
+class _InProcess:
+    """workers=0: the same worker in a thread of the calling process, for debugging and for tiny jobs."""
+
+    def __init__(self, stages: Stages, feed: Feed) -> None:
+        self._stages = stages
+        self._feed = feed
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._worker: list[Any] = []
+
+    def events(self) -> Iterator[Event]:
+        thread = _thread(self._work)
+        held = 0
+        ended = False
+        try:
+            while thread.is_alive() or not self._events.empty():
+                while not ended and held < HELD:
+                    item = self._feed.take("w0")
+                    if item is WAIT:
+                        break
+                    ended = item is DONE
+                    held += 0 if ended else 1
+                    self._items.put(None if ended else item)
+                with contextlib.suppress(queue.Empty):
+                    event = self._events.get(timeout=0.25)
+                    held -= isinstance(event, Outcome)
+                    yield event
+        finally:
+            self._items.put(None)
+            if self._worker:
+                self._worker[0].stop()
+            thread.join()
+
+    def _work(self) -> None:
+        from gristmill.plan.failing import failure_of
+
+        begun = time.monotonic()
+        try:
+            worker = self._stages.open("w0", self._events.put)
+            self._worker.append(worker)
+            self._events.put(Started("w0", time.monotonic() - begun))
+            worker.work(iter(self._items.get, None), self._events.put)
+        except BaseException as e:
+            self._events.put(Outcome("w0", "", None, failure_of(e, "other" if self._worker else "load")))

@@ -1,0 +1,283 @@
+"""What runs next, and what to do when something fails. Pure deciding: no clock, no I/O, no engine; fed with events."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, RunFailed, SourceChanged, WorkerLost
+from gristmill.observe.events import Note
+from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Outcome, Started
+from gristmill.worker.recipe import Task
+
+TRIES = 3  # attempts at a shard whose failure may pass (a disk that hiccups)
+DEATHS = 64  # workers one shard may cost before the run stops: enough to isolate several rows in it
+KILLS = 20  # kills from outside that one shard may see
+UNSTARTED = 3  # workers in a row that may die before they have loaded
+
+_OUTSIDE = {int(getattr(signals, n)) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signals, n)}
+_BY_KIND = {"output": BadOutput, "source": SourceChanged, "load": BadModel}
+
+
+@dataclass
+class _Attempt:
+    number: int = 0
+    errors: int = 0
+    deaths: int = 0
+    kills: int = 0
+    careful: bool = False
+    blame: bool = False
+    proven: bool = False
+
+
+@dataclass
+class ShardFeed:
+    """Hands out the probe, then shards in order; decides about retries, suspects, doubt and the end.
+
+    `task` makes the Task of a shard. `out_of_memory` tells whether a killed worker was killed for want of memory.
+    `most_ahead` bounds how far beyond the consumer of a stream shards are scored.
+    """
+
+    workers: int
+    probe: Task | None = None
+    careful_start: bool = False
+    out_of_memory: Callable[[Death], bool] = lambda death: False
+    most_ahead: int | None = None
+
+    fatal: GristmillError | None = None
+    stopped: bool = False
+    probed: Any = None
+    committed: dict[int, Any] = field(default_factory=dict)
+    ok_rows: int = 0
+    notes: list[Note] = field(default_factory=list)
+
+    _task: Callable[[int], Task] | None = None
+    _pending: deque[int] = field(default_factory=deque)
+    _doubted: dict[int, Failure] = field(default_factory=dict)
+    _attempts: dict[int, _Attempt] = field(default_factory=dict)
+    _held: dict[str, list[int]] = field(default_factory=dict)
+    _probing: str | None = None
+    _probe_given: bool = False
+    _probe_attempt: _Attempt = field(default_factory=_Attempt)
+    _unstarted: int = 0
+    _consumed: int = -1
+
+    # ------------------------------------------------ the engine asks
+
+    def wanted(self) -> int:
+        """Workers worth having now."""
+        if self._task is None:
+            return 1 if self.careful_start else self.workers
+        return max(1, min(self.workers, len(self._pending) + sum(map(len, self._held.values())) + len(self._doubted)))
+
+    def take(self, worker: str) -> Any:
+        """An Item, WAIT or DONE."""
+        if self.fatal is not None or self.stopped:
+            return DONE
+        if self.probe is not None:
+            return self._give_probe(worker)
+        if self._task is None:
+            return WAIT
+        held = self._held.setdefault(worker, [])
+        number = self._next(worker, held)
+        if number is None:
+            return self._idle()
+        held.append(number)
+        attempt = self._attempts.setdefault(number, _Attempt())
+        task = replace(
+            self._task(number),
+            attempt=attempt.number,
+            careful=attempt.careful,
+            blame=attempt.blame,
+            proven=attempt.proven,
+        )
+        attempt.blame = False
+        return Item(f"{number}.{attempt.number}", task)
+
+    def _give_probe(self, worker: str) -> Any:
+        if self._probe_given or self._probing not in (None, worker):
+            return WAIT
+        self._probe_given, self._probing = True, worker
+        a = self._probe_attempt
+        assert self.probe is not None
+        return Item(f"probe.{a.number}", replace(self.probe, attempt=a.number, careful=a.careful, blame=a.blame))
+
+    def _next(self, worker: str, held: list[int]) -> int | None:
+        if not self._pending or (held and len(self._pending) <= self.workers):
+            return None  # near the end nobody holds a second item that another could begin
+        if self.most_ahead is not None and self._pending[0] > self._consumed + self.most_ahead:
+            return None
+        if self._probing is not None and self._pending[0] == 0 and worker != self._probing and len(self._pending) > 1:
+            self._pending.rotate(-1)  # shard 0 is for the worker that has its first rows scored already
+            number = self._pending.popleft()
+            self._pending.rotate(1)
+            return number
+        return self._pending.popleft()
+
+    def _idle(self) -> Any:
+        if self._pending or any(self._held.values()):
+            return WAIT
+        if self._doubted:
+            self._judge_doubted()
+            return WAIT if self.fatal is None else DONE
+        return DONE
+
+    def _judge_doubted(self) -> None:
+        """Shards on which the model failed throughout: if it worked elsewhere, their rows are to blame, else the model."""
+        if self.ok_rows > 0:
+            for number in self._doubted:
+                self._attempts[number].proven = True
+                self._again(number)
+            self._doubted.clear()
+            return
+        failure = next(iter(self._doubted.values()))
+        self.fatal = RunFailed(
+            f"the model fails on every row tried ({failure.type}: {failure.message})\n{failure.traceback}"
+        )
+
+    # ------------------------------------------------ the run tells
+
+    def begin(self, task: Callable[[int], Task], numbers: Iterable[int]) -> None:
+        """The plan stands: these shards are to be done."""
+        self._task = task
+        self._pending = deque(numbers)
+        self.probe = None
+
+    def again(self, number: int) -> None:
+        """A committed shard turned out to be unreadable: do it again."""
+        self.committed.pop(number, None)
+        self._again(number)
+
+    def consumed(self, number: int) -> None:
+        """A stream's consumer has taken shards up to this one."""
+        self._consumed = number
+
+    def probe_further(self, rows: int) -> None:
+        """The probe found no row that could be scored: look at more."""
+        assert self.probe is not None
+        self.probe = replace(self.probe, rows=rows)
+        self.probed, self._probe_given, self._probing = None, False, None
+
+    def on(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, Started):
+            self._unstarted = 0
+        elif isinstance(event, Outcome):
+            self._ended(event)
+        elif isinstance(event, Death):
+            self._died(event)
+
+    def _ended(self, event: Outcome) -> None:
+        if event.key == "":
+            assert event.error is not None
+            self._fail(
+                event.error, "a worker could not start" if event.error.kind != "load" else "the model cannot be loaded"
+            )
+            return
+        if event.key.startswith("probe."):
+            if event.error is None:
+                self.probed = event.value
+            elif event.error.kind in ("model", "memory"):
+                self._fail_model(event.error)
+            else:
+                self._fail(event.error, "while scoring the first rows")
+            return
+        number = int(event.key.partition(".")[0])
+        self._release(event.worker, number)
+        if event.error is None:
+            self.committed[number] = event.value
+            self.ok_rows += event.value["counts"][-1]
+        else:
+            self._failed(number, event.error)
+
+    def _failed(self, number: int, error: Failure) -> None:
+        attempt = self._attempts[number]
+        if error.kind in ("model", "memory"):
+            self._doubted[number] = error
+            self._note(
+                "warning", f"shard {number}: every row fails ({error.type}: {error.message}); trying other shards first"
+            )
+        elif error.kind in ("io", "other") and attempt.errors + 1 < TRIES:
+            attempt.errors += 1
+            self._again(number)
+            self._note("warning", f"shard {number}: {error.type}: {error.message}; trying again")
+        else:
+            self._fail(error, f"shard {number}")
+
+    def _died(self, death: Death) -> None:
+        self._held.pop(death.worker, None)
+        if not death.started:
+            self._unstarted += 1
+            if self._unstarted >= UNSTARTED and self.fatal is None:
+                self.fatal = WorkerLost(
+                    f"{self._unstarted} workers in a row ended while starting ({_how(death)})\n{death.evidence}"
+                )
+        blame = self._to_blame(death)
+        for place, key in enumerate(death.keys):
+            name = key.partition(".")[0]
+            if name == "probe":
+                self._bury(self._probe_attempt, blame and death.started, death, "the first rows")
+                self._probe_given, self._probing = False, None
+                continue
+            number = int(name)
+            if place == 0 and death.started:
+                self._bury(self._attempts[number], blame, death, f"shard {number}")
+            self._again(number)
+        what = f", holding shards {', '.join(k.partition('.')[0] for k in death.keys)}" if death.keys else ""
+        self._note("warning", f"worker {death.worker} ended ({_how(death)}){what}; they are tried again")
+        if self._probing == death.worker:
+            self._probing = None
+
+    def _to_blame(self, death: Death) -> bool:
+        """A kill from outside without evidence of memory exhaustion is nobody's fault (design §6)."""
+        return death.signal not in _OUTSIDE or (death.signal == 9 and self.out_of_memory(death))
+
+    def _bury(self, attempt: _Attempt, blame: bool, death: Death, what: str) -> None:
+        attempt.careful, attempt.blame = attempt.careful or blame, blame
+        attempt.deaths += blame
+        attempt.kills += not blame
+        if (attempt.deaths >= DEATHS or attempt.kills >= KILLS) and self.fatal is None:
+            self.fatal = WorkerLost(
+                f"{what}: {attempt.deaths + attempt.kills} workers have died of it ({_how(death)})\n{death.evidence}"
+            )
+
+    def _again(self, number: int) -> None:
+        self._attempts.setdefault(number, _Attempt()).number += 1
+        self._pending.appendleft(number)
+
+    def _release(self, worker: str, number: int) -> None:
+        held = self._held.get(worker, [])
+        if number in held:
+            held.remove(number)
+
+    def _fail_model(self, failure: Failure) -> None:
+        self._fail(failure, "the model fails on every one of the first rows")
+
+    def _fail(self, failure: Failure, where: str) -> None:
+        if self.fatal is not None:
+            return
+        kind = _BY_KIND.get(failure.kind, RunFailed)
+        if failure.type.endswith("MissingExtra"):
+            kind = MissingExtra
+        own = failure.type.startswith("gristmill.")
+        text = failure.message if own else f"{where}: {failure.type}: {failure.message}\n{failure.traceback}".rstrip()
+        self.fatal = kind(text)
+        if failure.kind == "load" and not own:
+            self.fatal = RunFailed(text)
+
+    def _note(self, level: Any, text: str) -> None:
+        self.notes.append(Note(level, text))
+
+
+def _how(death: Death) -> str:
+    if death.signal is not None:
+        try:
+            return signals.Signals(death.signal).name
+        except ValueError:
+            return f"signal {death.signal}"
+    if "Timeout (" in death.evidence:
+        return "a call took longer than its limit"
+    return f"exit code {death.exit_code}"

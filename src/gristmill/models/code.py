@@ -1,0 +1,225 @@
+"""Digests of user code: what tells that a function, or anything it imports from outside site-packages, has changed."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.errors import BadModel
+from gristmill.plan.specs import Call
+
+
+def digests(call: Call) -> dict[str, str]:
+    """Digests by name: the callable or its module's file, every local module that it imports, its arguments and closure.
+
+    Versions of the installed distributions that the code imports stand beside them. Nothing is executed for a callable
+    named by text; the pickle is not used, because it differs from process to process.
+    """
+    found: dict[str, str] = {}
+    if isinstance(call.target, str):
+        _add_module(call.target.partition(":")[0], found)
+    else:
+        _add_object(call.target, found, set())
+    if call.args:
+        found[f"arguments of {call.name}"] = value_digest(dict(call.args))
+    return found
+
+
+def value_digest(value: Any) -> str:
+    """A digest of a plain value, the same in every process; arrays, tables and other objects by their pickled content."""
+    return hashlib.sha256(_canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _canonical(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return f"{type(value).__name__}:{value!r}"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(sorted(f"{_canonical(k)}={_canonical(v)}" for k, v in value.items())) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_canonical(v) for v in value) + "]"
+    if isinstance(value, (set, frozenset)):
+        return "(" + ",".join(sorted(_canonical(v) for v in value)) + ")"
+    if isinstance(value, (types.FunctionType, type)):
+        found: dict[str, str] = {}
+        _add_object(value, found, set())
+        return _canonical(found)
+    if isinstance(value, types.ModuleType):
+        return f"module:{value.__name__}"
+    import cloudpickle
+
+    try:
+        return hashlib.sha256(cloudpickle.dumps(value, protocol=5)).hexdigest()
+    except Exception as e:
+        raise BadModel(f"{type(value).__name__} {value!r:.80}: cannot be sent to workers ({e})") from e
+
+
+# ---------------------------------------------------------------- objects
+
+
+def _add_object(target: Any, found: dict[str, str], seen: set[int]) -> None:
+    if isinstance(target, functools.partial):
+        found["partial arguments"] = value_digest([target.args, target.keywords])
+        target = target.func
+    target = inspect.unwrap(target) if callable(target) else target
+    if id(target) in seen:
+        return
+    seen.add(id(target))
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__qualname__", repr(target))
+    if module not in ("__main__", "") and _local_file(module) is not None and "<locals>" not in name:
+        _add_module(module, found)
+        return
+    if module and module != "__main__" and _local_file(module) is None and not _is_local_object(target):
+        _add_version(module, found)
+        return
+    found[f"{module}:{name}"] = hashlib.sha256(_source(target).encode()).hexdigest()
+    for function in _functions(target):
+        for label, value in _references(function):
+            _add_reference(f"{name}.{label}", value, found, seen)
+
+
+def _is_local_object(target: Any) -> bool:
+    code = getattr(target, "__code__", None)
+    return code is not None and not _installed(Path(code.co_filename))
+
+
+def _functions(target: Any) -> Iterator[types.FunctionType]:
+    if isinstance(target, types.FunctionType):
+        yield target
+    elif isinstance(target, type):
+        for value in vars(target).values():
+            inner = getattr(value, "__func__", value)
+            if isinstance(inner, types.FunctionType):
+                yield inner
+
+
+def _references(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Closure values, defaults, and the globals that the code names, of nested code too."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # a cell that is still empty holds nothing to compare
+    yield "defaults", [function.__defaults__, function.__kwdefaults__]
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        for name in code.co_names:
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+
+def _add_reference(label: str, value: Any, found: dict[str, str], seen: set[int]) -> None:
+    if isinstance(value, types.ModuleType):
+        _add_module(value.__name__, found)
+    elif isinstance(value, (types.FunctionType, type)):
+        _add_object(value, found, seen)
+    elif value is None or isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)):
+        if not label.endswith((".__name__", ".__file__")):
+            found[label] = value_digest(value)
+
+
+def _source(target: Any) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(target))
+    except (OSError, TypeError):
+        code = getattr(target, "__code__", None)
+        return _code_text(code) if code is not None else repr(getattr(target, "__qualname__", type(target)))
+
+
+def _code_text(code: types.CodeType) -> str:
+    consts = [_code_text(c) if isinstance(c, types.CodeType) else _canonical(c) for c in code.co_consts]
+    return repr((code.co_code.hex(), consts, code.co_names, code.co_varnames[: code.co_argcount]))
+
+
+# ---------------------------------------------------------------- modules
+
+
+def _add_module(name: str, found: dict[str, str]) -> None:
+    """A local module's file and, by reading its imports, the local modules below it."""
+    waiting = [name]
+    while waiting:
+        module = waiting.pop()
+        file = _local_file(module)
+        if file is None:
+            _add_version(module, found)
+            continue
+        key = f"module {module}"
+        if key in found:
+            continue
+        source = file.read_bytes()
+        found[key] = hashlib.sha256(source).hexdigest()
+        if file.suffix == ".py":
+            waiting += _imports(source, module, file.name == "__init__.py")
+
+
+def _imports(source: bytes, module: str, package: bool) -> list[str]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []  # the import itself will say so, with the line
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".") if package else module.split(".")[:-1]
+                base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+            names.append(base)
+            names += [f"{base}.{a.name}" for a in node.names if _local_file(f"{base}.{a.name}") is not None]
+    return [n for n in names if n]
+
+
+@functools.lru_cache(maxsize=4096)
+def _local_file(module: str) -> Path | None:
+    """The file of a module outside site-packages and the standard library, else None."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "gristmill":
+        return None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None or spec.origin in (None, "built-in", "frozen"):
+        return None
+    path = Path(str(spec.origin))
+    return None if _installed(path) else path
+
+
+def _installed(path: Path) -> bool:
+    paths = sysconfig.get_paths()
+    homes = {Path(paths[k]) for k in ("purelib", "platlib", "stdlib", "platstdlib")}
+    return any(home in path.parents for home in homes) or "site-packages" in path.parts
+
+
+def _add_version(module: str, found: dict[str, str]) -> None:
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("gristmill", "__main__"):
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found[f"version of {top}"] = version(top)
+    except PackageNotFoundError:
+        for distribution in _distributions().get(top, []):
+            found[f"version of {distribution}"] = version(distribution)
+
+
+@functools.lru_cache(maxsize=1)
+def _distributions() -> dict[str, list[str]]:
+    from importlib.metadata import packages_distributions
+
+    return {k: list(v) for k, v in packages_distributions().items()}

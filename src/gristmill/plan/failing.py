@@ -1,0 +1,27 @@
+"""Exceptions as text, so that they cross any boundary, whatever their class is or does."""
+
+from __future__ import annotations
+
+import traceback
+
+from gristmill.errors import GristmillError
+from gristmill.plan.contracts import Failure
+
+TRACE = 16_000  # characters of a traceback that are kept, the last ones: the user's own frames
+
+
+def failure_of(error: BaseException, kind: str = "other") -> Failure:
+    """An exception as a Failure; never raises, whatever the exception's own methods do."""
+    try:
+        message = str(error)
+    except Exception as e:
+        message = f"<{type(error).__name__} whose text cannot be had: {type(e).__name__}>"
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-TRACE:]
+    except Exception as e:
+        trace = f"<no traceback: {type(e).__name__}>"
+    module, name = type(error).__module__, type(error).__qualname__
+    code = error.exit_code if isinstance(error, GristmillError) else 1
+    return Failure(
+        kind, name if module in ("builtins", "__main__") else f"{module}.{name}", message[:4000], trace, code
+    )

@@ -1,0 +1,167 @@
+"""Values laid over a job that is built already: what the flags of a command, and `--set`, do to a job.
+
+A path is written as in a job file (`source.limit`, `model.args.size`, `engine.workers`), whatever the classes are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from gristmill.errors import BadJob
+from gristmill.plan.job import JobSpec
+from gristmill.plan.options import EngineSpec
+from gristmill.plan.specs import (
+    FunctionModel,
+    OnnxModel,
+    SklearnModel,
+    Step,
+    TextClassifier,
+    TextEmbedder,
+    TorchScriptModel,
+)
+
+KIND_OF: dict[type[Any], str] = {
+    TextEmbedder: "embed",
+    TextClassifier: "classify",
+    OnnxModel: "onnx",
+    TorchScriptModel: "torchscript",
+    SklearnModel: "sklearn",
+    FunctionModel: "call",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value for the place at `path`. `said` is how the user gave it; `typed` says that its type is right already."""
+
+    path: tuple[str, ...]
+    value: Any
+    said: str
+    typed: bool = True
+
+
+def split_set(text: str) -> tuple[tuple[str, ...], Any]:
+    """`a.b=value` as a path and a value, which is JSON if it is some, else text. Raises BadJob."""
+    from gristmill.plan.jobfile import literal
+
+    name, equals, value = text.partition("=")
+    path = tuple(name.strip().split("."))
+    if not equals or not all(path):
+        raise BadJob(f"--set {text}: write it as a.b=value, for example running.batch_rows=256")
+    return path, literal(value)
+
+
+def changes_of(sets: Sequence[str]) -> list[Change]:
+    """The changes that `--set a.b=value` asks for."""
+    return [Change(path, value, f"--set {text}", typed=False) for text in sets for path, value in [split_set(text)]]
+
+
+def overlay(spec: JobSpec, changes: Iterable[Change]) -> JobSpec:
+    """The job with all changes made, each part of it built once, so that values may depend on each other.
+
+    Raises BadJob where there is no such place, or the value does not fit it.
+    """
+    tree: dict[str, Any] = {}
+    for change in changes:
+        node = tree
+        for part in change.path[:-1]:
+            below = node.setdefault(part, {})
+            if isinstance(below, Change):
+                raise BadJob(f"{change.said}: {below.said} sets all of it already")
+            node = below
+        node[change.path[-1]] = change
+    out: JobSpec = _with(spec, tree, ())
+    return out
+
+
+def _with(value: Any, tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _with_fields(value, tree, path)
+    if value is None or isinstance(value, Mapping):
+        return {**(value or {}), **{key: _leaf((value or {}).get(key), sub, (*path, key)) for key, sub in tree.items()}}
+    first = _first(tree)
+    if isinstance(value, tuple):
+        items = list(value)
+        for key, sub in tree.items():
+            if not key.isdigit() or int(key) >= len(items):
+                raise BadJob(f"{first.said}: there is no number {key} in a list of {len(items)}: count from 0")
+            items[int(key)] = _leaf(items[int(key)], sub, (*path, key))
+        return tuple(items)
+    raise BadJob(f"{first.said}: nothing can be set inside {'.'.join(path)}, which is {value!r}")
+
+
+def _leaf(old: Any, sub: Any, path: tuple[str, ...]) -> Any:
+    return sub.value if isinstance(sub, Change) else _with(old, sub, path)
+
+
+def _with_fields(value: Any, tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    new: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {}
+    for key, sub in tree.items():
+        name, deeper = _field(value, key, sub)
+        if deeper is None:
+            new[name] = _typed(value, name, sub) if isinstance(sub, Change) else _below(value, name, sub, (*path, key))
+        else:
+            inside.setdefault(name, {})[deeper] = sub
+    new |= {name: _below(value, name, sub, path) for name, sub in inside.items()}
+    try:
+        return dataclasses.replace(value, **new)
+    except BadJob as e:
+        raise type(e)(f"{_first(tree).said}: {e}") from None
+
+
+def _below(value: Any, name: str, sub: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    old = getattr(value, name)
+    if old is None and name == "sink":
+        raise BadJob(f"{_first(sub).said}: the job has no sink: give it one (sink=…)")
+    return _with(old, sub, path)
+
+
+def _field(value: Any, key: str, sub: Any) -> tuple[str, str | None]:
+    """The dataclass field that a job file's key means, and the one inside of it where the classes go one deeper."""
+    names = [f.name for f in dataclasses.fields(value)]
+    if isinstance(value, (FunctionModel, Step)) and key in ("args", "batch_format") and value.call is not None:
+        return "call", key
+    if isinstance(value, FunctionModel) and key == "call" and isinstance(sub, Change):
+        return "call", "target"
+    if KIND_OF.get(type(value)) == key and key != "call":
+        return "model", None
+    if key in names and not (key == "call" or (key == "model" and type(value) in KIND_OF)):
+        return key, None
+    if isinstance(value, EngineSpec) and value.name != "local":
+        return "options", key
+    known = _known(value, names)
+    near = difflib.get_close_matches(key, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    kind = KIND_OF.get(type(value))
+    what = f"this model ({kind})" if kind else type(value).__name__.removesuffix("Spec").lower()
+    raise BadJob(f"{_first({key: sub}).said}: {what} has no {key!r}: {hint}")
+
+
+def _known(value: Any, names: Sequence[str]) -> list[str]:
+    """The keys that a job file has for a dataclass."""
+    kind = KIND_OF.get(type(value))
+    known = [name for name in names if name not in ("data", "audit", "options", "call", "model")]
+    if isinstance(value, JobSpec):
+        return [*known, "model"]
+    return [kind, *known, *(["args", "batch_format"] if kind == "call" else [])] if kind else known
+
+
+def _typed(value: Any, name: str, change: Change) -> Any:
+    if change.typed:
+        return change.value
+    from gristmill.plan.typed import check
+
+    if isinstance(value, JobSpec) and not name.startswith("on_"):
+        raise BadJob(f"{change.said}: {name} is a whole section: set one of its keys, {name}.key=value")
+    return check(get_type_hints(type(value))[name], change.value, change.said)
+
+
+def _first(tree: Mapping[str, Any]) -> Change:
+    for sub in tree.values():
+        return sub if isinstance(sub, Change) else _first(sub)
+    raise AssertionError("a tree of changes has leaves")

@@ -1,0 +1,70 @@
+"""Secrets of a job: text that shows itself as `${env:NAME}` wherever it lands, and tells its value only when asked.
+
+A job file's `${env:TOKEN}` becomes a `Secret`, whose characters are the text as written. Whatever prints, hashes,
+compares it or makes JSON of it therefore sees `${env:TOKEN}`: a place that forgets `reveal` fails to log in, and does
+not leak. The value travels only through pickle, to the workers, and is had by `reveal` where a file system is opened or
+a function is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+LEAST = (
+    4  # shorter values are not searched for in text: masking every "1" or "no" would ruin messages, and hide nothing
+)
+
+
+class Secret(str):
+    """Text as written in the job file (`shown`), and what it stands for (`hidden`), which only `reveal` tells."""
+
+    __slots__ = ("_hidden",)
+    _hidden: str
+
+    def __new__(cls, shown: str, hidden: str) -> Secret:
+        self = super().__new__(cls, shown)
+        self._hidden = hidden
+        return self
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str, str]]:
+        return Secret, (str(self), self._hidden)
+
+    def reveal(self) -> str:
+        """The value itself. Give it to the library that needs it, and to nothing that keeps or prints."""
+        return self._hidden
+
+
+def reveal(value: Any) -> Any:
+    """`value` with every Secret in it (also inside mappings, lists and tuples) replaced by what it stands for."""
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, Mapping):
+        return {key: reveal(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(reveal(item) for item in value)
+    return value
+
+
+def secrets_in(value: Any) -> Iterator[Secret]:
+    """The secrets inside a value: mappings, lists, tuples and dataclasses are searched."""
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from secrets_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from secrets_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from secrets_in(getattr(value, field.name))
+
+
+def scrub(text: str, secrets: Iterable[Secret]) -> str:
+    """`text` with the values of `secrets` replaced by what stands for them: for messages that a library wrote."""
+    for secret in sorted(secrets, key=lambda s: -len(s.reveal())):
+        if len(secret.reveal()) >= LEAST:
+            text = text.replace(secret.reveal(), str(secret))
+    return text

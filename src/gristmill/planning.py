@@ -1,0 +1,408 @@
+"""Planning: from a job to what its workers are given. All static checks are here, before any model is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS
+from gristmill.errors import BadJob, BadSource, GateFailed
+from gristmill.plan import fingerprint, shard
+from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading
+from gristmill.plan.fingerprint import Fingerprint
+from gristmill.plan.job import JobSpec, Source
+from gristmill.plan.shard import Selection
+from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextEmbedder
+
+SHARD_SECONDS = 30.0  # design §5: the work that a crash can cost, and that a commit is spread over
+LEAST_SHARD = 256  # rows: below this a commit costs more than it protects
+FUNCTION_ROWS = 1024
+TEXT_WINDOW = 8192
+PLAIN_WINDOW = 131_072
+UNTIMED_BYTES = 100 << 20  # design §5: below this nothing is timed
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job with everything found out that can be without loading a model."""
+
+    job: JobSpec
+    fs: Any
+    source_format: Any
+    sink_format: Any
+    files: tuple[FileInfo, ...]
+    schema: pa.Schema
+    selection: Selection
+    model: ModelSpec
+    info: ModelInfo
+    columns: tuple[str, ...] | None
+    keep: tuple[str, ...] | None
+    place: Place
+    workers: int
+    gpus: tuple[str, ...]
+    fingerprint: Fingerprint
+    notes: tuple[str, ...] = ()
+    nulls: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the source's files."""
+        return sum(f.file.size for f in self.files)
+
+    @property
+    def rows(self) -> int | None:
+        """Source rows selected, or None where only reading will tell."""
+        known = [shard.rows_between(self.files[int(f)], int(a), int(b)) for f, a, b in self.selection.ranges]
+        return None if any(k is None for k in known) else sum(k for k in known if k is not None)
+
+    @property
+    def estimated_rows(self) -> float:
+        """Source rows selected, estimated from sampled row sizes where they are not known."""
+        spans = self.selection.ranges.tolist()
+        return sum(shard.estimated_rows(self.files[f], a, b) for f, a, b in spans)
+
+
+def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
+    """Open the source's metadata, check everything that can be checked, fingerprint it.
+
+    `held_data` is a folder that in-memory sources are written to. Raises BadJob and its kinds, GateFailed where counts
+    of nulls already break a gate.
+    """
+    from gristmill.io import paths, registry
+    from gristmill.models import registry as models
+
+    source = job.source if job.source.data is None else _held(job, held_data)
+    sink_format = registry.sink_format(_sink_name(job))
+    fs, listed = paths.resolve(source)
+    source_format = registry.source_format(source, listed)
+    files, skipped = _inspected(source, source_format, fs, listed)
+    schema = registry.unify(files)
+    model = models.resolve(job.model)
+    info = models.describe(model, _widened(schema, job))
+    keep = _kept(job, info, schema)
+    columns = _read_columns(job, info, keep, schema)
+    where = _where(source, schema)
+    selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
+    gpus = _gpus(job)
+    place = _place(job, model, gpus)
+    resolved = Resolved(
+        job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
+        0, gpus, _fingerprint(job, model, info, files, sink_format.name), tuple(skipped), _nulls(files),
+    )  # fmt: skip
+    workers, threads = _workers(resolved)
+    resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
+    _check_gates(resolved)
+    return resolved
+
+
+# ---------------------------------------------------------------- the source
+
+
+def _held(job: JobSpec, folder: str | None) -> Source:
+    """An in-memory source as a Parquet file named by its content, so that running again finds the same input."""
+    import hashlib
+
+    import pyarrow.parquet as pq
+
+    from gristmill.io.memory import as_table
+
+    if folder is None:
+        raise BadJob("a source in memory needs a run: it cannot be planned alone")
+    table = as_table(job.source.data, getattr(job.model, "text", None) or "value")
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=131_072)
+    content = sink.getvalue()
+    path = Path(folder) / f"{hashlib.sha256(content).hexdigest()[:32]}.parquet"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(content)
+        os.utime(temporary, (0, 0))  # the name tells the content: a new file of the same name is the same input
+        temporary.replace(path)
+    return replace(job.source, uri=(str(path),), data=None, format="parquet")
+
+
+def _inspected(source: Source, form: Any, fs: Any, listed: Sequence[Any]) -> tuple[list[FileInfo], list[str]]:
+    options = {**source.options, **({"types": dict(source.types)} if source.types else {})}
+    files, skipped = [], []
+    for file in listed:
+        try:
+            files.append(form.inspect(file, fs, options))
+        except BadSource as e:
+            if source.on_bad_file == "fail":
+                raise
+            skipped.append(f"skipped a bad file: {e}")
+    if not files:
+        raise BadSource(
+            f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {skipped[0] if skipped else ''}"
+        )
+    return files, skipped
+
+
+def _where(source: Source, schema: pa.Schema) -> Any:
+    if source.where is None:
+        return None
+    from gristmill.io.where import SqlWhere
+
+    return SqlWhere(source.where, schema)
+
+
+def _selected(source: Source, form: Any, fs: Any, files: list[FileInfo], reading: Reading) -> Selection:
+    """Everything, or the first `limit` rows, or a sample; where a condition is given, of the rows that it holds for."""
+    everything = Selection.everything(files)
+    if source.limit is None and source.sample is None:
+        return everything
+    needed = reading.where.columns if reading.where is not None else tuple(reading.schema.names[:1])
+    reading = replace(reading, columns=tuple(needed))
+    if source.limit is not None:
+        return _limited(form, fs, files, everything, reading, source.limit)
+    return _sampled(form, fs, files, everything, reading, source.sample or 0, source.seed)
+
+
+def _limited(form: Any, fs: Any, files: list[FileInfo], all_of: Selection, reading: Reading, limit: int) -> Selection:
+    ranges, left = [], limit
+    for index, start, stop in all_of.ranges.tolist():
+        if left <= 0:
+            break
+        known = shard.rows_between(files[index], start, stop)
+        if reading.where is None and known is not None and (known <= left or known == stop - start):
+            take = min(known, left)
+            ranges.append((index, start, stop if take == known else start + take))
+            left -= take
+            continue
+        end = start
+        for block in form.read(files[index], fs, np.array([[start, stop]]), reading):
+            bad = np.array([b.position for b in block.bad], dtype=np.int64)
+            places = np.sort(np.concatenate([block.position, bad])) if reading.where is None else block.position
+            if len(places):
+                end = int(places[min(left, len(places)) - 1]) + 1
+            left -= min(left, len(places))
+            if left == 0:
+                break
+        else:
+            end = stop
+        ranges.append((index, start, end))
+    return Selection(np.array(ranges, dtype=np.int64).reshape(-1, 3))
+
+
+def _sampled(
+    form: Any, fs: Any, files: list[FileInfo], all_of: Selection, reading: Reading, size: int, seed: int
+) -> Selection:
+    parts = []
+    for index, start, stop in all_of.ranges.tolist():
+        if reading.where is None and shard.rows_between(files[index], start, stop) == stop - start:
+            places = np.arange(start, stop, dtype=np.int64)
+        else:
+            blocks = form.read(files[index], fs, np.array([[start, stop]]), reading)
+            places = np.concatenate([np.empty(0, dtype=np.int64), *(b.position for b in blocks)])
+        parts.append(np.stack([np.full(len(places), index, dtype=np.int64), places], axis=1))
+    rows = np.concatenate(parts) if parts else np.empty((0, 2), dtype=np.int64)
+    chosen = np.sort(np.random.default_rng(seed).choice(len(rows), size=min(size, len(rows)), replace=False))
+    rows = rows[chosen]
+    if len(rows) == 0:
+        return Selection(np.empty((0, 3), dtype=np.int64))
+    breaks = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 1)) + 1
+    firsts = rows[np.concatenate([[0], breaks])]
+    lasts = rows[np.concatenate([breaks - 1, [len(rows) - 1]])]
+    return Selection(np.column_stack([firsts, lasts[:, 1] + 1]))
+
+
+def _nulls(files: Sequence[FileInfo]) -> dict[str, int]:
+    """Null counts by column, where every file tells."""
+    counted: dict[str, int] = {}
+    known = [f.nulls for f in files]
+    if any(n is None for n in known):
+        return {}
+    names = set.intersection(*(set(n or {}) for n in known)) if known else set()
+    for name in sorted(names):
+        counted[name] = sum((n or {})[name] for n in known)
+    return counted
+
+
+# ---------------------------------------------------------------- columns
+
+
+def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:
+    """The schema that the model will see; None where steps may change it, so that only the run can tell."""
+    if any(s.kind != "filter" for s in job.steps):
+        return None
+    if job.source.columns is None:
+        return schema
+    missing = [c for c in job.source.columns if c not in schema.names]
+    if missing:
+        raise _no_column(missing[0], schema, "columns=")
+    return pa.schema([schema.field(c) for c in job.source.columns])
+
+
+def _no_column(name: str, schema: pa.Schema, what: str) -> BadSource:
+    import difflib
+
+    close = difflib.get_close_matches(name, schema.names, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return BadSource(
+        f"{what} names column {name!r}, which the source does not have: it has {', '.join(schema.names)}{hint}"
+    )
+
+
+def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] | None:
+    """The columns carried over; None for all that there are but the model's own. Raises BadJob for a name that clashes."""
+    sink = job.sink
+    given = None if sink is None else sink.keep
+    steps = any(s.kind != "filter" for s in job.steps)
+    keep = given if given is not None else None if info.keeps_columns else ()
+    if not steps:
+        for name in (*(given or ()), *(sink.key if sink else ()), *(sink.partition_by if sink else ())):
+            if name not in schema.names and name not in (info.outputs or (name,)):
+                raise _no_column(name, schema, "keep, key or partition_by")
+    names = list(keep) if keep is not None else [n for n in schema.names if n not in (info.columns or ())]
+    added = [*(info.outputs or ()), *(n for n in (sink and sink.row_id, sink and sink.model_version) if n)]
+    for name in added:
+        if names.count(name) + added.count(name) > 1:
+            raise BadJob(
+                f"column {name!r} would stand twice in the output: rename the new one (--output NAME, output=) or leave "
+                f"the old one out (--keep {','.join(n for n in names if n != name) or 'none'})"
+            )
+    return keep
+
+
+def _read_columns(
+    job: JobSpec, info: ModelInfo, keep: tuple[str, ...] | None, schema: pa.Schema
+) -> tuple[str, ...] | None:
+    if job.steps or keep is None or info.columns is None:
+        return job.source.columns
+    key = job.sink.key if job.sink else ()
+    wanted = [n for n in dict.fromkeys([*keep, *info.columns, *key]) if n in schema.names]
+    return tuple(wanted) or tuple(schema.names[:1])
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _gpus(job: JobSpec) -> tuple[str, ...]:
+    """GPU ids to place workers on. Found without loading a GPU library: the driver's own list, as the job may see it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        present = [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    except OSError:
+        present = []
+    found = present if visible is None else [v for v in visible.split(",") if v.strip()]
+    wanted = job.engine.gpus
+    device = getattr(job.model, "device", "auto")
+    if wanted == 0 or (device not in ("auto", "cuda") and not str(device).startswith("cuda")):
+        return ()
+    if isinstance(wanted, int):
+        if wanted > len(found):
+            raise BadJob(f"gpus is {wanted}, this machine has {len(found)}")
+        return tuple(found[:wanted])
+    if str(device).startswith("cuda") and not found:
+        raise BadJob(f"device {device!r}: this machine shows no GPU; use device cpu")
+    return tuple(found)
+
+
+def _place(job: JobSpec, model: ModelSpec, gpus: tuple[str, ...]) -> Place:
+    device = getattr(model, "device", "auto")
+    if device == "auto":
+        device = "cuda" if gpus and not isinstance(model, FunctionModel) else "cpu"
+    return Place(device, getattr(model, "dtype", "auto"), 1, getattr(model, "backend", "auto"))
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _workers(r: Resolved) -> tuple[int, int]:
+    """How many workers, and threads for each: a process a core on CPUs, a process a GPU where there are some."""
+    wanted = r.job.engine.workers
+    if isinstance(wanted, tuple):
+        wanted = wanted[1]
+    if wanted == "auto":
+        wanted = len(r.gpus) if r.place.device == "cuda" else cores()
+        if r.estimated_rows <= LEAST_SHARD:
+            wanted = 1
+    count = int(wanted)
+    threads = r.job.engine.threads
+    return count, max(1, cores() // max(1, count)) if threads == "auto" else int(threads)
+
+
+def budget_of(r: Resolved) -> tuple[int, int, int]:
+    """Padded tokens a call, rows a call, rows a window."""
+    text = isinstance(r.model, (TextEmbedder, TextClassifier))
+    running = r.job.running
+    tokens = running.batch_tokens
+    if tokens == "auto":
+        tokens = GPU_TOKENS if r.place.device == "cuda" else CPU_TOKENS
+    rows = running.batch_rows
+    if rows == "auto":
+        rows = MOST_ROWS if text else FUNCTION_ROWS if isinstance(r.model, FunctionModel) else ROWS_WITHOUT_LENGTHS * 32
+    return int(tokens), int(rows), TEXT_WINDOW if text else max(PLAIN_WINDOW, int(rows))
+
+
+# ---------------------------------------------------------------- shards, fingerprint, gates
+
+
+def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
+    """Rows a shard: about half a minute of one worker, at most 1/(8 x workers) of the job."""
+    fixed = r.job.running.shard_rows
+    if fixed != "auto":
+        return int(fixed)
+    share = r.estimated_rows / (shard.SHARDS_PER_WORKER * max(1, r.workers))
+    rows = max(share, LEAST_SHARD)
+    if rows_per_second is not None and r.bytes > UNTIMED_BYTES:
+        rows = min(rows, max(1.0, rows_per_second * SHARD_SECONDS))
+    return int(min(max(1, round(rows)), shard.MOST_ROWS))
+
+
+def _sink_name(job: JobSpec) -> str:
+    return (job.sink.format if job.sink is not None else None) or "parquet"
+
+
+def _fingerprint(
+    job: JobSpec, model: ModelSpec, info: ModelInfo, files: Sequence[FileInfo], sink_format: str
+) -> Fingerprint:
+    from gristmill.commit.generation import input_digest
+    from gristmill.models import code
+
+    calls = [s.call for s in (*job.steps, *job.post) if s.call is not None]
+    if isinstance(model, FunctionModel):
+        calls.append(model.call)
+    digests: dict[str, str] = {}
+    for call in calls:
+        digests.update(code.digests(call))
+    described = replace(job, model=model)
+    return Fingerprint(
+        fingerprint.options_of(described, sink_format),
+        dict(info.digests),
+        digests,
+        {f.file.path: input_digest(f) for f in files},
+    )
+
+
+def _check_gates(r: Resolved) -> None:
+    rows = r.rows
+    columns = r.info.columns or ()
+    if (
+        r.job.on_null != "dead"
+        or r.job.steps
+        or rows is None
+        or r.job.source.where
+        or not isinstance(r.model, (TextEmbedder, TextClassifier))
+    ):
+        return
+    if r.job.source.limit is not None or r.job.source.sample is not None:
+        return
+    nulls = max((r.nulls.get(c, 0) for c in columns), default=0)
+    if rows and (rows - nulls) / rows < r.job.gates.min_ok:
+        raise GateFailed(
+            f"{nulls} of {rows} rows have a null in {', '.join(columns)}, so at most {(rows - nulls) / rows:.4f} of them can be "
+            f"scored, under min_ok {r.job.gates.min_ok}: filter them (where, on_null: skip) or lower the gate"
+        )

@@ -1,0 +1,153 @@
+"""Looking at jobs and sinks without changing them: plan, preview, stream, status, verify."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill import planning
+from gristmill.commit import generation as generations
+from gristmill.commit import lease, publish, receipt
+from gristmill.errors import GateFailed
+from gristmill.observe.events import Observer
+from gristmill.plan import shard
+from gristmill.plan.contracts import ModelInfo
+from gristmill.plan.job import JobSpec, Sink
+from gristmill.plan.options import Gates
+from gristmill.running import Run
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """What would run. `rows` and `shards` are estimates where said; sizes in bytes. `problems` would stop the run."""
+
+    files: int
+    rows: int | None
+    rows_estimated: bool
+    bytes: int
+    shards: int
+    shards_estimated: bool
+    workers: int
+    nulls: dict[str, int]
+    schema: list[tuple[str, str]]
+    output: list[tuple[str, str | None]]
+    model: ModelInfo
+    notes: tuple[str, ...] = ()
+    problems: list[str] = field(default_factory=list)
+
+
+def plan(spec: JobSpec) -> PlanView:
+    """What would run, from metadata alone. Raises BadJob where the job cannot run at all; broken gates are `problems`."""
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        try:
+            r = planning.resolve(spec, folder)
+        except GateFailed as e:
+            problems.append(str(e))
+            r = planning.resolve(replace(spec, gates=Gates(allow_empty=True)), folder)
+    rows = r.rows
+    table = shard.cut(r.files, r.selection, planning.shard_rows(r, None), max(1, r.workers))
+    kept = r.keep if r.keep is not None else [n for n in r.schema.names if n not in (r.info.columns or ())]
+    output: list[tuple[str, str | None]] = [
+        (n, str(r.schema.field(n).type) if n in r.schema.names else None) for n in kept
+    ]
+    known = r.info.schema
+    output += [(n, str(known.field(n).type) if known is not None else None) for n in r.info.outputs or ()]
+    timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
+    return PlanView(
+        len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
+        timed or rows is None, r.workers, r.nulls, [(f.name, str(f.type)) for f in r.schema], output, r.info, r.notes, problems,
+    )  # fmt: skip
+
+
+def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> pa.Table:
+    """The output of the first `rows` rows (for which `where` holds), scored by the job itself into a folder that goes."""
+    limit = min(rows, spec.source.limit or rows)
+    source = replace(spec.source, limit=None if spec.source.sample else limit)
+    if spec.source.sample:
+        source = replace(source, sample=min(rows, spec.source.sample))
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        target = replace(
+            spec.sink or Sink(folder), uri=os.path.join(folder, "preview"), format=None, merge=False, partition_by=()
+        )
+        workers = 0 if spec.engine.workers == 0 else 1
+        small = replace(
+            spec,
+            source=source,
+            sink=target,
+            gates=Gates(allow_empty=True),
+            engine=replace(spec.engine, name="local", workers=workers, options={}),
+        )
+        return Run(small, observer=observer).run().read().to_table()
+
+
+def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table]:
+    """Output tables, one a shard, in plan order. Parts are written to a folder of their own and removed as they are read,
+    so that disk and memory hold only what is on its way.
+    """
+    import pyarrow.parquet as pq
+
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        root = os.path.join(folder, "stream")
+        target = replace(spec.sink or Sink(root), uri=root, format="parquet", merge=False, partition_by=())
+        run = Run(replace(spec, sink=target, gates=Gates(allow_empty=True)), observer=observer, stream=True)
+        for done in run.shards():
+            for part in done.parts:
+                if part.role == "rows":
+                    yield pq.read_table(os.path.join(run.root, part.work), partitioning=None)
+
+
+def status(root: str) -> dict[str, Any]:
+    """The state of a sink from its files alone: "running", "unfinished", "done" or "empty", with counts."""
+    body = publish.success(root)
+    known = generations.generations(root)
+    live = 0 if body is None else body["generation"]
+    out: dict[str, Any] = {"sink": root, "published_generation": live or None}
+    latest = known[-1] if known else None
+    if latest is not None and latest.number > live:
+        out.update(_unfinished(root, latest))
+    else:
+        out["state"] = "done" if body is not None else "empty"
+    if body is not None:
+        names = ("rows_in", "rows_ok", "rows_dead", "rows_filtered", "shards", "published", "model", "errors")
+        out["published"] = {n: body[n] for n in names}
+        if out["state"] == "done":
+            out.update({n: body[n] for n in ("rows_in", "rows_ok", "rows_dead", "rows_filtered")})
+            out.update(shards_done=body["shards"], shards_total=body["shards"], share=1.0)
+    return out
+
+
+def _unfinished(root: str, latest: generations.Generation) -> dict[str, Any]:
+    holder = lease.holder(generations.meta(root))
+    progress = generations.read_progress(latest) or {}
+    out: dict[str, Any] = {
+        **progress,
+        "state": "running" if holder is not None else "unfinished",
+        "generation": latest.number,
+    }
+    out["sink"] = root
+    if holder is not None:
+        out["held_by"] = holder
+    else:
+        out.update(rows_per_second=0.0, eta=None, workers=0)
+    if latest.planned:
+        out["shards_total"] = len(generations.read_plan(latest).shards)
+        out["shards_done"] = len(receipt.listed(latest.receipts))
+        out["share"] = out["shards_done"] / max(1, out["shards_total"])
+    if "at" in progress:
+        out["seconds_ago"] = round(max(0.0, time.time() - progress["at"]), 1)
+    return out
+
+
+def verify(root: str) -> publish.Verdict:
+    """Recount and re-hash every published file."""
+    from gristmill.io.registry import sink_format
+
+    body, _ = publish.published(root)
+    return publish.verify(root, sink_format(body["sink_format"]))

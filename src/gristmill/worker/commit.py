@@ -1,0 +1,218 @@
+"""The third stage: write a shard's rows and dead letters to work files, check them, create the receipt."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.commit import receipt as receipts
+from gristmill.commit.receipt import Receipt
+from gristmill.commit.store import LocalFiles
+from gristmill.errors import RunFailed
+from gristmill.observe.report import Counts
+from gristmill.plan.contracts import WorkFile
+from gristmill.worker.predict import Scored
+from gristmill.worker.prepare import Letter, Prepare
+from gristmill.worker.recipe import Output, Recipe, Task
+
+
+class Uncounted(RunFailed):
+    """The counts of a shard do not add up: nothing of it is committed."""
+
+
+class ShardCommit:
+    """One attempt at one shard's output. `add` windows in order, then `finish`; or `abort`."""
+
+    def __init__(self, recipe: Recipe, prepare: Prepare, task: Task, files: LocalFiles) -> None:
+        self._recipe = recipe
+        self._prepare = prepare
+        self._task = task
+        self._files = files
+        self.nonce = secrets.token_hex(6)
+        self._stem = f"part-{task.shard.number:07d}.g{task.generation}"
+        self._work = os.path.join(task.folder, "work")
+        self._rows: Any = None
+        self._dead: _DeadLetters | None = None
+        self._counts = Counts()
+        self._figures: dict[str, float] = {}
+        self._errors: dict[str, int] = {}
+        self._inputs: dict[str, int] = {}
+        self._finished: list[WorkFile] = []
+
+    def add(self, scored: Scored) -> None:
+        """Write a window's rows and dead letters."""
+        rows = output_rows(scored, self._recipe.output, self._task)
+        if rows.num_rows:
+            if self._rows is None:
+                schema = self._task.schema or rows.schema
+                options = {**self._recipe.sink.options, "partition_by": self._recipe.sink.partition_by}
+                self._rows = self._recipe.sink_format.writer(
+                    self._files, self._work, self._stem, self.nonce, schema, options
+                )
+            self._rows.write(rows)
+            self._note_inputs(scored)
+        paths = [p.file.path for p in self._task.shard.pieces]
+        for letter in scored.window.letters:
+            self._bury(letter)
+        for dead in scored.dead:
+            who = scored.window.identity
+            path, position = paths[int(who.piece[dead.row])], int(who.position[dead.row])
+            self._bury(self._prepare.letter(dead, scored.window.rows, path, position, int(who.copy[dead.row])))
+        self._counts = self._counts + scored.counts
+        for name, value in scored.figures.items():
+            self._figures[name] = self._figures.get(name, 0.0) + value
+
+    def finish(self) -> Receipt:
+        """Sync, re-read and count the files, then create the receipt: the commit point. Returns the one that stands."""
+        for writer in (self._rows, self._dead):
+            if writer is not None:
+                self._finished += writer.close()
+        self._rows = self._dead = None
+        ok = sum(f.rows for f in self._finished if f.role == "rows")
+        counts = self._counts + Counts(ok=ok)
+        self._check(counts)
+        parts = tuple(receipts.measure(f, self._task.root) for f in self._finished)
+        for folder in sorted({os.path.dirname(f.path) for f in self._finished}):
+            self._files.sync_folder(folder)
+        figures = {**self._figures, **{f"input:{k}": float(v) for k, v in self._inputs.items()}}
+        mine = Receipt(self._task.shard.number, self.nonce, counts.values(), parts, figures, self._errors)
+        standing = receipts.commit(self._files, os.path.join(self._task.folder, "receipts"), mine)
+        if standing.nonce != self.nonce:
+            self.abort()
+        return standing
+
+    def abort(self) -> None:
+        """Remove what this attempt wrote; its error, if any, is already on its way."""
+        for writer in (self._rows, self._dead):
+            if writer is not None:
+                writer.abort()
+        for file in self._finished:
+            self._files.remove(file.path)
+
+    def _check(self, counts: Counts) -> None:
+        wrong = counts.discrepancy()
+        if wrong is None and self._task.shard.rows is not None and counts.rows_in != self._task.shard.rows:
+            if self._task.only is None:
+                wrong = f"{self._task.shard.rows} rows planned, {counts.rows_in} read"
+        buried = sum(f.rows for f in self._finished if f.role == "dead")
+        if buried != counts.dead + counts.derived_dead:
+            wrong = wrong or f"{counts.dead + counts.derived_dead} rows died, {buried} dead letters were written"
+        for file in self._finished:
+            if file.role != "dead":
+                read_back = self._recipe.sink_format.count(file.path, file.role)
+                if read_back != file.rows:
+                    wrong = wrong or f"{file.path}: {file.rows} rows written, {read_back} read back"
+        if wrong is not None:
+            self.abort()
+            raise Uncounted(f"shard {self._task.shard.number}: {wrong}")
+
+    def _bury(self, letter: Letter) -> None:
+        if self._dead is None:
+            self._dead = _DeadLetters(self._files, self._work, self._stem, self.nonce)
+        self._dead.write(letter, self._task)
+        self._errors[letter.error] = self._errors.get(letter.error, 0) + 1
+
+    def _note_inputs(self, scored: Scored) -> None:
+        if self._recipe.sink_format.name != "npy":
+            return
+        numbers, rows = np.unique(scored.identity.piece, return_counts=True)
+        for number, count in zip(numbers.tolist(), rows.tolist(), strict=True):
+            path = self._task.shard.pieces[number].file.path
+            self._inputs[path] = self._inputs.get(path, 0) + count
+
+
+class _DeadLetters:
+    """A shard's dead letters as JSON lines."""
+
+    def __init__(self, files: LocalFiles, folder: str, stem: str, nonce: str) -> None:
+        self._files = files
+        self._publish = f"_dead/{stem}.jsonl"
+        self._path = os.path.join(folder, f"dead-{stem}.jsonl.{nonce}.tmp")
+        self._file = files.create(self._path)
+        self._rows = 0
+
+    def write(self, letter: Letter, task: Task) -> None:
+        body = {**vars(letter), "generation": task.generation, "shard": task.shard.number}
+        self._file.write(
+            json.dumps(body, ensure_ascii=False, allow_nan=True).encode("utf-8", "backslashreplace") + b"\n"
+        )
+        self._rows += 1
+
+    def close(self) -> list[WorkFile]:
+        with self._file:
+            self._files.sync(self._file)
+        return [WorkFile(self._path, self._publish, self._rows, "dead")]
+
+    def abort(self) -> None:
+        try:
+            self._file.close()
+        finally:
+            self._files.remove(self._path)
+
+
+# ---------------------------------------------------------------- output rows
+
+
+def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
+    """The rows as they will be written: id, kept columns, results, version, in this order."""
+    rows = scored.rows
+    wanted = output.keep if output.keep is not None else [n for n in rows.column_names if n not in output.leave]
+    kept = [n for n in wanted if n in rows.column_names and n not in scored.results]
+    columns = {n: rows.column(n) for n in [*kept, *scored.results]}
+    if output.row_id is not None:
+        columns = {output.row_id: row_ids(scored, output, task), **columns}
+    if output.model_version is not None:
+        columns[output.model_version] = _constant(output.digest, rows.num_rows)
+    fields = {f.name: f for f in rows.schema}
+    schema = pa.schema([fields.get(n, pa.field(n, c.type)) for n, c in columns.items()])
+    table = pa.Table.from_arrays(list(columns.values()), schema=schema)
+    if task.schema is not None and not table.schema.equals(task.schema):
+        table = fit(table, task.schema)
+    return table
+
+
+def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` with the planned columns and types; columns it lacks are null. Raises RunFailed where types do not fit."""
+    columns = []
+    for f in schema:
+        if f.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, f.type))
+            continue
+        column = table.column(f.name)
+        try:
+            columns.append(column if column.type == f.type else column.cast(f.type, safe=True))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+            raise RunFailed(f"column {f.name!r}: {column.type} does not fit the planned {f.type} ({e})") from e
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _constant(value: str, rows: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=np.int32)), pa.array([value]))
+
+
+def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
+    """Stable ids: 32 hex digits of blake2b over the key columns (or source path and position) and the copy number.
+
+    The same row gets the same id in every run, on every machine, wherever shards are cut.
+    """
+    import hashlib
+
+    who = scored.identity
+    if output.key:
+        keys = scored.rows.select(list(output.key)).to_pylist()
+        texts = [json.dumps(list(k.values()), default=str, ensure_ascii=False) for k in keys]
+    else:
+        paths = [p.file.path for p in task.shard.pieces]
+        texts = [f"{paths[p]}\0{n}" for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]
+    return pa.array(
+        [
+            hashlib.blake2b(f"{text}\0{copy}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            for text, copy in zip(texts, who.copy.tolist(), strict=True)
+        ],
+        pa.string(),
+    )

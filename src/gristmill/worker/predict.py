@@ -1,0 +1,312 @@
+"""The second stage: score a window. Batches are cut by length, outputs go back to their rows' places, rows that fail
+are isolated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.batching.policy import Budget, cut, padded_tokens
+from gristmill.errors import BadOutput
+from gristmill.observe.report import Counts
+from gristmill.plan.contracts import Model, Prepared, Refusal
+from gristmill.worker.failures import DeadRow, Isolation, length_error
+from gristmill.worker.prepare import Identity, Window
+from gristmill.worker.recipe import Recipe, Task
+from gristmill.worker.steps import LoadedStep, post_step
+
+Guard = Callable[[np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A scored window: output rows in source order with who they are, and the dead ones (row numbers of the window)."""
+
+    window: Window
+    rows: pa.Table
+    identity: Identity
+    counts: Counts
+    results: tuple[str, ...] = ()
+    dead: tuple[DeadRow, ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)
+    raw: tuple[tuple[Identity, pa.Table], ...] = ()
+
+
+class Predict:
+    """Scores windows with one loaded model. Remembers the budget that fits in memory, and a row that worked."""
+
+    def __init__(self, recipe: Recipe, model: Model) -> None:
+        from gristmill.models.failures import is_out_of_memory, release_memory
+
+        self._recipe = recipe
+        self._model = model
+        self._post = [LoadedStep(s) for s in recipe.post]
+        self.budget = Budget(recipe.budget_tokens, recipe.budget_rows)
+        self._good: tuple[Prepared, np.ndarray] | None = None
+        self._kept: list[tuple[Identity, pa.Table]] = []
+        self._is_out_of_memory = is_out_of_memory
+        self._release_memory = release_memory
+
+    def score(
+        self,
+        task: Task,
+        window: Window,
+        before: Guard | None = None,
+        tick: Callable[[int], None] | None = None,
+        apart: Sequence[np.ndarray] = (),
+        doomed: Sequence[DeadRow] = (),
+    ) -> Scored:
+        """Outputs for every row of the window that can be scored. Raises ModelBroken and BadOutput.
+
+        Rows in `apart` are scored first, in these batches; those in `doomed` not at all.
+        """
+        rows = window.rows.num_rows
+        refused = {r.row: r for r in window.prepared.refused}
+        alive = np.ones(rows, dtype=bool)
+        for gone in (list(refused), [d.row for d in doomed], *apart):
+            alive[gone] = False
+        outputs = self._from_probe(task, window)
+        alive[[i for index, _ in outputs for i in index.tolist()]] = False
+        dead: list[DeadRow] = list(doomed)
+        figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
+        isolation = self._isolation(task, window, before)
+        for batch in [*apart, *self._batches(window.prepared, np.flatnonzero(alive))]:
+            started = time.perf_counter()
+            found = isolation.score(batch)
+            figures["model_seconds"] += time.perf_counter() - started
+            figures["batches"] += 1
+            if window.prepared.lengths is not None:
+                figures["tokens"] += float(window.prepared.lengths[batch].sum())
+                figures["padded"] += padded_tokens(window.prepared.lengths, batch)
+            outputs += found.outputs
+            dead += found.dead
+            if tick is not None:
+                tick(len(batch))
+        return self._finished(task, window, refused, outputs, dead, figures)
+
+    # ------------------------------------------------ the probe
+
+    def keep(self, scored: Scored) -> None:
+        """Remember what a probe scored, so that its shard need not score it again."""
+        self._kept += scored.raw
+
+    def _from_probe(self, task: Task, window: Window) -> list[tuple[np.ndarray, pa.Table]]:
+        """Outputs of this window's rows that the probe has scored. The probe reads from the start of shard 0."""
+        if (
+            not self._kept
+            or task.kind == "probe"
+            or task.careful
+            or task.shard.number != 0
+            or len(window.identity.piece) == 0
+        ):
+            return []
+        who = window.identity
+        place = {
+            r: i for i, r in enumerate(zip(who.piece.tolist(), who.position.tolist(), who.copy.tolist(), strict=True))
+        }
+        found = []
+        for kept, table in self._kept:
+            keys = list(zip(kept.piece.tolist(), kept.position.tolist(), kept.copy.tolist(), strict=True))
+            have = np.array([k in place for k in keys], dtype=bool)
+            if have.any():
+                index = np.array([place[k] for k, h in zip(keys, have.tolist(), strict=True) if h], dtype=np.int64)
+                found.append((index, table if have.all() else table.filter(pa.array(have))))
+        return found
+
+    # ------------------------------------------------ batches
+
+    def _batches(self, prepared: Prepared, rows: np.ndarray) -> list[np.ndarray]:
+        budget = self.budget if prepared.lengths is not None else Budget(None, self.budget.rows)
+        return cut(prepared.lengths, rows, budget)
+
+    def _isolation(self, task: Task, window: Window, before: Guard | None) -> Isolation:
+        prepared = window.prepared
+
+        def call(index: np.ndarray) -> pa.Table:
+            output = self._model.predict(prepared, index)
+            if output.num_rows != len(index):
+                raise length_error(self._recipe.model.name, len(index), output.num_rows)
+            self._good = (prepared, index[:1])
+            return output
+
+        return Isolation(
+            call,
+            stage="model",
+            out_of_memory=self._is_out_of_memory,
+            shrink=self._shrink,
+            known_good=lambda: self._works_elsewhere(prepared),
+            proven=task.proven,
+            before=before,
+        )
+
+    def _shrink(self, failed_rows: int) -> Budget:
+        self._release_memory()
+        while not self.budget.least and self.budget.rows >= failed_rows:
+            self.budget = self.budget.halved()
+        self.budget = self.budget.halved()
+        return Budget(None, max(1, failed_rows // 2))
+
+    def _works_elsewhere(self, prepared: Prepared) -> bool:
+        """Whether the model still scores a row that it has scored, or any of some rows spread over the window."""
+        if self._good is not None:
+            return self._tried(*self._good)
+        refused = {r.row for r in prepared.refused}
+        spread = np.unique(np.linspace(0, prepared.rows - 1, num=min(16, prepared.rows)).astype(np.int64))
+        return any(
+            self._tried(prepared, spread[i : i + 1]) for i in range(len(spread)) if int(spread[i]) not in refused
+        )
+
+    def _tried(self, prepared: Prepared, index: np.ndarray) -> bool:
+        self._release_memory()
+        try:
+            self._model.predict(prepared, index)
+        except Exception:  # any failure is the answer to the question asked here
+            return False
+        return True
+
+    # ------------------------------------------------ from outputs to rows
+
+    def _finished(
+        self,
+        task: Task,
+        window: Window,
+        refused: dict[int, Refusal],
+        outputs: list[tuple[np.ndarray, pa.Table]],
+        dead: list[DeadRow],
+        figures: dict[str, float],
+    ) -> Scored:
+        skipped = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "skip"]
+        blank = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "keep"]
+        put_aside = {r.row for r in skipped} | {r.row for r in blank}
+        dead += [DeadRow(r.row, "model", r.error, r.message) for r in refused.values() if r.row not in put_aside]
+        index = np.concatenate([i for i, _ in outputs]) if outputs else np.empty(0, dtype=np.int64)
+        results = self._joined(task, outputs)
+        place = np.sort(np.concatenate([index, np.array(sorted(r.row for r in blank), dtype=np.int64)]))
+        rows = self._placed(window.rows, place, index, results)
+        identity = window.identity.take(place)
+        if self._recipe.on_nan == "dead":
+            rows, identity, place = self._without_nan(rows, results.column_names, identity, place, dead)
+        names = list(results.column_names)
+        for step in self._post:
+            before = rows
+            rows, origin, failed = post_step(step, before)
+            dead += [DeadRow(int(place[d.row]), d.stage, d.error, d.message, d.traceback) for d in failed]
+            identity, place = identity.take(origin), place[origin]
+            names += [n for n in rows.column_names if n not in before.column_names]
+        counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
+        raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
+        return Scored(window, rows, identity, counts, tuple(names), tuple(dead), figures, raw)
+
+    def _joined(self, task: Task, outputs: list[tuple[np.ndarray, pa.Table]]) -> pa.Table:
+        tables = [t for _, t in outputs]
+        planned = task.schema
+        if planned is not None:
+            if tables:
+                names = tables[0].column_names
+                wanted = pa.schema(
+                    [planned.field(n) if n in planned.names else tables[0].schema.field(n) for n in names]
+                )
+                tables = [_cast(t, wanted, self._recipe.model.name) for t in tables]
+            else:
+                return pa.table({})
+        if not tables:
+            return pa.table({})
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
+            raise BadOutput(
+                f"{self._recipe.model.name} returned columns of different types from batch to batch: {e}"
+            ) from e
+
+    def _placed(self, rows: pa.Table, place: np.ndarray, index: np.ndarray, results: pa.Table) -> pa.Table:
+        """`rows` at `place` with the result columns; rows that have no result (kept nulls) get nulls."""
+        if len(place) != rows.num_rows:
+            rows = rows.take(place)
+        if results.num_columns == 0:
+            return rows
+        if len(index) == len(place):
+            order = np.argsort(index, kind="stable")
+            ordered = bool((order == np.arange(len(order))).all())
+            results = results if ordered else results.combine_chunks().take(order)
+        else:
+            where = np.full(int(place.max()) + 1, -1, dtype=np.int64)
+            where[index] = np.arange(len(index))
+            results = results.combine_chunks().take(pa.array(where[place], mask=where[place] < 0))
+        for name in results.column_names:
+            if name in rows.column_names:
+                rows = rows.drop_columns([name])
+            rows = rows.append_column(results.schema.field(name), results.column(name))
+        return rows
+
+    def _without_nan(
+        self, rows: pa.Table, names: list[str], identity: Identity, place: np.ndarray, dead: list[DeadRow]
+    ) -> tuple[pa.Table, Identity, np.ndarray]:
+        bad = np.zeros(rows.num_rows, dtype=bool)
+        for name in names:
+            found = _nan_rows(rows.column(name))
+            if found is not None and found.any():
+                dead += [
+                    DeadRow(int(place[i]), "model", "NaN", f"{self._recipe.model.name} returned NaN in column {name!r}")
+                    for i in np.flatnonzero(found & ~bad)
+                ]
+                bad |= found
+        if not bad.any():
+            return rows, identity, place
+        keep = np.flatnonzero(~bad)
+        return rows.take(keep), identity.take(keep), place[keep]
+
+
+def _cast(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
+    if table.schema.equals(wanted):
+        return table
+    if table.column_names != wanted.names:
+        raise BadOutput(f"{name} returned columns {table.column_names}, planned were {wanted.names}")
+    try:
+        return table.cast(wanted, safe=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as e:
+        types = {
+            f.name: (str(f.type), str(w.type)) for f, w in zip(table.schema, wanted, strict=True) if f.type != w.type
+        }
+        text = ", ".join(f"{n}: {got}, planned as {want}" for n, (got, want) in types.items())
+        raise BadOutput(f"{name} returned other types than at the start ({text}): {e}; fix them with returns=") from e
+
+
+def _nan_rows(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Which rows hold a NaN; None where the type cannot hold one. Nulls are not NaN."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        if column.null_count == 0:
+            return np.asarray(np.isnan(column.to_numpy()))
+        return np.asarray(column.is_nan().fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
+    if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type) and kind.list_size > 0:
+        if column.null_count:
+            parts = [_nan_list(chunk.drop_null()) for chunk in column.chunks]
+            out = np.zeros(len(column), dtype=bool)
+            out[np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))] = np.concatenate(parts)
+            return out
+        return np.concatenate([_nan_list(chunk) for chunk in column.chunks]) if column.num_chunks else None
+    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
+        flat = column.combine_chunks()
+        if isinstance(flat, pa.ChunkedArray):
+            flat = flat.chunk(0) if flat.num_chunks else pa.array([], kind)
+        values, parents = flat.flatten(), flat.value_parent_indices()
+        out = np.zeros(len(column), dtype=bool)
+        bad = values.is_nan().fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+        out[parents.to_numpy()[bad]] = True
+        return out
+    return None
+
+
+def _nan_list(chunk: pa.FixedSizeListArray) -> np.ndarray:
+    values = chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
+    # The sum of a row is NaN where a value is (or where infinities meet): one pass, then a look at the few that are.
+    with np.errstate(invalid="ignore", over="ignore"):
+        doubtful = np.isnan(values.sum(axis=1))
+    if doubtful.any():
+        doubtful[doubtful] = np.isnan(values[doubtful]).any(axis=1)
+    return np.asarray(doubtful)

@@ -1,0 +1,310 @@
+"""The first stage: read a shard, run its steps, gather windows, make them ready for the model. CPU only."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.batching.windows import WindowSize, gather
+from gristmill.observe.report import Counts
+from gristmill.plan.contracts import BadRow, Block, FileInfo, Model, Prepared, Reading
+from gristmill.plan.shard import Piece
+from gristmill.worker.failures import DeadRow
+from gristmill.worker.recipe import Recipe, Task
+from gristmill.worker.steps import LoadedStep
+
+FIRST_WINDOW = 512  # rows: the model starts on these while the next window is being read
+SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a row is: number of its piece in the shard, position in that file, copy made by steps. Arrays of one length."""
+
+    piece: np.ndarray
+    position: np.ndarray
+    copy: np.ndarray
+
+    def take(self, index: np.ndarray) -> Identity:
+        """The identities at `index`."""
+        return Identity(self.piece[index], self.position[index], self.copy[index])
+
+    @staticmethod
+    def joined(parts: Sequence[Identity]) -> Identity:
+        """One after the other."""
+        return Identity(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("piece", "position", "copy")))
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A dead letter as it will be written: who the row is, what it held, what went wrong, and at which stage."""
+
+    source: str
+    position: int
+    copy: int
+    stage: str
+    error: str
+    message: str
+    traceback: str
+    payload: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows after the steps, with identities, the fate of the source rows behind them, and the dead ones."""
+
+    rows: pa.Table
+    identity: Identity
+    counts: Counts
+    letters: tuple[Letter, ...] = ()
+
+    @property
+    def rows_held(self) -> int:
+        """For windows: rows, never 0, so that a window of nothing but dead letters closes too."""
+        return max(1, self.rows.num_rows)
+
+    @property
+    def bytes_held(self) -> int:
+        """For windows: bytes of the columns."""
+        return int(self.rows.nbytes)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows of one shard ready for the model, in source order. Also what travels between machines when stages are apart."""
+
+    rows: pa.Table
+    identity: Identity
+    prepared: Prepared
+    counts: Counts
+    letters: tuple[Letter, ...]
+    seconds: float = 0.0
+
+
+@dataclass
+class _Flow:
+    """Rows on their way through the steps; `origin` numbers the block's source rows."""
+
+    rows: pa.Table
+    origin: np.ndarray
+    expanded: int | None = None  # source rows that went on, once a step has made one row many
+    filtered: int = 0
+    dead: int = 0
+    derived_filtered: int = 0
+    derived_dead: int = 0
+    letters: list[Letter] = field(default_factory=list)
+
+
+class Prepare:
+    """Reads shards and turns them into windows. Keeps readers and built step classes between shards."""
+
+    def __init__(self, recipe: Recipe, model: Model) -> None:
+        self._recipe = recipe
+        self._model = model
+        self._steps = [LoadedStep(s) for s in recipe.steps]
+        reader = recipe.reader
+        where = None
+        if reader.where is not None:
+            from gristmill.io.where import SqlWhere
+
+            where = SqlWhere(reader.where, reader.schema)
+        self._reading = Reading(reader.columns, reader.schema, where, options=reader.options)
+
+    def windows(self, task: Task) -> Iterator[Window]:
+        """The shard's rows as windows; at least one, also for a shard without rows."""
+        size = WindowSize(self._recipe.window_rows, self._recipe.running.window_bytes, FIRST_WINDOW)
+        empty = True
+        for chunks in gather(self._chunks(task), size):
+            empty = False
+            yield self._window(chunks)
+        if empty:
+            none = np.empty(0, dtype=np.int64)
+            rows = self._recipe.reader.schema.empty_table()
+            yield Window(rows, Identity(none, none, none), Prepared(0, None), Counts(), ())
+
+    def _window(self, chunks: list[Chunk]) -> Window:
+        rows = pa.concat_tables([c.rows for c in chunks], promote_options="permissive").combine_chunks()
+        counts = sum((c.counts for c in chunks), Counts())
+        letters = tuple(x for c in chunks for x in c.letters)
+        return Window(rows, Identity.joined([c.identity for c in chunks]), self._model.prepare(rows), counts, letters)
+
+    # ------------------------------------------------ reading
+
+    def _chunks(self, task: Task) -> Iterator[Chunk]:
+        for group in gather(self._read(task), WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK)):
+            chunk = self._stepped(task, group)
+            most = self._recipe.window_rows
+            for start in range(0, max(1, chunk.rows.num_rows), most):
+                yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
+
+    def _read(self, task: Task) -> Iterator[_Read]:
+        reader = self._recipe.reader
+        left = task.rows
+        for number, piece in enumerate(task.shard.pieces):
+            info = FileInfo(piece.file, piece.extent, np.array([0, piece.extent]), True, reader.schema)
+            ranges = np.array(piece.ranges, dtype=np.int64).reshape(-1, 2)
+            for block in reader.format.read(info, reader.fs, ranges, self._reading):
+                if left is not None:
+                    block = _head(block, left)
+                    left -= block.rows.num_rows
+                yield _Read(number, piece, block)
+                if left is not None and left <= 0:
+                    return
+            _refuse_changed(reader.fs, piece)
+
+    # ------------------------------------------------ steps
+
+    def _stepped(self, task: Task, group: list[_Read]) -> Chunk:
+        rows = pa.concat_tables([r.block.rows for r in group]) if len(group) > 1 else group[0].block.rows
+        piece = np.repeat(np.array([r.number for r in group], dtype=np.int32), [r.block.rows.num_rows for r in group])
+        position = np.concatenate([r.block.position for r in group])
+        paths = [p.file.path for p in task.shard.pieces]
+        flow = _Flow(rows, np.arange(rows.num_rows, dtype=np.int64))
+        flow.letters += [self._unreadable(r.piece, bad) for r in group for bad in r.block.bad]
+        flow.filtered = sum(r.block.filtered for r in group)
+        flow.dead = len(flow.letters)
+        rows_in = rows.num_rows + flow.filtered + flow.dead
+        if task.only is not None:
+            keep = task.only.source_mask(task, piece, position)
+            flow.rows, flow.origin = rows.filter(pa.array(keep)), np.flatnonzero(keep)
+            rows_in, flow.filtered = len(flow.origin), 0
+        for step in self._steps:
+            self._advance(flow, step, piece, position, paths)
+        copy = _copies(flow.origin) if flow.expanded is not None else np.zeros(len(flow.origin), dtype=np.int32)
+        expanded = len(flow.origin) if flow.expanded is None else flow.expanded
+        derived = len(flow.origin) + flow.derived_filtered + flow.derived_dead
+        counts = Counts(
+            rows_in, expanded, flow.filtered, flow.dead, derived, flow.derived_filtered, flow.derived_dead, 0
+        )
+        identity = Identity(piece[flow.origin], position[flow.origin], copy)
+        return Chunk(flow.rows, identity, counts, tuple(flow.letters))
+
+    def _advance(
+        self, flow: _Flow, step: LoadedStep, piece: np.ndarray, position: np.ndarray, paths: list[str]
+    ) -> None:
+        if flow.rows.num_rows == 0:
+            if step.step.kind == "flat_map" and flow.expanded is None:
+                flow.expanded = 0
+            return
+        before = flow.rows
+        after, source, dead = step.apply(before)
+        for row in dead:
+            at = int(flow.origin[row.row])
+            flow.letters.append(self.letter(row, before, paths[int(piece[at])], int(position[at]), 0))
+        if flow.expanded is not None:
+            flow.derived_dead += len(dead)
+            flow.derived_filtered += before.num_rows - len(dead) - len(np.unique(source))
+        else:
+            kept = before.num_rows - len(dead)
+            flow.dead += len(dead)
+            if step.step.kind == "flat_map":
+                flow.expanded = kept
+            else:
+                distinct = len(np.unique(source)) if len(source) != kept else kept
+                flow.filtered += kept - distinct
+                if len(source) > distinct:
+                    flow.expanded = distinct
+        flow.rows, flow.origin = after, flow.origin[source]
+
+    # ------------------------------------------------ dead letters
+
+    def letter(self, dead: DeadRow, rows: pa.Table, source: str, position: int, copy: int) -> Letter:
+        """A dead row of `rows` as a letter, its payload cut to what the sink keeps."""
+        most = self._recipe.sink.dead_payload
+        payload = _payload(rows.slice(dead.row, 1).to_pylist()[0], most) if most else None
+        return Letter(source, position, copy, dead.stage, dead.error, dead.message, dead.traceback, payload)
+
+    def _unreadable(self, piece: Piece, bad: BadRow) -> Letter:
+        most = self._recipe.sink.dead_payload
+        payload = {"base64": base64.b64encode(bad.payload[:most]).decode()} if most else None
+        message = f"{piece.file.path} at {bad.position}: {bad.message}"
+        return Letter(piece.file.path, bad.position, 0, "read", bad.error, message, "", payload)
+
+
+@dataclass(frozen=True)
+class _Read:
+    number: int
+    piece: Piece
+    block: Block
+
+    @property
+    def rows_held(self) -> int:
+        return max(1, self.block.rows.num_rows)
+
+    @property
+    def bytes_held(self) -> int:
+        return int(self.block.rows.nbytes)
+
+
+def _head(block: Block, rows: int) -> Block:
+    if block.rows.num_rows <= rows:
+        return block
+    return Block(block.rows.slice(0, rows), block.position[:rows], block.filtered, block.bad)
+
+
+def _part(chunk: Chunk, start: int, rows: int) -> Chunk:
+    """A slice of a chunk; its counts and letters go with the first."""
+    index = np.arange(start, min(start + rows, chunk.rows.num_rows))
+    identity = chunk.identity.take(index)
+    if start == 0:
+        return Chunk(chunk.rows.slice(start, rows), identity, chunk.counts, chunk.letters)
+    return Chunk(chunk.rows.slice(start, rows), identity, Counts())
+
+
+def _copies(origin: np.ndarray) -> np.ndarray:
+    """For each row its number among the rows of the same origin, in order: 0, 1, …"""
+    if len(origin) == 0:
+        return np.empty(0, dtype=np.int32)
+    order = np.argsort(origin, kind="stable")
+    ordered = origin[order]
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(ordered) != 0]))
+    lengths = np.diff(np.append(starts, len(ordered)))
+    copies = np.empty(len(origin), dtype=np.int32)
+    copies[order] = np.arange(len(origin)) - np.repeat(starts, lengths)
+    return copies
+
+
+def _payload(row: Mapping[str, Any], most: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, (bytes, bytearray)):
+            out[name] = {"base64": base64.b64encode(value[:most]).decode()}
+        elif isinstance(value, str):
+            out[name] = value[:most]
+        elif value is None or isinstance(value, (bool, int, float)):
+            out[name] = value
+        else:
+            out[name] = str(value)[:most] if not isinstance(value, (list, dict)) else _plain(value, most)
+    return out
+
+
+def _plain(value: Any, most: int) -> Any:
+    import json
+
+    text = json.dumps(value, default=str)
+    return value if len(text) <= most and _is_json(value) else text[:most]
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_json(v) for k, v in value.items())
+    if isinstance(value, list):
+        return all(_is_json(v) for v in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _refuse_changed(fs: Any, piece: Piece) -> None:
+    from gristmill.errors import SourceChanged
+    from gristmill.io.paths import changed
+
+    difference = changed(fs, piece.file)
+    if difference is not None:
+        raise SourceChanged(
+            f"{piece.file.path}: changed while the run was reading it ({difference}): run again with --restart, "
+            "or put the planned file back"
+        )

@@ -1,0 +1,84 @@
+"""What a worker is given: the recipe, once, and a task for each shard. Frozen and picklable; nothing is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from gristmill.plan.contracts import Place
+from gristmill.plan.job import Sink
+from gristmill.plan.options import Running
+from gristmill.plan.shard import Shard
+from gristmill.plan.specs import ModelSpec, Step
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to open the source in a worker: its format's name, file system, columns, planned types and condition."""
+
+    format: Any
+    fs: Any
+    columns: tuple[str, ...] | None
+    schema: pa.Schema
+    where: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What an output row is: kept columns (None: all but `leave`), the model's, an id, a version."""
+
+    keep: tuple[str, ...] | None
+    leave: tuple[str, ...] = ()
+    row_id: str | None = None
+    key: tuple[str, ...] = ()
+    model_version: str | None = None
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a job that its workers need, whichever shard they are given."""
+
+    reader: Reader
+    steps: tuple[Step, ...]
+    model: ModelSpec
+    model_columns: tuple[str, ...] | None
+    post: tuple[Step, ...]
+    output: Output
+    sink: Sink
+    sink_format: Any
+    place: Place
+    running: Running
+    on_null: str
+    on_nan: str
+    budget_tokens: int
+    budget_rows: int
+    window_rows: int
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One shard to score and commit. `schema` is the planned output schema.
+
+    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have. `careful` attempts note
+    each batch before predicting it; `blame` says that the death before this attempt was its rows' doing; `proven` says that the model worked elsewhere, so that failing rows are the rows'
+    own fault.
+    """
+
+    kind: Literal["score", "probe"]
+    shard: Shard
+    generation: int = 0
+    folder: str = ""
+    root: str = ""
+    schema: pa.Schema | None = None
+    attempt: int = 0
+    careful: bool = False
+    blame: bool = False
+    proven: bool = False
+    rows: int | None = None
+    only: Any = None

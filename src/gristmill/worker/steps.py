@@ -1,0 +1,201 @@
+"""Steps on rows before the model: what they do to the rows, and to which source row each row still belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.batching.policy import Budget
+from gristmill.errors import BadOutput
+from gristmill.plan.failing import failure_of
+from gristmill.plan.specs import Step
+from gristmill.worker.failures import DeadRow, Isolation, length_error
+
+STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, little enough to hold several copies
+ROW = "_row"
+
+
+class LoadedStep:
+    """A step with its function loaded (a class is built once a worker)."""
+
+    def __init__(self, step: Step) -> None:
+        from gristmill.models.function import load_call
+
+        self.step = step
+        self.call: Callable[[Any], Any] | None = None if step.call is None else load_call(step.call)
+        self._where: Any = None
+        self._proven = False
+
+    def apply(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+        """The rows after the step, for each of them the number of the row it came from, and the rows that failed.
+
+        Raises BadOutput where the step broke the row count.
+        """
+        if self.step.kind == "filter":
+            return self._filter(rows)
+        if self.step.kind == "flat_map":
+            return self._flat_map(rows)
+        return self._map(rows)
+
+    # ------------------------------------------------ kinds
+
+    def _filter(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+        dead: list[DeadRow] = []
+        if self.step.expression is not None:
+            if self._where is None:
+                from gristmill.io.where import SqlWhere
+
+                self._where = SqlWhere(self.step.expression, rows.schema)
+            mask = self._where.mask(rows)
+        else:
+            mask = np.zeros(rows.num_rows, dtype=bool)
+            for index, result in self._called(rows, dead):
+                mask[index] = self._as_mask(result)
+        kept = np.flatnonzero(mask)
+        return (rows if len(kept) == rows.num_rows else rows.take(kept)), kept, dead
+
+    def _as_mask(self, result: pa.Table) -> np.ndarray:
+        if result.num_columns != 1 or not pa.types.is_boolean(result.schema.field(0).type):
+            raise BadOutput(f"filter {self.step.name} must return one bool a row, not {result.schema.types}")
+        return np.asarray(result.column(0).fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
+
+    def _map(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+        dead: list[DeadRow] = []
+        tables, origins = [], []
+        for index, result in self._called(rows, dead):
+            if ROW in result.column_names:
+                origin = index[self._checked_rows(result.column(ROW), len(index))]
+                result = result.drop_columns([ROW])
+            else:
+                origin = index
+            tables.append(_merged(_pick(rows, origin), result))
+            origins.append(origin)
+        return _concatenated(tables, rows), _joined(origins), dead
+
+    def _checked_rows(self, column: pa.ChunkedArray, given: int) -> np.ndarray:
+        try:
+            numbers = np.asarray(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
+        except (pa.ArrowInvalid, ValueError) as e:
+            raise BadOutput(f"step {self.step.name}: `_row` holds something else than row numbers ({e})") from e
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= given):
+            raise BadOutput(
+                f"step {self.step.name}: `_row` names a row that it was not given ({numbers.max()} of {given})"
+            )
+        return numbers
+
+    def _flat_map(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+        assert self.call is not None
+        made: list[dict[str, Any]] = []
+        origin: list[int] = []
+        dead: list[DeadRow] = []
+        for start in range(0, rows.num_rows, STEP_ROWS):
+            for number, row in enumerate(rows.slice(start, STEP_ROWS).to_pylist(), start):
+                try:
+                    pieces = list(self._pieces(self.call(row)))
+                except BadOutput:
+                    raise
+                except Exception as e:
+                    failure = failure_of(e)
+                    dead.append(
+                        DeadRow(number, f"step {self.step.name}", failure.type, failure.message, failure.traceback)
+                    )
+                else:
+                    made.extend(pieces)
+                    origin.extend([number] * len(pieces))
+        index = np.array(origin, dtype=np.int64)
+        if not made:
+            return rows.slice(0, 0), index, dead
+        return _merged(rows.take(index), pa.Table.from_pylist(made, schema=_made_schema(made))), index, dead
+
+    def _pieces(self, result: Any) -> Iterable[dict[str, Any]]:
+        if result is None or isinstance(result, (str, bytes, dict)) or not isinstance(result, Iterable):
+            raise BadOutput(
+                f"flat_map {self.step.name} returned {type(result).__name__}: it must return a list of dicts"
+            )
+        for piece in result:
+            if not isinstance(piece, dict):
+                raise BadOutput(
+                    f"flat_map {self.step.name} returned a list of {type(piece).__name__}: it must hold dicts"
+                )
+            yield piece
+
+    # ------------------------------------------------ calls
+
+    def _called(self, rows: pa.Table, dead: list[DeadRow]) -> list[tuple[np.ndarray, pa.Table]]:
+        from gristmill.models.batches import from_result, to_batch
+
+        assert self.call is not None and self.step.call is not None
+        function, form, name = self.call, self.step.call.batch_format, self.step.name
+        count = rows.num_rows
+        numbered = rows.append_column(ROW, pa.array(np.arange(count, dtype=np.int64)))
+
+        def call(index: np.ndarray) -> pa.Table:
+            given = numbered.slice(int(index[0]), len(index))
+            given = given.set_column(given.num_columns - 1, ROW, pa.array(np.arange(len(index), dtype=np.int64)))
+            result = from_result(function(to_batch(given, form)), None, f"step {name}", "output")
+            if ROW not in result.column_names and result.num_rows != len(index):
+                raise length_error(f"step {name}", len(index), result.num_rows)
+            return result
+
+        isolation = Isolation(
+            call,
+            stage=f"step {name}",
+            out_of_memory=lambda e: isinstance(e, MemoryError),
+            shrink=lambda n: Budget(None, max(1, n // 2)),
+            known_good=lambda: self._proven,
+            proven=False,
+        )
+        outputs: list[tuple[np.ndarray, pa.Table]] = []
+        for start in range(0, count, STEP_ROWS):
+            found = isolation.score(np.arange(start, min(start + STEP_ROWS, count), dtype=np.int64))
+            self._proven = self._proven or bool(found.outputs)
+            outputs += found.outputs
+            dead += found.dead
+        return outputs
+
+
+def _made_schema(made: list[dict[str, Any]]) -> pa.Schema | None:
+    # from_pylist looks at the first row's keys alone; later rows may have more.
+    names: dict[str, None] = {}
+    for row in made:
+        names.update(dict.fromkeys(row))
+    if len(names) == len(made[0]):
+        return None
+    return pa.schema([(n, pa.array([r.get(n) for r in made]).type) for n in names])
+
+
+def _pick(rows: pa.Table, index: np.ndarray) -> pa.Table:
+    if len(index) and len(index) == int(index[-1]) - int(index[0]) + 1 and bool((np.diff(index) == 1).all()):
+        return rows.slice(int(index[0]), len(index))
+    return rows.take(index)
+
+
+def _merged(rows: pa.Table, added: pa.Table) -> pa.Table:
+    """`rows` with the columns of `added`, which replace those of the same name."""
+    for name in added.column_names:
+        if name in rows.column_names:
+            rows = rows.set_column(rows.schema.get_field_index(name), name, added.column(name))
+        else:
+            rows = rows.append_column(name, added.column(name))
+    return rows
+
+
+def _concatenated(tables: list[pa.Table], like: pa.Table) -> pa.Table:
+    if not tables:
+        return like.slice(0, 0)
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
+
+
+def post_step(step: LoadedStep, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+    """A step after the model: as `apply`, but it may not drop or repeat rows."""
+    after, origin, dead = step.apply(rows)
+    if len(origin) + len(dead) != rows.num_rows:
+        raise length_error(f"post step {step.step.name}", rows.num_rows, len(origin))
+    return after, origin, dead

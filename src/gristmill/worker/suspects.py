@@ -1,0 +1,91 @@
+"""Suspects: rows noted in the store before they are predicted, so that what kills a worker is known afterwards.
+
+A careful attempt at a shard writes the rows of each batch before predicting it. If the worker dies, the next attempt
+finds them, scores them first, in halves, until one row alone has killed two workers: that row is a dead letter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.worker.prepare import Identity
+
+DEATHS_ALONE = 2  # design §6: a row is dead only after it has killed two workers alone in its batch
+
+Row = tuple[int, int, int]  # piece, position, copy
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that were in one batch when a worker died, and how often they have killed one."""
+
+    rows: tuple[Row, ...]
+    deaths: int
+
+
+class Suspects:
+    """The notes of one shard, in two small files: what is suspected, and what is being predicted now.
+
+    `blame` says whether the death before this attempt was the rows' doing; if not, what was at hand is innocent.
+    """
+
+    def __init__(self, folder: str, name: str, blame: bool) -> None:
+        self._state = os.path.join(folder, f"{name}.json")
+        self._now = os.path.join(folder, f"{name}.now.json")
+        os.makedirs(folder, exist_ok=True)
+        self.groups = _read(self._state)
+        at_hand = _read(self._now)
+        if at_hand and blame:
+            self._accuse(at_hand[0])
+        self.clear()
+
+    @property
+    def dead(self) -> list[Group]:
+        """Single rows that have killed often enough."""
+        return [g for g in self.groups if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE]
+
+    @property
+    def open(self) -> list[Group]:
+        """Groups still to be tried apart from the others."""
+        return [g for g in self.groups if len(g.rows) > 1 or g.deaths < DEATHS_ALONE]
+
+    def note(self, identity: Identity, rows: np.ndarray) -> None:
+        """Say which rows are predicted next. Survives the death of the process; power loss costs only a repeat."""
+        who = identity.take(rows)
+        self._write(
+            self._now, [Group(tuple(zip(who.piece.tolist(), who.position.tolist(), who.copy.tolist(), strict=True)), 1)]
+        )
+
+    def clear(self) -> None:
+        """Nothing is being predicted."""
+        if os.path.exists(self._now):
+            os.unlink(self._now)
+
+    def _accuse(self, culprit: Group) -> None:
+        """Take the rows at hand out of the groups they are in and put them back, halved if they are several."""
+        rows = set(culprit.rows)
+        before = max((g.deaths for g in self.groups if set(g.rows) == rows and len(rows) == 1), default=0)
+        kept = [Group(left, g.deaths) for g in self.groups if (left := tuple(r for r in g.rows if r not in rows))]
+        if len(culprit.rows) == 1:
+            self.groups = [*kept, Group(culprit.rows, before + 1)]
+        else:
+            half = len(culprit.rows) // 2
+            self.groups = [Group(culprit.rows[:half], 0), Group(culprit.rows[half:], 0), *kept]
+        self._write(self._state, self.groups)
+
+    def _write(self, path: str, groups: list[Group]) -> None:
+        with open(path + ".tmp", "w") as out:
+            json.dump([{"rows": g.rows, "deaths": g.deaths} for g in groups], out)
+        os.replace(path + ".tmp", path)
+
+
+def _read(path: str) -> list[Group]:
+    try:
+        with open(path) as file:
+            return [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"]) for g in json.load(file)]
+    except (FileNotFoundError, ValueError):
+        return []

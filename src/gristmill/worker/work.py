@@ -1,0 +1,345 @@
+"""A worker: the three stages as one pipeline of threads with bounded queues between them. The model never waits for
+the disk or the tokeniser while there is anything to predict.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gristmill.commit import receipt as receipts
+from gristmill.commit.generation import encode_schema
+from gristmill.commit.store import LocalFiles
+from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
+from gristmill.plan.contracts import Emit, Failure, Item, Outcome, Tick
+from gristmill.plan.failing import failure_of
+from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
+from gristmill.worker.failures import DeadRow, ModelBroken
+from gristmill.worker.predict import Predict, Scored
+from gristmill.worker.prepare import Prepare, Window
+from gristmill.worker.recipe import Recipe, Task
+from gristmill.worker.suspects import Suspects
+
+AHEAD = 2  # windows waiting between two stages
+SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
+
+
+@dataclass(frozen=True)
+class ShardStages:
+    """What an engine ships: the recipe, opened in each worker. `threads` are the cores one worker may use."""
+
+    recipe: Recipe
+    threads: int = 1
+    gpus: tuple[str, ...] = ()
+    timed: bool = True
+
+    def environment(self, index: int) -> Mapping[str, str]:
+        """Thread counts and the one GPU of worker `index`, for libraries that read them when they are loaded."""
+        count = str(self.threads)
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "ARROW_IO_THREADS")
+        variables = {**dict.fromkeys(names, count), "TOKENIZERS_PARALLELISM": "false"}
+        if self.gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
+        return variables
+
+    def open(self, name: str, emit: Emit) -> ShardWorker:
+        """Load the model."""
+        return ShardWorker(self, name)
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a shard's windows, or the failure that ended them."""
+
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    item: Item
+    body: Any
+
+
+class Stopped(Exception):
+    """The driver asked for an end."""
+
+
+class ShardWorker:
+    """Scores shards, one after the other, preparing the next while the model is busy with this one."""
+
+    def __init__(self, stages: ShardStages, name: str) -> None:
+        from gristmill.models.registry import open as open_model
+
+        self._recipe = stages.recipe
+        self._name = name
+        self._model = open_model(stages.recipe.model, stages.recipe.place)
+        self._prepare = Prepare(stages.recipe, self._model)
+        self._predict = Predict(stages.recipe, self._model)
+        self._files = LocalFiles()
+        self._watch = _Watch(stages.recipe.running.batch_timeout if stages.timed else None)
+        self._stopping = threading.Event()
+        self._dropped: set[str] = set()
+        self._ticked = time.monotonic()
+        self._unsaid = 0
+        self._at_hand = 0  # items being read now
+
+    def stop(self) -> None:
+        """Let the batch at hand end, then leave."""
+        self._stopping.set()
+
+    def work(self, items: Iterator[Item], emit: Emit) -> None:
+        """Run items to their outcomes. The calling thread predicts; two others prepare and write."""
+        prepared: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
+        scored: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
+        reading = threading.Thread(target=self._read, args=(items, prepared), daemon=True)
+        writing = threading.Thread(target=self._write, args=(scored, emit), daemon=True)
+        reading.start()
+        writing.start()
+        try:
+            while (parcel := self._get(prepared)) is not None:
+                answer = self._answer(parcel, emit)
+                if answer is not None:
+                    scored.put(answer)
+        except Stopped:
+            self._watch.rest()
+            return
+        finally:
+            scored.put(None)
+            writing.join()
+            self._watch.rest()
+        self._model.close()
+
+    # ------------------------------------------------ threads
+
+    def _read(self, items: Iterator[Item], out: queue.Queue[_Parcel | None]) -> None:
+        for item in items:
+            if self._stopping.is_set():
+                break
+            self._at_hand += 1
+            try:
+                for window in self._timed_windows(item.value):
+                    out.put(_Parcel(item, window))
+                    if item.key in self._dropped or self._stopping.is_set():
+                        break
+                out.put(_Parcel(item, _End()))
+            except BaseException as e:  # crosses to the outcome of this item, where the driver decides
+                out.put(_Parcel(item, _End(e)))
+            self._at_hand -= 1
+        out.put(None)
+
+    def _timed_windows(self, task: Task) -> Iterator[Window]:
+        windows = self._prepare.windows(task)
+        while True:
+            self._watch.beat()
+            try:
+                window = next(windows)
+            except StopIteration:
+                return
+            yield window
+
+    def _get(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
+        while True:
+            if self._stopping.is_set():
+                raise Stopped
+            try:
+                return prepared.get(timeout=0.5)
+            except queue.Empty:
+                if not self._at_hand:
+                    self._watch.rest()
+
+    def _answer(self, parcel: _Parcel, emit: Emit) -> _Parcel | None:
+        """What the predicting thread makes of a parcel: a scored window, an end, or nothing for a shard that failed."""
+        item, body = parcel.item, parcel.body
+        if isinstance(body, _End):
+            if item.key in self._dropped:
+                self._dropped.discard(item.key)
+                return None
+            return parcel
+        if item.key in self._dropped:
+            return None
+        try:
+            return _Parcel(item, self._scored(item, body, emit))
+        except Stopped:
+            raise
+        except BaseException as e:
+            self._dropped.add(item.key)
+            return _Parcel(item, _End(e))
+
+    def _scored(self, item: Item, window: Window, emit: Emit) -> Scored:
+        task: Task = item.value
+
+        def tick(rows: int) -> None:
+            self._watch.beat()
+            self._unsaid += rows
+            if time.monotonic() - self._ticked > 0.2:
+                emit(Tick(self._name, item.key, self._unsaid))
+                self._ticked, self._unsaid = time.monotonic(), 0
+            if self._stopping.is_set():
+                raise Stopped
+
+        self._watch.beat()
+        if not task.careful:
+            return self._predict.score(task, window, self._before, tick)
+        return CarefulScore(self._predict, task, window, self._before).score(tick)
+
+    def _before(self, rows: np.ndarray) -> None:
+        self._watch.beat()
+
+    def _write(self, scored: queue.Queue[_Parcel | None], emit: Emit) -> None:
+        commits: dict[str, ShardCommit] = {}
+        while (parcel := scored.get()) is not None:
+            item, body = parcel.item, parcel.body
+            task: Task = item.value
+            try:
+                if isinstance(body, _End) and body.failure is not None:
+                    raise body.failure
+                if task.kind == "probe":
+                    self._probed(item, body, commits, emit)
+                    continue
+                commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
+                commits[item.key] = commit
+                if isinstance(body, Scored):
+                    if item.key not in self._dropped:
+                        commit.add(body)
+                    continue
+                del commits[item.key]
+                emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
+            except BaseException as e:
+                if not isinstance(body, _End):
+                    self._dropped.add(item.key)
+                if (broken := commits.pop(item.key, None)) is not None:
+                    broken.abort()
+                emit(Outcome(self._name, item.key, None, classified(e)))
+        for commit in commits.values():
+            commit.abort()
+
+    def _probed(self, item: Item, body: Scored | _End, commits: dict[str, Any], emit: Emit) -> None:
+        """The answer to a probe: the schema of its output rows, and how long they took."""
+        if isinstance(body, Scored):
+            self._predict.keep(body)
+            rows = output_rows(body, self._recipe.output, item.value)
+            known = commits.get(item.key)
+            figures = dict(body.figures)
+            answer = {
+                "schema": encode_schema(rows.schema) if rows.num_rows else None,
+                "rows": body.window.rows.num_rows,
+                "ok": rows.num_rows,
+                "results": list(body.results),
+                "figures": figures,
+                "bytes": rows.nbytes,
+            }
+            if known is None or (known["schema"] is None and answer["schema"] is not None):
+                commits[item.key] = answer
+            return
+        emit(Outcome(self._name, item.key, commits.pop(item.key, {"schema": None, "rows": 0, "ok": 0, "figures": {}})))
+
+
+class CarefulScore:
+    """Scores a window of a shard that killed a worker: suspects first and apart, each batch noted before it is predicted."""
+
+    def __init__(self, predict: Predict, task: Task, window: Window, before: Any) -> None:
+        self._predict = predict
+        self._task = task
+        self._window = window
+        self._before = before
+        self._suspects = suspects_of(task)
+
+    def score(self, tick: Any) -> Scored:
+        """As Predict.score; rows that killed two workers alone are dead letters without being predicted again."""
+        who = self._window.identity
+        place = {
+            r: i for i, r in enumerate(zip(who.piece.tolist(), who.position.tolist(), who.copy.tolist(), strict=True))
+        }
+        apart = [
+            np.array([place[r] for r in g.rows if r in place], dtype=np.int64)
+            for g in self._suspects.open
+            if g.rows[0] in place
+        ]
+        dead = [
+            DeadRow(place[g.rows[0]], "model", "WorkerDied", f"killed its worker {g.deaths} times, alone in its batch")
+            for g in self._suspects.dead
+            if g.rows[0] in place
+        ]
+
+        def before(rows: np.ndarray) -> None:
+            self._suspects.note(who, rows)
+            self._before(rows)
+
+        scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead)
+        self._suspects.clear()
+        return scored
+
+
+def suspects_of(task: Task) -> Suspects:
+    """The notes on a task's shard."""
+    import os
+
+    name = "probe" if task.kind == "probe" else f"{task.shard.number:07d}"
+    return Suspects(os.path.join(task.folder, "suspects"), name, task.blame)
+
+
+def classified(error: BaseException) -> Failure:
+    """An item's failure with the kind of decision that it asks the driver for."""
+    import errno
+
+    if isinstance(error, ModelBroken):
+        return error.failure
+    kind = "other"
+    if isinstance(error, BadOutput):
+        kind = "output"
+    elif isinstance(error, SourceChanged):
+        kind = "source"
+    elif isinstance(error, (BadModel, MissingExtra)):
+        kind = "load"
+    elif isinstance(error, Uncounted):
+        kind = "uncounted"
+    elif isinstance(error, GristmillError):
+        kind = "job"
+    elif isinstance(error, OSError):
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+        kind = "space" if error.errno in full else "io"
+    elif isinstance(error, MemoryError):
+        kind = "memory"
+    return failure_of(error, kind)
+
+
+class _Watch:
+    """A dump-and-exit timer that also ends a hang which holds the GIL; every sign of life sets it anew.
+
+    The limit is the larger of `least` seconds and 20 times the slowest stretch seen between two signs of life.
+    """
+
+    def __init__(self, least: float | None) -> None:
+        self._least = least
+        self._slowest = 0.0
+        self._since: float | None = None
+        self._armed = -1e9
+        self._lock = threading.Lock()
+
+    def beat(self) -> None:
+        """A sign of life."""
+        if self._least is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if self._since is not None:
+                self._slowest = max(self._slowest, now - self._since)
+            self._since = now
+            limit = max(self._least, SLOWEST * self._slowest)
+            if now - self._armed > limit / 50:  # arming starts a thread: not at every batch of a quick model
+                self._armed = now
+                faulthandler.dump_traceback_later(limit * 1.02, exit=True)
+
+    def rest(self) -> None:
+        """Nothing is at hand: no limit."""
+        if self._least is not None:
+            with self._lock:
+                self._since, self._armed = None, -1e9
+                faulthandler.cancel_dump_traceback_later()
