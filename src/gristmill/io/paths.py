@@ -1,0 +1,345 @@
+"""Finding and opening source files: a file, a folder, a glob, several of them, on a local disk or any file system that
+pyarrow or fsspec opens. A path that leaves this module has no secrets in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from gristmill.errors import BadSource, MissingExtra, SourceChanged
+from gristmill.io.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing
+from gristmill.io.redact import redact
+from gristmill.plan.contracts import SourceFile
+from gristmill.plan.job import Source
+
+__all__ = ["Storage", "changed", "open_input", "redact", "resolve"]
+
+_MAGIC = re.compile(r"[*?\[]")
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
+_QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
+_IGNORED_ENDS = (".tmp", ".crc")
+_SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
+_ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file system and how public paths map onto its own: `prefix` + rest + `suffix` is `inner_prefix` + rest."""
+
+    prefix: str
+    listing: Listing
+    inner_prefix: str = ""
+    suffix: str = ""
+
+    def inner(self, path: str) -> str:
+        """The file system's own path."""
+        return self.inner_prefix + path[len(self.prefix) : len(path) - len(self.suffix)]
+
+    def public(self, inner: str) -> str:
+        """The path as people see it."""
+        rest = inner[len(self.inner_prefix) :] if inner.startswith(self.inner_prefix) else inner.lstrip("/")
+        return self.prefix + rest + self.suffix
+
+    def holds(self, path: str) -> bool:
+        """Whether this mount opens `path`."""
+        return path.startswith(self.prefix) and path.endswith(self.suffix)
+
+
+_LOCAL = Mount("", LocalListing())
+
+
+@dataclass(frozen=True, repr=False)
+class Storage:
+    """The file systems of a source: opens any path that `resolve` listed, on a worker too (it can be pickled).
+
+    It may hold credentials. Its repr does not show them; it must not be written into a plan or a report.
+    """
+
+    mounts: tuple[Mount, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"Storage({', '.join(m.prefix for m in self.mounts) or 'local'})"
+
+    def mount(self, path: str) -> Mount:
+        """The mount that opens `path`: the one with the longest prefix."""
+        if not _SCHEME.match(path):
+            return _LOCAL
+        found = [m for m in self.mounts if m.holds(path)]
+        if not found:
+            raise BadSource(f"{redact(path)}: not a path of this source")
+        return max(found, key=lambda m: len(m.prefix))
+
+
+def resolve(source: Source) -> tuple[Storage, list[SourceFile]]:
+    """The files of a source: sorted by path within each URI, URIs in the order given, each file once.
+
+    Folders are read with all below them but names that start with `_` or `.` and files that end in .tmp or .crc, as
+    Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, where a path is
+    missing, a folder is empty or a glob matches nothing.
+    """
+    mounts: dict[str, Mount] = {}
+    files: dict[str, SourceFile] = {}
+    for uri in source.uri:
+        path, mount = _place(uri, source.storage)
+        known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
+        try:
+            for inner, entry in _files(known.listing, path, redact(uri)):
+                public = known.public(inner)
+                files.setdefault(public, SourceFile(public, entry.size, entry.stamp))
+        except PermissionError as e:
+            raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
+        except OSError as e:
+            raise BadSource(f"{redact(uri)}: cannot be listed: {redact(' '.join(str(e).split()))}") from e
+    remote = tuple(m for m in mounts.values() if m.prefix)
+    return Storage(remote), list(files.values())
+
+
+def open_input(fs: Storage, path: str) -> Any:
+    """A listed file opened for reading: a pyarrow NativeFile, seekable. Raises SourceChanged where it is gone."""
+    mount = fs.mount(path)
+    try:
+        return mount.listing.open(mount.inner(path))
+    except FileNotFoundError as e:
+        raise SourceChanged(f"{path}: gone since the plan was made") from e
+    except PermissionError as e:
+        raise BadSource(f"{path}: not readable ({redact(e.strerror or str(e))})") from e
+
+
+def changed(fs: Storage, file: SourceFile) -> str | None:
+    """How a file differs now from its listing, in words; None where it is the same."""
+    mount = fs.mount(file.path)
+    now = mount.listing.look(mount.inner(file.path))
+    if now is None:
+        return f"{file.path}: gone since the plan was made"
+    if now.size != file.size:
+        return f"{file.path}: {now.size} bytes now, {file.size} in the plan"
+    if now.stamp != file.stamp:
+        return f"{file.path}: written since the plan was made (stamp {now.stamp}, in the plan {file.stamp})"
+    return None
+
+
+# ---------------------------------------------------------------- from a URI to a mount
+
+
+def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
+    """The path inside its file system, and the mount that opens it."""
+    if not uri:
+        raise BadSource("the source is an empty path: name a file, a folder or a glob")
+    scheme = uri.partition("://")[0].lower() if _SCHEME.match(uri) else ""
+    if scheme in ("", "file", "local"):
+        path = unquote(urlsplit(uri).path) if scheme else uri
+        return os.path.abspath(os.path.expanduser(path)), _LOCAL  # a trailing slash means nothing more than a folder
+    try:
+        if scheme in _ARROW_SCHEMES and "::" not in uri:
+            try:
+                return _with_arrow(scheme, uri, storage)
+            except (ImportError, NotImplementedError, TypeError):
+                pass  # a pyarrow built without it, or options that are fsspec's
+        return _with_fsspec(scheme, uri, storage)
+    except ImportError as e:
+        raise MissingExtra(f"{redact(uri)}: {scheme}:// needs a package that is not installed: {redact(str(e))}") from e
+    except (BadSource, MissingExtra):
+        raise
+    except Exception as e:
+        cause = redact(" ".join(str(e).split()))
+        raise BadSource(f"{redact(uri)}: cannot be opened: {cause or type(e).__name__}") from e
+
+
+def _with_arrow(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
+    import pyarrow.fs as pafs
+
+    parts = _QUERY.split(uri, maxsplit=1)
+    query = f"?{parts[1]}" if len(parts) == 2 else ""
+    root, path = _split_root(parts[0])
+    if storage:
+        kinds = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem"}
+        if query or scheme not in kinds:
+            raise NotImplementedError
+        fs = getattr(pafs, kinds[scheme])(**storage)
+        bucket = root.partition("://")[2].rstrip("/")
+    else:
+        user, at, host = root.partition("://")[2].rstrip("/").rpartition("@")
+        fs, bucket = pafs.FileSystem.from_uri(f"{scheme}://{user.replace('/', '%2F')}{at}{host}/{query}")
+    inner = bucket.rstrip("/") + "/"
+    return (inner + path).rstrip("/"), Mount(_public_root(root), ArrowListing(fs), inner)
+
+
+def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
+    from fsspec.core import url_to_fs
+
+    if scheme in ("http", "https"):  # a query may sign one file only, so that each URL is its own mount
+        fs, inner = url_to_fs(uri, **storage)
+        return inner, Mount(redact(uri), FsspecListing(fs), inner)
+    first, colons, chain = uri.partition("::")
+    root, path = _split_root(first)
+    fs, inner = url_to_fs(uri, **storage)
+    tail = path.rstrip("/")
+    if not inner.endswith(tail):
+        tail = ""
+    prefix = inner[: len(inner) - len(tail)]
+    if tail == "" and prefix and not prefix.endswith("/"):
+        prefix += "/"
+    return inner.rstrip("/") or inner, Mount(_public_root(root), FsspecListing(fs), prefix, redact(colons + chain))
+
+
+def _split_root(uri: str) -> tuple[str, str]:
+    """`s3://key:sec/ret@bucket/a/b` as (`s3://key:sec/ret@bucket/`, `a/b`)."""
+    scheme, _, rest = uri.partition("://")
+    shown = redact(uri).partition("://")[2]
+    path = shown.partition("/")[2]
+    return f"{scheme}://{rest[: len(rest) - len(path)]}", path
+
+
+def _public_root(root: str) -> str:
+    return redact(root.rstrip("/") + "/") if root.partition("://")[2].strip("/") else redact(root)
+
+
+# ---------------------------------------------------------------- from a path to its files
+
+
+def _files(listing: Listing, path: str, shown: str) -> list[tuple[str, Entry]]:
+    """The files that a path, a folder or a glob stands for, sorted. `shown` is what the person wrote."""
+    entry = listing.look(path)
+    if entry is not None and not entry.folder:
+        return [(path, entry)]
+    if entry is not None:
+        found = sorted(_below(listing, path), key=lambda f: f[0])
+        if not found:
+            raise BadSource(f"{shown}: the folder holds no files (names that start with _ or . are not read)")
+        return found
+    if _MAGIC.search(path):
+        matched = dict(_glob(listing, path))
+        if not matched:
+            raise BadSource(f"{shown}: the pattern matches no file; {_nearby(listing, path)}")
+        return sorted(matched.items())
+    raise BadSource(f"{shown}: no such file or folder; {_nearby(listing, path)}")
+
+
+def _ignored(name: str) -> bool:
+    return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(_IGNORED_ENDS)
+
+
+def _below(listing: Listing, folder: str) -> Iterator[tuple[str, Entry]]:
+    """All files below a folder that count, with their paths."""
+    start = _length(folder)
+    for path, entry in listing.tree(folder, _ignored):
+        if not any(_ignored(name) for name in _names(path[start:])):
+            yield path, entry
+
+
+def _names(path: str) -> list[str]:
+    return path.replace(os.sep, "/").split("/")
+
+
+def _glob(listing: Listing, pattern: str) -> Iterator[tuple[str, Entry]]:
+    """Files that match, and all files below folders that match. `**` stands for any number of folders."""
+    parts = _names(pattern)
+    fixed = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
+    base = "/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else "")
+    yield from _expand(listing, base, parts[fixed:])
+
+
+def _expand(listing: Listing, base: str, parts: list[str]) -> Iterator[tuple[str, Entry]]:
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        wanted = _regex(rest or ["*"])
+        start = _length(base)
+        hidden = any(part.startswith(("_", ".")) or part.endswith(_IGNORED_ENDS) for part in rest)
+        for path, entry in listing.tree(base, _never if hidden else _ignored):
+            if wanted.fullmatch(path[start:].replace(os.sep, "/")):
+                yield path, entry
+        return
+    if not _MAGIC.search(part):
+        path = _join(base, part)
+        there = listing.look(path)
+        if there is not None:
+            yield from _matched(listing, path, there, rest)
+        return
+    wanted = re.compile(_part(part))
+    for entry in listing.entries(base, lambda name: wanted.fullmatch(name) is not None):
+        yield from _matched(listing, _join(base, entry.name), entry, rest)
+
+
+def _matched(listing: Listing, path: str, entry: Entry, rest: list[str]) -> Iterator[tuple[str, Entry]]:
+    if rest:
+        if entry.folder:
+            yield from _expand(listing, path, rest)
+    elif entry.folder:
+        yield from _below(listing, path)
+    else:
+        yield path, entry
+
+
+def _never(_: str) -> bool:
+    return False
+
+
+def _length(folder: str) -> int:
+    """Where the part below `folder` begins in a path below it."""
+    return len(folder.rstrip("/")) + 1 if folder else 0
+
+
+def _join(base: str, name: str) -> str:
+    return f"{base}{'' if base.endswith('/') or not base else '/'}{name}"
+
+
+def _regex(parts: list[str]) -> re.Pattern[str]:
+    """What follows a `**`, as one expression over the path below it; files below a folder that matches count too."""
+    folders = f"(?:{_SHOWN}[^/]+/)*"
+    out = folders
+    for part in parts[:-1]:
+        out += folders if part == "**" else _part(part) + "/"
+    last = _part("*" if parts[-1] == "**" else parts[-1])
+    return re.compile(f"{out}{last}(?:/{_SHOWN}[^/]+)*")
+
+
+def _part(part: str) -> str:
+    """One component of a glob as an expression. A wildcard at the start does not match hidden or unfinished files."""
+    out, i = "", 0
+    while i < len(part):
+        c = part[i]
+        close = part.find("]", i + 2) if c == "[" else -1
+        if c == "*":
+            out += "[^/]*"
+        elif c == "?":
+            out += "[^/]"
+        elif close > 0:
+            inside = part[i + 1 : close].replace("\\", r"\\")
+            out += "[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]"
+            i = close
+        else:
+            out += re.escape(c)
+        i += 1
+    start = _SHOWN if part[0] in "*?[" else ""
+    end = r"(?<!\.tmp)(?<!\.crc)" if part[-1] in "*?]" else ""
+    return start + out + end
+
+
+def _nearby(listing: Listing, path: str) -> str:
+    """What is there instead: the nearest folder that exists, and names in it that look alike."""
+    parts = _names(path)
+    fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    for depth in range(min(fixed, len(parts) - 1), 0, -1):
+        folder = "/".join(parts[:depth]) or "/"
+        above = listing.look(folder)
+        if above is None or not above.folder:
+            continue
+        try:
+            names = sorted(e.name for e in listing.entries(folder, lambda name: not _ignored(name)))
+        except (BadSource, OSError):
+            return f"{redact(folder)} exists"
+        wanted = parts[depth] if depth < len(parts) else ""
+        alike = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+        if alike:
+            return f"{redact(folder)} has {', '.join(repr(a) for a in alike)}"
+        if not names:
+            return f"{redact(folder)} is empty"
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        return f"{redact(folder)} exists and holds {', '.join(names[:5])}{more}"
+    return "nothing above it exists either" if len(parts) > 1 else "look at the path"

@@ -1,0 +1,254 @@
+"""One schema for the files of a source. Files that differ are found when planning, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gristmill.errors import BadSource
+from gristmill.plan.contracts import FileInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["INFERRED", "conform", "from_names", "plain", "unify", "wider"]
+
+INFERRED = (
+    b"gristmill.inferred"  # in a schema's metadata: types come from a sample of text, so that text can be read wider
+)
+_SHOWN = 3
+
+
+def unify(infos: Sequence[FileInfo], columns: Iterable[str] | None = None) -> pa.Schema:
+    """The schema that all files can be read with, in the first file's order; only of `columns` where given.
+
+    Types that differ are widened where that loses nothing (int32 and int64, null and anything). Raises BadSource that
+    lists every column which is missing in some files or has types that cannot be one, with the files.
+    """
+    import pyarrow as pa
+
+    if not infos:
+        return pa.schema([])
+    kinds: dict[pa.Schema, list[str]] = {}
+    for info in infos:
+        kinds.setdefault(info.schema, []).append(info.file.path)
+    only = None if columns is None else set(columns)
+    inferred = all((schema.metadata or {}).get(INFERRED) == b"sparse" for schema in kinds)
+    names = [n for n in dict.fromkeys(n for s in kinds for n in s.names) if only is None or n in only]
+    problems: list[str] = []
+    fields = []
+    for name in names:
+        missing = [] if inferred else [p for s, paths in kinds.items() if name not in s.names for p in paths]
+        if missing:
+            problems.append(f"column {name!r} is missing in {_listed(missing)}, of {len(infos)} files")
+            continue
+        one = _one_type(name, kinds, problems)
+        if one is not None:
+            fields.append(pa.field(name, one))
+    if problems:
+        more = f"; and {len(problems) - 10} columns more" if len(problems) > 10 else ""
+        raise BadSource(
+            f"the files of the source differ: {'; '.join(problems[:10])}{more}: name files that belong together, or "
+            "leave the column out with columns="
+        )
+    return pa.schema(fields)
+
+
+def _one_type(name: str, kinds: dict[pa.Schema, list[str]], problems: list[str]) -> pa.DataType | None:
+    by_type: dict[pa.DataType, list[str]] = {}
+    text = False
+    for schema, paths in kinds.items():
+        if name in schema.names:
+            by_type.setdefault(plain(schema.field(name).type), []).extend(paths)
+            text = text or INFERRED in (schema.metadata or {})
+    types = list(by_type)
+    one = types[0]
+    for other in types[1:]:
+        both = wider(one, other, text)
+        if both is None:
+            each = ", ".join(f"{t} in {_listed(paths)}" for t, paths in by_type.items())
+            hint = f" (types={{'{name}': 'string'}} reads it as text)" if text else ""
+            problems.append(f"column {name!r} is {each}{hint}")
+            return None
+        one = both
+    return one
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return ", ".join(paths[:_SHOWN]) + more
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """A type without its encoding: what a dictionary holds, lists of it too."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return plain(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(plain(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(plain(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, plain(f.type)) for f in kind])
+    return kind
+
+
+def wider(one: pa.DataType, other: pa.DataType, text: bool = False) -> pa.DataType | None:
+    """A type that holds the values of both without loss, else None. `text`: read from text, so int fits float."""
+    import pyarrow as pa
+
+    t = pa.types
+    if one == other or t.is_null(other):
+        return one
+    if t.is_null(one):
+        return other
+    if t.is_integer(one) and t.is_integer(other):
+        return _wider_integer(one, other)
+    if t.is_floating(one) and t.is_floating(other):
+        return max(one, other, key=lambda k: k.bit_width)
+    if (t.is_integer(one) and t.is_floating(other)) or (t.is_floating(one) and t.is_integer(other)):
+        whole, real = (one, other) if t.is_integer(one) else (other, one)
+        exact = {16: 8, 32: 16, 64: 32}[real.bit_width]  # integers up to the mantissa's bits stay what they are
+        return real if whole.bit_width <= exact else (pa.float64() if text or whole.bit_width <= 32 else None)
+    for is_kind, big in ((_is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
+        if is_kind(one) and is_kind(other):
+            return big
+    if t.is_decimal(one) and t.is_decimal(other):
+        return _wider_decimal(one, other)
+    if t.is_timestamp(one) and t.is_timestamp(other) and one.tz == other.tz:
+        return min(one, other, key=lambda k: ["ns", "us", "ms", "s"].index(k.unit))
+    if t.is_date(one) and t.is_timestamp(other) and other.tz is None and text:
+        return other
+    if t.is_date(other) and t.is_timestamp(one) and one.tz is None and text:
+        return one
+    return _wider_nested(one, other, text)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _wider_integer(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    import pyarrow as pa
+
+    signed = [pa.types.is_signed_integer(k) for k in (one, other)]
+    if signed[0] == signed[1]:
+        return max(one, other, key=lambda k: k.bit_width)
+    whole, natural = (one, other) if signed[0] else (other, one)
+    bits = max(whole.bit_width, natural.bit_width * 2)
+    return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)
+
+
+def _wider_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    import pyarrow as pa
+
+    scale = max(one.scale, other.scale)
+    digits = max(one.precision - one.scale, other.precision - other.scale) + scale
+    return pa.decimal128(digits, scale) if digits <= 38 else (pa.decimal256(digits, scale) if digits <= 76 else None)
+
+
+def _wider_nested(one: pa.DataType, other: pa.DataType, text: bool) -> pa.DataType | None:
+    import pyarrow as pa
+
+    t = pa.types
+    lists = [k for k in (one, other) if t.is_list(k) or t.is_large_list(k) or t.is_fixed_size_list(k)]
+    if len(lists) == 2:
+        inner = wider(one.value_type, other.value_type, text)
+        if inner is None:
+            return None
+        if t.is_fixed_size_list(one) and t.is_fixed_size_list(other) and one.list_size == other.list_size:
+            return pa.list_(inner, one.list_size)
+        if t.is_fixed_size_list(one) or t.is_fixed_size_list(other):
+            return None  # vectors of different width are not one column
+        return pa.large_list(inner) if t.is_large_list(one) or t.is_large_list(other) else pa.list_(inner)
+    if t.is_struct(one) and t.is_struct(other):
+        ours, theirs = {f.name: f.type for f in one}, {f.name: f.type for f in other}
+        if not text and set(ours) != set(theirs):
+            return None
+        fields = []
+        for name in dict.fromkeys([*ours, *theirs]):
+            both = wider(ours.get(name, pa.null()), theirs.get(name, pa.null()), text)
+            if both is None:
+                return None
+            fields.append(pa.field(name, both))
+        return pa.struct(fields)
+    return None
+
+
+def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`rows` with the types of `schema` for the columns that it names; columns stay where they are.
+
+    Raises pyarrow.ArrowInvalid where a value does not fit.
+    """
+    for i, field in enumerate(rows.schema):
+        at = schema.get_field_index(field.name)
+        wanted = schema.field(at).type if at >= 0 else plain(field.type)
+        if field.type != wanted:
+            import pyarrow as pa
+
+            rows = rows.set_column(i, pa.field(field.name, wanted), rows.column(i).cast(wanted))
+    return rows
+
+
+def from_names(types: object, where: str) -> dict[str, pa.DataType]:
+    """Arrow types from what a person writes: `{"id": "int64", "when": "timestamp[us]"}`. Raises BadSource."""
+    import pyarrow as pa
+
+    if types is None:
+        return {}
+    if not isinstance(types, dict):
+        raise BadSource(f"{where}: types is {types!r}: give a mapping of column to type, as {{'id': 'int64'}}")
+    out = {}
+    for name, kind in types.items():
+        if isinstance(kind, pa.DataType):
+            out[name] = kind
+            continue
+        try:
+            out[name] = _parse(str(kind).strip())
+        except (ValueError, KeyError):
+            raise BadSource(
+                f"{where}: types[{name!r}] is {kind!r}, no type: give one as 'int64', 'float64', 'string', 'bool', "
+                "'date32', 'timestamp[us]', 'list<float32>'"
+            ) from None
+    return out
+
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def _parse(kind: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if kind.startswith("list<") and kind.endswith(">"):
+        inner = kind[5:-1].strip()
+        return pa.list_(_parse(inner.removeprefix("item:").strip()))
+    if kind.startswith("timestamp[") and kind.endswith("]"):
+        unit, _, zone = kind[10:-1].partition(",")
+        if unit.strip() not in _UNITS:
+            raise ValueError(kind)
+        return pa.timestamp(unit.strip(), tz=zone.strip().removeprefix("tz=").strip() or None)
+    if kind.startswith("decimal(") and kind.endswith(")"):
+        digits, _, scale = kind[8:-1].partition(",")
+        return pa.decimal128(int(digits), int(scale or 0))
+    alias = {
+        "str": "string",
+        "text": "string",
+        "int": "int64",
+        "integer": "int64",
+        "boolean": "bool",
+        "bytes": "binary",
+    }
+    alias |= {"timestamp": "timestamp[us]", "datetime": "timestamp[us]", "date": "date32"}
+    name = alias.get(kind, kind)
+    return _parse(name) if name.startswith("timestamp[") else pa.type_for_alias(name)
