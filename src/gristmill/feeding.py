@@ -68,10 +68,12 @@ class ShardFeed:
     # ------------------------------------------------ the engine asks
 
     def wanted(self) -> int:
-        """Workers worth having now."""
+        """Workers worth having now; 0 at the end."""
+        if self.fatal is not None or self.stopped:
+            return 0
         if self._task is None:
             return 1 if self.careful_start else self.workers
-        return max(1, min(self.workers, len(self._pending) + sum(map(len, self._held.values())) + len(self._doubted)))
+        return min(self.workers, len(self._pending) + sum(map(len, self._held.values())) + len(self._doubted))
 
     def take(self, worker: str) -> Any:
         """An Item, WAIT or DONE."""

@@ -75,14 +75,19 @@ def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
     of nulls already break a gate.
     """
     from gristmill.io import paths, registry
+    from gristmill.io.schema import unify
     from gristmill.models import registry as models
 
     source = job.source if job.source.data is None else _held(job, held_data)
     sink_format = registry.sink_format(_sink_name(job))
+    if job.sink is not None and job.sink.partition_by:
+        from gristmill.io.partition import partitioned
+
+        sink_format = partitioned(sink_format, job.sink.partition_by)
     fs, listed = paths.resolve(source)
     source_format = registry.source_format(source, listed)
     files, skipped = _inspected(source, source_format, fs, listed)
-    schema = registry.unify(files)
+    schema = unify(files)
     model = models.resolve(job.model)
     info = models.describe(model, _widened(schema, job))
     keep = _kept(job, info, schema)
@@ -129,7 +134,9 @@ def _held(job: JobSpec, folder: str | None) -> Source:
 
 
 def _inspected(source: Source, form: Any, fs: Any, listed: Sequence[Any]) -> tuple[list[FileInfo], list[str]]:
-    options = {**source.options, **({"types": dict(source.types)} if source.types else {})}
+    from gristmill.io.registry import format_options
+
+    options = format_options(source)
     files, skipped = [], []
     for file in listed:
         try:

@@ -238,7 +238,7 @@ class Run:
                     yield self._one(streamed)
                     feed.consumed(streamed)
                     streamed += 1
-                if self._signal.number is not None:
+                if self._signal.number is not None or feed.fatal is not None:
                     break
         except BaseException as e:
             self._say(phase="failed")

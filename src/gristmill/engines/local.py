@@ -20,6 +20,7 @@ from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Outco
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
 TAIL = 16_000  # bytes of a worker's last words kept as evidence
+BEAT = 0.25  # seconds
 HELD = 2  # items a worker holds: it prepares one while it predicts the other
 _HEADER = struct.Struct("<Q")
 _START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({name!r}, {parent})"
@@ -86,24 +87,26 @@ class Local:
         serial = 0
         try:
             while True:
-                finished = self._feed(living, feed)
-                while not finished and len(living) < min(self._workers, feed.wanted()):
+                while len(living) < min(self._workers, feed.wanted()):
                     name = f"w{serial}"
                     living[name] = spawner.call(lambda n=name, i=serial: self._start(n, i, stages, payload, events))
                     serial += 1
-                    finished = self._feed(living, feed)
+                    self._feed(living, feed)
+                self._feed(living, feed)
                 if not living:
                     return
-                with contextlib.suppress(queue.Empty):
-                    event = events.get(timeout=0.25)
-                    yield from self._seen(event, living)
+                try:
+                    event = events.get(timeout=BEAT)
+                except queue.Empty:
+                    yield Event("")  # a heartbeat, so that the caller can look at signals and at the clock
+                    continue
+                yield from self._seen(event, living)
         finally:
             self._end(list(living.values()))
             spawner.close()
 
-    def _feed(self, living: dict[str, _Process], feed: Feed) -> bool:
-        """Give waiting workers what the feed has for them; whether the feed has ended for all of them."""
-        ended = bool(living)
+    def _feed(self, living: dict[str, _Process], feed: Feed) -> None:
+        """Give workers with room what the feed has for them."""
         for process in living.values():
             while not process.done and len(process.held) < HELD:
                 item = feed.take(process.name)
@@ -115,8 +118,6 @@ class Local:
                 with contextlib.suppress(OSError):  # a broken pipe is a death, which its own event reports
                     assert process.popen.stdin is not None
                     send(process.popen.stdin, None if item is DONE else item)  # type: ignore[arg-type]
-            ended = ended and process.done
-        return ended or (not living and feed.take("") is DONE)
 
     def _seen(self, event: Event, living: dict[str, _Process]) -> Iterator[Event]:
         process = living.get(event.worker)
@@ -349,10 +350,12 @@ class _InProcess:
                     ended = item is DONE
                     held += 0 if ended else 1
                     self._items.put(None if ended else item)
-                with contextlib.suppress(queue.Empty):
-                    event = self._events.get(timeout=0.25)
-                    held -= isinstance(event, Outcome)
-                    yield event
+                try:
+                    event = self._events.get(timeout=BEAT)
+                except queue.Empty:
+                    event = Event("")
+                held -= isinstance(event, Outcome)
+                yield event
         finally:
             self._items.put(None)
             if self._worker:

@@ -20,7 +20,7 @@ ABOUT: dict[str, str] = {
     "job.engine": "What runs the job: local, ray or spark, with the engine's own options",
     "job.profiles": "Named changes to this job, chosen with --profile; each is a part of a job, merged over it",
     # -- source
-    "source.uri": "A file, folder, glob or several, relative to the current folder; or a URI that pyarrow or fsspec opens",
+    "source.uri": "Files, folders or globs, relative to the current folder; or URIs that pyarrow or fsspec opens",
     "source.format": "How the source is read: parquet, jsonl, csv, text or binary (default: by its suffix)",
     "source.columns": "Read only these columns",
     "source.where": "Only rows for which this SQL condition holds, for example \"lang = 'en'\"",

@@ -149,7 +149,7 @@ def validated(document: Document) -> JobSpec:
 
 
 def check_keys(document: Document) -> None:
-    """Raises BadJob for keys that a document should not have, and nothing else: its references are not filled in yet."""
+    """Raises BadJob for keys that should not be there, and for nothing else: references are not filled in yet."""
     _check_kinds(document)
     try:
         JobSection.model_validate(document.value)

@@ -50,9 +50,8 @@ class ShardCommit:
         if rows.num_rows:
             if self._rows is None:
                 schema = self._task.schema or rows.schema
-                options = {**self._recipe.sink.options, "partition_by": self._recipe.sink.partition_by}
                 self._rows = self._recipe.sink_format.writer(
-                    self._files, self._work, self._stem, self.nonce, schema, options
+                    self._files, self._work, self._stem, self.nonce, schema, self._recipe.sink.options
                 )
             self._rows.write(rows)
             self._note_inputs(scored)
