@@ -1,0 +1,59 @@
+"""What a model reads of a source, checked by name and type before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from gristmill.errors import BadModel
+
+
+def check_columns(schema: pa.Schema | None, columns: Sequence[str], name: str, what: str = "reads column") -> None:
+    """Raises BadModel for the first of `columns` that the source does not have. Without a schema nothing is known."""
+    if schema is None:
+        return
+    for column in columns:
+        if column not in schema.names:
+            close = difflib.get_close_matches(column, schema.names, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise BadModel(
+                f"{name} {what} {column!r}, which the source does not have: it has {_listed(schema.names)}{hint}"
+            )
+
+
+def check_text(schema: pa.Schema | None, column: str, name: str) -> None:
+    """Raises BadModel where the column is not there or is no text."""
+    check_columns(schema, [column], name)
+    if schema is not None and not is_text(schema.field(column).type):
+        raise BadModel(
+            f"{name} reads column {column!r} as text, but it is {schema.field(column).type}: give a column of strings, "
+            "or make one in a step"
+        )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of the type are text, or bytes that may be UTF-8."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    names = ("string", "large_string", "string_view", "binary", "large_binary", "null")
+    return any(getattr(pa.types, f"is_{n}")(kind) for n in names)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of the type are numbers, or booleans."""
+    if pa.types.is_dictionary(kind):
+        return is_number(kind.value_type)
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

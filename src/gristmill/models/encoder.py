@@ -1,0 +1,223 @@
+"""A transformer's files in a model folder: which of them are used, at what precision, by which backend.
+
+The rule: a precision is never changed unasked. A quantised or half-precision ONNX file is used only when it is the only
+ONNX file, or when it is asked for (`dtype`, or the file itself as the model).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gristmill.errors import BadModel
+from gristmill.models.extras import installed
+from gristmill.models.files import model_folder, read_json
+from gristmill.models.onnx_graph import Graph, read_graph
+from gristmill.models.pooling import TokenVectors
+from gristmill.models.text import Batch
+from gristmill.plan.contracts import Place
+
+BACKENDS = ("auto", "torch", "onnx")
+_DTYPES = {
+    "auto": "auto", "float32": "float32", "fp32": "float32", "float": "float32", "float16": "float16",
+    "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16", "int8": "int8", "int4": "int4",
+}  # fmt: skip
+# Names that optimum, transformers.js and sentence-transformers give to ONNX files of other precisions than float32.
+_REDUCED = re.compile(r"int8|uint8|quant|q4|bnb4|int4|fp16|float16|bf16|bfloat16|_O4\b", re.IGNORECASE)
+
+
+class Encoder(Protocol):
+    """A transformer at work. One thread calls it."""
+
+    about: dict[str, Any]
+
+    def vectors(self, batch: Batch) -> TokenVectors | np.ndarray:
+        """Token vectors; or float32 [rows, n] where the network pools by itself."""
+        ...
+
+    def logits(self, batch: Batch) -> np.ndarray:
+        """float32 [rows, labels]."""
+        ...
+
+
+@dataclass(frozen=True)
+class EncoderFiles:
+    """What will be loaded: `graph` for onnx (None: to be exported from `weights`), `weights` for torch."""
+
+    root: Path
+    folder: Path
+    backend: str
+    dtype: str
+    weights: tuple[Path, ...]
+    graph: Path | None = None
+
+    @property
+    def used(self) -> tuple[Path, ...]:
+        """The files whose content the output depends on, the configuration left out."""
+        if self.backend == "onnx" and self.graph is not None:
+            return (self.graph, *(self.graph.parent / n for n in read_graph(self.graph).external))
+        return self.weights
+
+
+def model_root(model: str, *, code: bool = False) -> tuple[Path, Path | None]:
+    """The folder of a model, and the ONNX file in it where `model` names that file itself."""
+    path = Path(model).expanduser()
+    if path.suffix == ".onnx" and path.is_file():
+        return (path.parent.parent if path.parent.name == "onnx" else path.parent), path
+    return model_folder(model, code=code), None
+
+
+def find_encoder(
+    root: Path, folder: Path, named: Path | None, backend: str, dtype: str, device: str, name: str
+) -> EncoderFiles:
+    """Chooses backend, precision and files. Depends on the folder, what is installed, and what is asked for only.
+
+    Raises BadModel where there is nothing to load, or nothing of what is asked for, naming what there is.
+    """
+    if backend not in BACKENDS:
+        raise BadModel(f"{name}: backend is {backend!r}: it is one of {', '.join(BACKENDS)}")
+    if dtype not in _DTYPES:
+        raise BadModel(f"{name}: dtype is {dtype!r}: it is one of {', '.join(sorted(set(_DTYPES.values())))}")
+    if not (folder / "config.json").is_file():
+        raise BadModel(f"{name}: {folder} has no config.json, so it is no Hugging Face model folder{_contents(folder)}")
+    choice = _Choice(root, folder, named, _DTYPES[dtype], name)
+    if backend == "auto":
+        backend = choice.backend(device)
+    return choice.torch() if backend == "torch" else choice.onnx()
+
+
+def _contents(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir())[:8]
+    return f"; it holds {', '.join(names)}" if names else "; it is empty"
+
+
+@dataclass(frozen=True)
+class _Choice:
+    root: Path
+    folder: Path
+    named: Path | None
+    dtype: str
+    name: str
+
+    def backend(self, device: str) -> str:
+        if self.named is not None or self.dtype in ("int8", "int4"):
+            return "onnx"
+        if not self.weights:
+            return "onnx"
+        if self.dtype in ("float16", "bfloat16") or device.startswith(("cuda", "mps")) or not installed("onnxruntime"):
+            return "torch"
+        return "onnx" if self._full() else "torch"
+
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The weights for torch: safetensors, else what torch.save wrote (read with weights_only)."""
+        for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
+            if (self.folder / f"{stem}{suffix}").is_file():
+                return (self.folder / f"{stem}{suffix}",)
+            index = read_json(self.folder / f"{stem}{suffix}.index.json", self.name)
+            if index:
+                return tuple(self.folder / n for n in sorted(set(index.get("weight_map", {}).values())))
+        return ()
+
+    def torch(self) -> EncoderFiles:
+        if self.named is not None:
+            raise BadModel(f"{self.name}: {self.named.name} is an ONNX file, which backend torch does not read")
+        if self.dtype in ("int8", "int4"):
+            raise BadModel(f"{self.name}: dtype {self.dtype} needs an ONNX file of it: backend onnx")
+        weights = self.weights
+        if not weights:
+            raise BadModel(
+                f"{self.name}: {self.folder} has no model.safetensors or pytorch_model.bin{_contents(self.folder)}"
+            )
+        missing = [p.name for p in weights if not p.is_file()]
+        if missing:
+            raise BadModel(f"{self.name}: {self.folder} lacks {', '.join(missing)}, which its index lists")
+        dtype = self._saved_dtype() if self.dtype == "auto" else self.dtype
+        return EncoderFiles(self.root, self.folder, "torch", dtype, weights)
+
+    def onnx(self) -> EncoderFiles:
+        if self.dtype == "bfloat16":
+            raise BadModel(f"{self.name}: bfloat16 is not for backend onnx: use torch, or float32")
+        found = self._graph()
+        if found is not None:
+            return EncoderFiles(self.root, self.folder, "onnx", read_graph(found).precision, self.weights, found)
+        if self.dtype not in ("auto", "float32"):
+            raise BadModel(
+                f"{self.name}: there is no ONNX file of dtype {self.dtype} in {self.root}; "
+                f"there are: {self._names(self._graphs())}"
+            )
+        if not self.weights:
+            raise BadModel(
+                f"{self.name}: {self.root} has neither a float32 ONNX file nor weights to export one from; "
+                f"ONNX files: {self._names(self._graphs())}{'' if self._graphs() else _contents(self.root)}"
+            )
+        return EncoderFiles(self.root, self.folder, "onnx", "float32", self.weights, None)
+
+    def _graph(self) -> Path | None:
+        if self.named is not None:
+            precision = read_graph(self.named).precision
+            if self.dtype not in ("auto", precision):
+                raise BadModel(f"{self.name}: dtype {self.dtype} is asked for, {self.named.name} is {precision}")
+            return self.named
+        if self.dtype in ("auto", "float32"):
+            full = self._full()
+            if full is not None or self.dtype == "float32":
+                return full
+            every = self._graphs()
+            if len(every) > 1 and not self.weights:
+                raise BadModel(
+                    f"{self.name}: {self.root} has several ONNX files, none of them float32 ({self._names(every)}): "
+                    "choose by dtype, or give the file itself as the model"
+                )
+            return every[0] if len(every) == 1 else None
+        same = [p for p in self._graphs() if read_graph(p).precision == self.dtype]
+        if len(same) > 1:
+            raise BadModel(
+                f"{self.name}: several ONNX files are {self.dtype} ({self._names(same)}): "
+                "give the file itself as the model"
+            )
+        return same[0] if same else None
+
+    def _full(self) -> Path | None:
+        """The float32 graph: model.onnx if it is one, else the first by name that is."""
+        plain = [p for p in self._graphs() if not _REDUCED.search(p.stem)]
+        plain.sort(key=lambda p: (p.name != "model.onnx", p.name))
+        return next((p for p in plain if read_graph(p).precision == "float32"), None)
+
+    def _graphs(self) -> list[Path]:
+        folders = dict.fromkeys([self.folder / "onnx", self.root / "onnx", self.folder, self.root])
+        return [p for folder in folders for p in sorted(folder.glob("*.onnx"))]
+
+    def _names(self, paths: Iterable[Path]) -> str:
+        return ", ".join(p.relative_to(self.root).as_posix() for p in paths) or "none"
+
+    def _saved_dtype(self) -> str:
+        config = read_json(self.folder / "config.json", self.name)
+        saved = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        return _DTYPES.get(saved, "float32")
+
+
+def encoder_graph(files: EncoderFiles) -> Graph | None:
+    """The signature of the graph that is there already."""
+    return None if files.graph is None else read_graph(files.graph)
+
+
+def open_encoder(files: EncoderFiles, task: str, place: Place, name: str, *, code: bool = False) -> Encoder:
+    """Loads the network for `task` ("embed" or "classify") at a place."""
+    if files.backend == "onnx":
+        from gristmill.models.onnx import OnnxEncoder
+
+        graph = files.graph
+        if graph is None:
+            from gristmill.models.export import exported
+
+            graph = exported(files, task, name, code=code)
+        return OnnxEncoder(graph, task, place, name)
+    from gristmill.models.torch import TorchEncoder
+
+    return TorchEncoder(files, task, place, name, code=code)

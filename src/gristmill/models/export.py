@@ -1,0 +1,100 @@
+"""Transformers exported to ONNX on first use, kept in the cache by the digest of the model they come from."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.errors import BadModel
+from gristmill.models.cache import built, file_digest, table_digest
+from gristmill.models.encoder import EncoderFiles
+from gristmill.models.extras import require
+from gristmill.models.onnx import OnnxEncoder
+from gristmill.models.text import Batch
+from gristmill.plan.contracts import Place
+
+_LOG = logging.getLogger("gristmill.models")
+_OPSET = 17  # the oldest with LayerNormalization; ONNX Runtime since 1.12 runs it
+_FORMAT = 1  # counts up when what is written here changes
+# What an exported float32 encoder may differ by from the one it comes from; measured on MiniLM: 2e-6.
+_TOLERANCE = 1e-3
+
+
+def exported(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
+    """The ONNX file of a torch model: from the cache, or written there now (a minute for a base-size model).
+
+    It is compared with the torch model on two rows before it is kept. Needs torch and transformers. Raises BadModel
+    where the model cannot be exported, or gives other values afterwards.
+    """
+    digests = {p.name: file_digest(p) for p in (files.folder / "config.json", *files.weights)}
+    key = f"exports/{table_digest(digests)[:40]}-{task}-{_OPSET}.{_FORMAT}"
+
+    def build(folder: Path) -> None:
+        _LOG.warning("%s: no float32 ONNX file in %s: exporting one to the cache", name, files.root)
+        _export(files, task, folder / "model.onnx", name, code)
+
+    return built(key, build) / "model.onnx"
+
+
+def _export(files: EncoderFiles, task: str, path: Path, name: str, code: bool) -> None:
+    torch = require("torch", "torch", f"exporting {name}")
+    require("transformers", "hf", f"exporting {name}")
+    from gristmill.models.torch import load_transformer
+
+    # Eager attention: the exporter knows its operators everywhere, and ONNX Runtime fuses them again.
+    model = load_transformer(files, task, "float32", name, code=code, attention="eager")
+    output = "logits" if task == "classify" else "last_hidden_state"
+
+    base: Any = torch.nn.Module
+
+    class Plain(base):  # type: ignore[misc]
+        """The network with two positional inputs and one output."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.model(input_ids=input_ids, attention_mask=attention_mask)[output]
+
+    batch = _example(int(getattr(model.config, "vocab_size", 1000)))
+    ids, mask = torch.from_numpy(batch.ids), torch.from_numpy(batch.mask.astype(np.int64))
+    axes: dict[str, dict[int, str]] = {n: {0: "batch", 1: "sequence"} for n in ("input_ids", "attention_mask")}
+    axes[output] = {0: "batch"} if task == "classify" else {0: "batch", 1: "sequence"}
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = Plain().eval()(ids, mask).numpy()
+            torch.onnx.export(
+                Plain().eval(), (ids, mask), str(path), input_names=["input_ids", "attention_mask"],
+                output_names=[output], dynamic_axes=axes, opset_version=_OPSET, dynamo=False,
+            )  # fmt: skip
+    except Exception as e:
+        raise BadModel(f"{name}: cannot be exported to ONNX ({type(e).__name__}: {e}): use backend torch") from e
+    _compare(path, task, batch, wanted, name)
+
+
+def _example(vocabulary: int) -> Batch:
+    """Two rows of different lengths, so that padding is part of the comparison."""
+    ids = np.random.default_rng(0).integers(5, max(6, vocabulary), size=(2, 12), dtype=np.int64)
+    mask = np.ones((2, 12), dtype=bool)
+    mask[1, 7:] = False
+    return Batch(ids, mask)
+
+
+def _compare(path: Path, task: str, batch: Batch, wanted: np.ndarray, name: str) -> None:
+    session = OnnxEncoder(path, task, Place(), name)
+    shorter = Batch(batch.ids[1:, :7], batch.mask[1:, :7])  # other sizes than those it was exported with
+    for given, expected in ((batch, wanted), (shorter, wanted[1:] if task == "classify" else wanted[1:, :7])):
+        found = session.output(given)
+        if task != "classify":
+            found, expected = found[given.mask], expected[given.mask]
+        difference = float(np.abs(found - expected).max())
+        if not difference <= _TOLERANCE:
+            raise BadModel(
+                f"{name}: exported to ONNX, it differs by {difference:.2g} from the torch model: use backend torch"
+            )

@@ -1,0 +1,135 @@
+"""A model's files: where they are, whether they are there at all, and their digests against a pinned one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.errors import BadModel
+from gristmill.models.cache import file_digest, table_digest
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Digests:
+    """sha256 of a model's files by name, and of them all (see `table_digest`)."""
+
+    by_file: Mapping[str, str]
+
+    @property
+    def all(self) -> str:
+        """One digest for the model."""
+        return table_digest(self.by_file)
+
+
+def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str) -> Digests:
+    """Digests of `files`, named from `root`. Raises BadModel if `pinned` is neither that of all nor of one of them."""
+    by_file = {_relative(path, root): file_digest(path) for path in sorted(set(files))}
+    found = Digests(by_file)
+    if pinned is not None:
+        wanted = pinned.strip().lower().removeprefix("sha256:")
+        if wanted != found.all and wanted not in by_file.values():
+            raise BadModel(
+                f"{name}: sha256 is pinned as {wanted}, the files have {found.all}: these are not the files that were "
+                "pinned; get those, or pin the new digest after a look at what changed"
+            )
+    return found
+
+
+def _relative(path: Path, root: Path) -> str:
+    try:
+        return path.relative_to(root).as_posix()
+    except ValueError:
+        return path.name
+
+
+def model_file(text: str, kind: str, suffixes: tuple[str, ...] = ()) -> Path:
+    """A model that is one file. Raises BadModel where there is none (or a folder, naming what in it could be meant)."""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        inside = sorted(p.name for p in path.iterdir() if p.suffix in suffixes)
+        hint = f"; it holds {', '.join(inside[:5])}" if inside else ""
+        raise BadModel(f"{text}: a folder, where a {kind} file was looked for{hint}: give the file")
+    if not path.is_file():
+        raise BadModel(f"{text}: there is no such file; a {kind} file was looked for{_nearby(path)}")
+    return path
+
+
+def _nearby(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" (nor a folder {path.parent})"
+    import difflib
+
+    close = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], 1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
+
+
+def read_json(path: Path, name: str) -> dict[str, Any]:
+    """A configuration file of a model; {} where there is none. Raises BadModel, naming it, if it cannot be read."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise BadModel(f"{name}: {path} cannot be read as JSON: {e}") from e
+    return found if isinstance(found, dict) else {"list": found}
+
+
+# ---------------------------------------------------------------- folders and the hub
+
+
+def model_folder(text: str, *, code: bool = False) -> Path:
+    """A folder on disk, or the local copy of a model of the Hugging Face hub ("org/name", "org/name@revision").
+
+    A copy that is there already is used as it is; else it is downloaded: configuration, safetensors and fp32 ONNX
+    (and Python files with `code`). Raises BadModel where there is neither.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise BadModel(f"{text}: a file, where a model folder was looked for: give the folder that holds config.json")
+    repo, _, revision = text.partition("@")
+    if not _HUB_ID.fullmatch(repo):
+        raise BadModel(f"{text}: there is no such folder{_nearby(path)}")
+    return _hub_copy(repo, revision or None, text, code, _nearby(path))
+
+
+def _hub_copy(repo: str, revision: str | None, text: str, code: bool, nearby: str) -> Path:
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ModuleNotFoundError as e:
+        raise BadModel(
+            f"{text}: there is no such folder{nearby}; if a model of the Hugging Face hub is meant: "
+            "pip install 'gristmill[hf]'"
+        ) from e
+    with contextlib.suppress(LocalEntryNotFoundError, FileNotFoundError):
+        copy = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+        if (copy / "config.json").is_file():
+            return copy
+    try:
+        info = HfApi().model_info(repo, revision=revision, timeout=10)
+        names = [s.rfilename for s in info.siblings or ()]
+        return Path(snapshot_download(repo, revision=info.sha, allow_patterns=_wanted(names, code)))
+    except Exception as e:  # any failure of a network: the way out is the same
+        reason = str(e).strip().partition("\n")[0] or type(e).__name__
+        raise BadModel(
+            f"{text}: there is no such folder{nearby}, and no model of this name could be had from the "
+            f"Hugging Face hub ({reason})"
+        ) from e
+
+
+def _wanted(names: list[str], code: bool) -> list[str]:
+    """Configuration, tokenizer, one format of weights, and the fp32 ONNX graph; nothing of other frameworks."""
+    wanted = [n for n in names if n.endswith((".json", ".txt", ".model")) or (code and n.endswith(".py"))]
+    safe = [n for n in names if n.endswith(".safetensors")]
+    wanted += safe or [n for n in names if n.endswith(".bin") and not n.startswith(("onnx/", "openvino/"))]
+    wanted += [n for n in names if n in ("onnx/model.onnx", "model.onnx") or n.startswith("onnx/model.onnx_data")]
+    return wanted

@@ -1,0 +1,290 @@
+"""Text to vectors: sentence-transformers folders, run without sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.errors import BadModel
+from gristmill.models.batches import from_array
+from gristmill.models.columns import check_text
+from gristmill.models.encoder import EncoderFiles, encoder_graph, find_encoder, model_root, open_encoder
+from gristmill.models.extras import require
+from gristmill.models.files import digests_of, read_json
+from gristmill.models.pooling import (
+    Dense,
+    Layer,
+    Pooling,
+    check_dense,
+    check_mode,
+    dense_weights,
+    normalized,
+    read_dense,
+    read_pooling,
+)
+from gristmill.models.text import TextTokens, TokenRules, token_rules
+from gristmill.plan.contracts import ModelInfo, Place, Prepared
+from gristmill.plan.specs import TextEmbedder
+
+# Configuration that the result depends on, where it is there; module folders' own files are added.
+_CONFIGURATION = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "modules.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EmbedderFolder:
+    """What a sentence-transformers folder says: where the transformer is, and what comes after it, in order.
+
+    `after` has "normalize", or the folder of a Dense module. `dimension` is that of the vectors, None if not known.
+    """
+
+    root: Path
+    transformer: Path
+    sentence: Mapping[str, Any]
+    pooling: Pooling
+    after: tuple[str | Path, ...]
+    dimension: int | None
+    prompts: Mapping[str, str | None]
+    default_prompt: str | None
+
+
+def read_folder(root: Path, name: str) -> EmbedderFolder:
+    """Reads modules.json and what it names. Raises BadModel for modules that are not supported.
+
+    A plain Hugging Face folder gets what sentence-transformers gives it: the mean of the token vectors (the last
+    token's for causal models).
+    """
+    modules = read_json(root / "modules.json", name).get("list") or []
+    transformer: Path = root
+    pooling: Pooling | None = None
+    after: list[str | Path] = []
+    dimension: int | None = None
+    for place, module in enumerate(modules):
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        folder = root / str(module.get("path", ""))
+        if kind == "Transformer" and place == 0:
+            transformer = folder
+        elif kind == "Pooling" and place == 1:
+            pooling = read_pooling(folder, name)
+        elif kind == "Dense" and pooling is not None:
+            dimension = check_dense(folder, name)
+            after.append(folder)
+        elif kind == "Normalize" and pooling is not None:
+            _check_normalize(folder, name)
+            after.append("normalize")
+        elif kind != "Dropout":
+            raise BadModel(
+                f"{name}: module {place} of {root / 'modules.json'} is {module.get('type')!r}, which is not supported "
+                "here: use sentence-transformers in a function of your own (--fn)"
+            )
+    config = read_json(transformer / "config.json", name)
+    if pooling is None:
+        if modules:
+            raise BadModel(f"{name}: {root / 'modules.json'} has no Pooling module after the transformer")
+        pooling = Pooling(("lasttoken" if _causal(config) else "mean",))
+    if dimension is None:
+        width = next(
+            (config[k] for k in ("hidden_size", "d_model", "dim", "n_embd") if isinstance(config.get(k), int)), None
+        )
+        dimension = None if width is None else width * len(pooling.modes)
+    sentence = read_json(transformer / "sentence_bert_config.json", name)
+    task = sentence.get("transformer_task", "feature-extraction")
+    if task != "feature-extraction":
+        raise BadModel(f"{name}: {transformer / 'sentence_bert_config.json'} says {task!r}, which gives no embeddings")
+    own = read_json(root / "config_sentence_transformers.json", name)
+    return EmbedderFolder(
+        root,
+        transformer,
+        sentence,
+        pooling,
+        tuple(after),
+        dimension,
+        own.get("prompts") or {},
+        own.get("default_prompt_name"),
+    )
+
+
+def _check_normalize(folder: Path, name: str) -> None:
+    config = read_json(folder / "config.json", name)
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise BadModel(f"{name}: {folder.name} has {key}={config[key]!r}, which is not supported")
+
+
+def _causal(config: Mapping[str, Any]) -> bool:
+    named = config.get("architectures") or [""]
+    return str(named[0]).endswith("ForCausalLM") and bool(config.get("is_causal", True))
+
+
+# ---------------------------------------------------------------- in the driver
+
+
+@dataclass(frozen=True)
+class _Parts:
+    folder: EmbedderFolder
+    files: EncoderFiles
+    rules: TokenRules
+    prompt: str
+
+
+def _parts(spec: TextEmbedder) -> _Parts:
+    root, named = model_root(spec.model, code=spec.trust_remote_code)
+    folder = read_folder(root, spec.name)
+    if spec.pooling is not None:
+        check_mode(spec.pooling, spec.name)
+        if any(isinstance(layer, Path) for layer in folder.after):
+            raise BadModel(
+                f"{spec.name}: pooling={spec.pooling!r} does not fit a folder with a Dense module after pooling"
+            )
+        modes = len(folder.pooling.modes)
+        width = None if folder.dimension is None else folder.dimension // modes
+        folder = replace(folder, pooling=replace(folder.pooling, modes=(spec.pooling,)), dimension=width)
+    files = find_encoder(root, folder.transformer, named, spec.backend, spec.dtype, spec.device, spec.name)
+    rules = token_rules(folder.transformer, spec.name, spec.max_length, dict(folder.sentence))
+    return _Parts(folder, files, rules, _prompt(spec, folder))
+
+
+def _prompt(spec: TextEmbedder, folder: EmbedderFolder) -> str:
+    if spec.prompt is not None:
+        if spec.prompt_name is not None:
+            raise BadModel(f"{spec.name}: prompt and prompt_name are both given: give one")
+        return spec.prompt
+    name = spec.prompt_name or folder.default_prompt
+    if name is None:
+        return ""
+    if name not in folder.prompts:
+        raise BadModel(
+            f"{spec.name}: there is no prompt named {name!r}; the folder has {', '.join(folder.prompts) or 'none'}"
+        )
+    return folder.prompts[name] or ""
+
+
+def resolve(spec: TextEmbedder) -> TextEmbedder:
+    """The spec with backend and dtype made explicit. Raises BadModel."""
+    files = _parts(spec).files
+    return replace(spec, backend=files.backend, dtype=files.dtype)
+
+
+def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
+    """Checks the folder and the column; digests what the result depends on. Raises BadModel, MissingExtra."""
+    parts = _parts(spec)
+    check_text(schema, spec.text, spec.name)
+    _check_packages(parts.files, spec.name)
+    graph = encoder_graph(parts.files)
+    if graph is not None:
+        from gristmill.models.onnx import check_encoder
+
+        check_encoder(graph, "embed", parts.files.graph or parts.folder.root, spec.name)
+    digests = digests_of(parts.folder.root, _files(parts, spec), spec.sha256, spec.name)
+    field = _field(spec, parts.folder.dimension)
+    return ModelInfo(
+        spec.name,
+        columns=(spec.text,),
+        outputs=(spec.output,),
+        schema=None if field is None else pa.schema([field]),
+        digest=digests.all,
+        digests=digests.by_file,
+        keeps_columns=True,
+    )
+
+
+def _check_packages(files: EncoderFiles, name: str) -> None:
+    from gristmill.models.extras import installed
+
+    needed = [("tokenizers", "text")]
+    if files.backend == "onnx":
+        needed.append(("onnxruntime", "onnx"))
+    if files.backend == "torch" or files.graph is None:
+        needed += [("torch", "torch"), ("transformers", "hf")]
+    for module, extra in needed:
+        if not installed(module):
+            require(module, extra, name)
+
+
+def _field(spec: TextEmbedder, dimension: int | None) -> pa.Field | None:
+    if spec.truncate_dim is not None:
+        if spec.truncate_dim < 1 or (dimension is not None and spec.truncate_dim > dimension):
+            raise BadModel(
+                f"{spec.name}: truncate_dim is {spec.truncate_dim}, the vectors have {dimension or 'no known'} values"
+            )
+        dimension = spec.truncate_dim
+    return None if dimension is None else pa.field(spec.output, pa.list_(pa.float32(), dimension))
+
+
+def _files(parts: _Parts, spec: TextEmbedder) -> list[Path]:
+    root, folder = parts.folder.root, parts.folder.transformer
+    found = [base / n for base in dict.fromkeys([root, folder]) for n in _CONFIGURATION]
+    for module in read_json(root / "modules.json", spec.name).get("list") or ():
+        where = root / str(module.get("path", ""))
+        found.append(where / "config.json")
+    found += [w for layer in parts.folder.after if isinstance(layer, Path) and (w := dense_weights(layer)) is not None]
+    if spec.trust_remote_code:
+        found += sorted(folder.glob("*.py"))
+    return [*(p for p in dict.fromkeys(found) if p.is_file()), *parts.files.used]
+
+
+# ---------------------------------------------------------------- in a worker
+
+
+def open_model(spec: TextEmbedder, place: Place) -> LoadedEmbedder:
+    """Loads tokenizer and network."""
+    return LoadedEmbedder(spec, place)
+
+
+class LoadedEmbedder:
+    """A `TextEmbedder` at work. Lengths are tokens, special ones and the prompt's included."""
+
+    def __init__(self, spec: TextEmbedder, place: Place) -> None:
+        parts = _parts(spec)
+        self._field = _field(spec, parts.folder.dimension)
+        self._output = spec.output
+        self._truncate = spec.truncate_dim
+        self._pooling = parts.folder.pooling
+        self._layers = _layers(parts.folder.after, spec)
+        self._tokens = TextTokens(parts.rules, spec.name, spec.text, parts.prompt)
+        self._encoder = open_encoder(parts.files, "embed", place, spec.name, code=spec.trust_remote_code)
+        self.about = self._encoder.about
+
+    def prepare(self, rows: pa.Table) -> Prepared:
+        """Tokenises; nulls are refused."""
+        return self._tokens.prepare(rows)
+
+    def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
+        """One vector for each row at `index`: a fixed-size list of float32."""
+        vectors = self._vectors(prepared, index)
+        column = from_array(np.ascontiguousarray(vectors, dtype=np.float32))
+        return pa.table({self._output: column})
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _vectors(self, prepared: Prepared, index: np.ndarray) -> np.ndarray:
+        batch = self._tokens.padded(prepared.inputs, index)
+        found = self._encoder.vectors(batch)
+        pooled = isinstance(found, np.ndarray)  # a graph that pools has its Dense layers in it too
+        vectors = found if isinstance(found, np.ndarray) else self._pooling(found, batch)
+        for layer in self._layers:
+            if not (pooled and isinstance(layer, Dense)):
+                vectors = layer(vectors)
+        return vectors
+
+
+def _layers(after: tuple[str | Path, ...], spec: TextEmbedder) -> list[Layer]:
+    layers: list[Layer] = []
+    for module in after:
+        if isinstance(module, Path):
+            layers.append(read_dense(module, spec.name))
+        elif spec.normalize is not False:
+            layers.append(normalized)
+    if spec.truncate_dim is not None:
+        layers.append(lambda vectors: vectors[:, : spec.truncate_dim])
+    if spec.normalize:
+        layers.append(normalized)
+    return layers
