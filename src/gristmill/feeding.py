@@ -157,10 +157,9 @@ class ShardFeed:
         """A stream's consumer has taken shards up to this one."""
         self._consumed = number
 
-    def probe_further(self, rows: int) -> None:
+    def probe_further(self, probe: Task) -> None:
         """The probe found no row that could be scored: look at more."""
-        assert self.probe is not None
-        self.probe = replace(self.probe, rows=rows)
+        self.probe = probe
         self.probed, self._probe_given, self._probing = None, False, None
 
     def on(self, event: Event) -> None:

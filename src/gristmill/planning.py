@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill import machine
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS
 from gristmill.errors import BadJob, BadSource, GateFailed
 from gristmill.plan import fingerprint, shard
@@ -49,6 +50,7 @@ class Resolved:
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
+    only: Any = None  # a retry's rows (retrying.Only)
 
     @property
     def bytes(self) -> int:
@@ -292,24 +294,18 @@ def _read_columns(
 
 
 def _gpus(job: JobSpec) -> tuple[str, ...]:
-    """GPU ids to place workers on. Found without loading a GPU library: the driver's own list, as the job may see it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        present = [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
-    except OSError:
-        present = []
-    found = present if visible is None else [v for v in visible.split(",") if v.strip()]
-    wanted = job.engine.gpus
-    device = getattr(job.model, "device", "auto")
-    if wanted == 0 or (device not in ("auto", "cuda") and not str(device).startswith("cuda")):
+    """GPUs to place workers on. Raises BadJob where more are asked for than there are."""
+    wanted, device = job.engine.gpus, str(getattr(job.model, "device", "auto"))
+    if wanted == 0 or not (device == "auto" or device.startswith("cuda")):
         return ()
-    if isinstance(wanted, int):
-        if wanted > len(found):
-            raise BadJob(f"gpus is {wanted}, this machine has {len(found)}")
-        return tuple(found[:wanted])
-    if str(device).startswith("cuda") and not found:
+    found = machine.gpus()
+    if device.startswith("cuda") and not found:
         raise BadJob(f"device {device!r}: this machine shows no GPU; use device cpu")
-    return tuple(found)
+    if wanted == "auto":
+        return found
+    if wanted > len(found):
+        raise BadJob(f"gpus is {wanted}, this machine has {len(found)}")
+    return found[:wanted]
 
 
 def _place(job: JobSpec, model: ModelSpec, gpus: tuple[str, ...]) -> Place:
@@ -319,26 +315,18 @@ def _place(job: JobSpec, model: ModelSpec, gpus: tuple[str, ...]) -> Place:
     return Place(device, getattr(model, "dtype", "auto"), 1, getattr(model, "backend", "auto"))
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
 def _workers(r: Resolved) -> tuple[int, int]:
     """How many workers, and threads for each: a process a core on CPUs, a process a GPU where there are some."""
     wanted = r.job.engine.workers
     if isinstance(wanted, tuple):
         wanted = wanted[1]
     if wanted == "auto":
-        wanted = len(r.gpus) if r.place.device == "cuda" else cores()
+        wanted = len(r.gpus) if r.place.device == "cuda" else machine.cores()
         if r.estimated_rows <= LEAST_SHARD:
             wanted = 1
     count = int(wanted)
     threads = r.job.engine.threads
-    return count, max(1, cores() // max(1, count)) if threads == "auto" else int(threads)
+    return count, max(1, machine.cores() // max(1, count)) if threads == "auto" else int(threads)
 
 
 def budget_of(r: Resolved) -> tuple[int, int, int]:

@@ -105,7 +105,7 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table
 
 def status(root: str) -> dict[str, Any]:
     """The state of a sink from its files alone: "running", "unfinished", "done" or "empty", with counts."""
-    body = publish.success(root)
+    body = generations.success(root)
     known = generations.generations(root)
     live = 0 if body is None else body["generation"]
     out: dict[str, Any] = {"sink": root, "published_generation": live or None}

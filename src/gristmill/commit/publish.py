@@ -271,12 +271,12 @@ def refuse_foreign(root: str, overwrite: bool) -> None:
         )
 
 
-def write_manifest(files: LocalFiles, root: str, done: Sequence[Receipt], base: dict[str, Any] | None) -> None:
+def write_manifest(files: LocalFiles, root: str, done: Sequence[Receipt], appended: bool) -> None:
     """npy's manifest.parquet: input_path, output_path, rows, one row for each pair, in plan order."""
     import pyarrow.parquet as pq
 
     path = os.path.join(root, "manifest.parquet")
-    rows = pq.read_table(path).to_pylist() if base is not None and os.path.exists(path) else []
+    rows = pq.read_table(path).to_pylist() if appended and os.path.exists(path) else []
     ours = {p.publish for r in done for p in r.parts}
     rows = [row for row in rows if row["output_path"] not in ours]
     for receipt in done:

@@ -52,8 +52,9 @@ class EngineSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.workers, list):
-            object.__setattr__(self, "workers", tuple(self.workers))
+        pair: Any = self.workers  # a job file gives a list
+        if isinstance(pair, list):
+            object.__setattr__(self, "workers", tuple(pair))
         if self.workers != 0 and not isinstance(self.workers, tuple):
             _positive("workers", self.workers)
         if self.gpus != 0:

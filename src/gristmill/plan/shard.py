@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -98,7 +99,7 @@ def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, work
             at = end
             if held >= size * 0.99:
                 shard, held = shard + 1, 0.0
-    columns = list(zip(*out, strict=True)) if out else [[] for _ in RANGES]
+    columns: list[Any] = list(zip(*out, strict=True)) if out else [[] for _ in RANGES]
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES)
 
 
@@ -164,6 +165,10 @@ class ShardTable:
         """Rows in all shards, or None where only reading will tell."""
         rows = self._columns["rows"]
         return None if (rows < 0).any() else int(rows.sum())
+
+    def total_weight(self) -> int:
+        """Positions in all shards."""
+        return int((self._columns["stop"] - self._columns["start"]).sum())
 
     def weight(self, number: int) -> int:
         """Positions in a shard: what progress is measured in where rows are not known."""

@@ -68,10 +68,9 @@ class Predict:
         rows = window.rows.num_rows
         refused = {r.row: r for r in window.prepared.refused}
         alive = np.ones(rows, dtype=bool)
-        for gone in (list(refused), [d.row for d in doomed], *apart):
-            alive[gone] = False
         outputs = self._from_probe(task, window)
-        alive[[i for index, _ in outputs for i in index.tolist()]] = False
+        for gone in (list(refused), [d.row for d in doomed], *apart, *(index for index, _ in outputs)):
+            alive[np.asarray(gone, dtype=np.int64)] = False
         dead: list[DeadRow] = list(doomed)
         figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
         isolation = self._isolation(task, window, before)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.batching.windows import WindowSize, gather
+from gristmill.errors import RunFailed
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import BadRow, Block, FileInfo, Model, Prepared, Reading
 from gristmill.plan.shard import Piece
@@ -66,7 +67,7 @@ class Chunk:
     @property
     def rows_held(self) -> int:
         """For windows: rows, never 0, so that a window of nothing but dead letters closes too."""
-        return max(1, self.rows.num_rows)
+        return max(1, int(self.rows.num_rows))
 
     @property
     def bytes_held(self) -> int:
@@ -169,10 +170,6 @@ class Prepare:
         flow.filtered = sum(r.block.filtered for r in group)
         flow.dead = len(flow.letters)
         rows_in = rows.num_rows + flow.filtered + flow.dead
-        if task.only is not None:
-            keep = task.only.source_mask(task, piece, position)
-            flow.rows, flow.origin = rows.filter(pa.array(keep)), np.flatnonzero(keep)
-            rows_in, flow.filtered = len(flow.origin), 0
         for step in self._steps:
             self._advance(flow, step, piece, position, paths)
         copy = _copies(flow.origin) if flow.expanded is not None else np.zeros(len(flow.origin), dtype=np.int32)
@@ -182,7 +179,8 @@ class Prepare:
             rows_in, expanded, flow.filtered, flow.dead, derived, flow.derived_filtered, flow.derived_dead, 0
         )
         identity = Identity(piece[flow.origin], position[flow.origin], copy)
-        return Chunk(flow.rows, identity, counts, tuple(flow.letters))
+        chunk = Chunk(flow.rows, identity, counts, tuple(flow.letters))
+        return chunk if task.only is None else _retried(chunk, task, paths)
 
     def _advance(
         self, flow: _Flow, step: LoadedStep, piece: np.ndarray, position: np.ndarray, paths: list[str]
@@ -234,7 +232,7 @@ class _Read:
 
     @property
     def rows_held(self) -> int:
-        return max(1, self.block.rows.num_rows)
+        return max(1, int(self.block.rows.num_rows))
 
     @property
     def bytes_held(self) -> int:
@@ -254,6 +252,27 @@ def _part(chunk: Chunk, start: int, rows: int) -> Chunk:
     if start == 0:
         return Chunk(chunk.rows.slice(start, rows), identity, chunk.counts, chunk.letters)
     return Chunk(chunk.rows.slice(start, rows), identity, Counts())
+
+
+def _retried(chunk: Chunk, task: Task, paths: list[str]) -> Chunk:
+    """Of a retried shard's rows those that were dead. A source row of which some copies had lived is not counted again."""
+    who = chunk.identity
+    wanted = [task.only.wanted(path) for path in paths]
+    copies = [wanted[p].get(n, set()) for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]
+    keep = np.array([c is None or k in c for c, k in zip(copies, who.copy.tolist(), strict=True)], dtype=bool)
+    sources = set(zip(who.piece.tolist(), who.position.tolist(), strict=True))
+    partly = sum(wanted[p].get(n) is not None for p, n in sources)
+    asked = sum(len(wanted[p].get(n) or ()) for p, n in sources)
+    found = int(keep.sum()) - int(sum(c is None for c in copies))
+    if found != asked:
+        raise RunFailed(
+            f"the steps made {found} of the {asked} dead rows anew: they cut rows differently now; use --restart"
+        )
+    c, index = chunk.counts, np.flatnonzero(keep)
+    counts = replace(
+        c, rows_in=c.rows_in - partly, expanded=c.expanded - partly, derived=c.derived - int((~keep).sum())
+    )
+    return Chunk(chunk.rows.take(index), who.take(index), counts, chunk.letters)
 
 
 def _copies(origin: np.ndarray) -> np.ndarray:

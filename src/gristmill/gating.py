@@ -1,0 +1,83 @@
+"""Gates: what must hold before anything is published. Pure checks of counts; who calls them decides what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gristmill.errors import GateFailed
+from gristmill.observe.report import Counts
+from gristmill.plan.options import Gates
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of mappings, name by name."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def worst(errors: Mapping[str, float]) -> str:
+    """The three most frequent errors as " (KeyError: 12, …)"; "" where there are none."""
+    top = sorted(errors.items(), key=lambda kv: -kv[1])[:3]
+    return " (" + ", ".join(f"{name}: {int(count)}" for name, count in top) + ")" if top else ""
+
+
+def account(counts: Counts, planned: int | None) -> None:
+    """The exact accounting that is always on. Raises GateFailed where rows are missing or too many."""
+    wrong = counts.discrepancy()
+    if wrong is None and planned is not None and planned != counts.rows_in:
+        wrong = f"{planned} rows planned, {counts.rows_in} accounted for"
+    if wrong is not None:
+        raise GateFailed(f"the counts do not add up: {wrong}; nothing was published")
+
+
+def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float]) -> None:
+    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be."""
+    dead = counts.dead + counts.derived_dead
+    possible = planned - counts.filtered - counts.derived_filtered
+    if possible > 0 and (possible - dead) / possible < gates.min_ok:
+        raise GateFailed(
+            f"min_ok {gates.min_ok} can no longer hold: {dead} of at most {possible} rows are dead letters{worst(errors)}; "
+            "nothing new was published (--accept publishes all the same)"
+        )
+
+
+def final(gates: Gates, counts: Counts, errors: Mapping[str, float], letters: str) -> None:
+    """Raises GateFailed where the result is empty or too few rows were scored. `letters` says where dead rows can be read."""
+    dead = counts.dead + counts.derived_dead
+    scored = counts.ok + dead
+    if counts.ok == 0 and not gates.allow_empty:
+        none = f"none of {counts.rows_in} rows was scored{worst(errors)}"
+        why = "the source has no rows" if counts.rows_in == 0 else none
+        raise GateFailed(f"{why}; nothing was published (gates: allow_empty: true, or --accept)")
+    if scored and counts.ok / scored < gates.min_ok:
+        raise GateFailed(
+            f"min_ok {gates.min_ok} does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
+            f"{worst(errors)}; nothing new was published (look at {letters}, then run with --accept)"
+        )
+
+
+def warning(gates: Gates, counts: Counts, errors: Mapping[str, float]) -> str | None:
+    """A sentence where the share of dead rows is over warn_failed."""
+    dead = counts.dead + counts.derived_dead
+    scored = counts.ok + dead
+    if scored and dead / scored > gates.warn_failed:
+        return f"{dead} of {scored} rows ({dead / scored:.2%}) are dead letters{worst(errors)}"
+    return None
+
+
+def audit(hooks: Iterable[Any], staged: Any) -> None:
+    """Give the staged result to every hook. One that returns False, or raises, refuses it: GateFailed with its words."""
+    for hook in hooks:
+        name = getattr(hook, "__qualname__", repr(hook))
+        try:
+            verdict = hook(staged)
+        except Exception as e:
+            raise GateFailed(
+                f"audit {name} refused the result: {type(e).__name__}: {e}; nothing new was published"
+            ) from e
+        if verdict is False:
+            raise GateFailed(f"audit {name} refused the result; nothing new was published")

@@ -1,0 +1,81 @@
+"""Facts of this machine and its signals: cores, GPUs, kills for want of memory, requests to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gristmill.errors import Interrupted
+from gristmill.plan.contracts import Death
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def gpus() -> tuple[str, ...]:
+    """Ids of the NVIDIA GPUs this process may use, found without loading a GPU library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(v.strip() for v in visible.split(",") if v.strip())
+    try:
+        return tuple(str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus"))))
+    except OSError:
+        return ()
+
+
+class OutOfMemory:
+    """Whether the kernel has killed for want of memory since last asked, by its own counters (Linux)."""
+
+    _FILES = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
+
+    def __init__(self) -> None:
+        self._seen = self._count()
+
+    def __call__(self, death: Death) -> bool:
+        now = self._count()
+        more, self._seen = now > self._seen, now
+        return more
+
+    def _count(self) -> int:
+        total = 0
+        for path in self._FILES:
+            with contextlib.suppress(OSError), open(path) as file:
+                total += sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+        return total
+
+
+class Stops:
+    """SIGINT and SIGTERM while a run goes: the first asks for an end, a second one ends at once.
+
+    `number` is the signal that was received, or None. Outside the main thread signals are not ours to catch.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """While inside, signals are noted; the handlers that were there before come back afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: dict[int, Any] = {int(n): signal.signal(n, self._on) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on(self, number: int, _: Any) -> None:
+        if self.number is not None:
+            raise Interrupted(f"stopped at once by a second {signal.Signals(number).name}", exit_code=128 + number)
+        self.number = number
