@@ -5,7 +5,6 @@ and goes on where the last call stopped.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from gristmill.errors import BadSource
 from gristmill.io.paths import Storage, open_input
 from gristmill.io.ranges import as_ranges, clip, inside
 from gristmill.io.schema import conform, plain
+from gristmill.io.waiting import Waiting
 from gristmill.plan.contracts import Block, FileInfo, Reading, SourceFile
 
 if TYPE_CHECKING:
@@ -66,17 +66,18 @@ class ParquetSource:
         wanted = as_ranges(ranges)
         if not len(wanted):
             return
-        opened = _take(info.file, fs)
-        whole = False
+        key = (info.file.path, info.file.size, info.file.stamp)
+        opened = _waiting.take(key, lambda: _Opened(info.file, fs))
+        sound = False
         try:
             for group in opened.groups(wanted):
                 yield from _read_group(opened, group, wanted, reading)
-            whole = True
+            sound = True
         except GeneratorExit:
-            whole = True  # the caller had enough; the streams stand where they stood
+            sound = True  # the caller had enough; the streams stand where they stood
             raise
         finally:
-            _give_back(opened) if whole else opened.close()
+            _waiting.put(key, opened) if sound else opened.close()
 
 
 # ---------------------------------------------------------------- planning
@@ -295,7 +296,6 @@ class _Opened:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self.key = _key(file)
         self.path = file.path
         remote = "://" in file.path
         self._input = open_input(fs, file.path)
@@ -352,25 +352,4 @@ class _Opened:
         self._input.close()
 
 
-def _key(file: SourceFile) -> tuple[str, int, str]:
-    return (file.path, file.size, file.stamp)
-
-
-_waiting: OrderedDict[tuple[str, int, str], _Opened] = OrderedDict()
-_lock = threading.Lock()
-
-
-def _take(file: SourceFile, fs: Storage) -> _Opened:
-    """The open reader of a file that waits for its next call, taken from the others' reach, or a new one."""
-    with _lock:
-        found = _waiting.pop(_key(file), None)
-    return found or _Opened(file, fs)
-
-
-def _give_back(opened: _Opened) -> None:
-    with _lock:
-        before = _waiting.pop(opened.key, None)
-        _waiting[opened.key] = opened
-        dropped = [_waiting.popitem(last=False)[1] for _ in range(len(_waiting) - _KEPT_OPEN)]
-    for old in [*dropped, *([before] if before else [])]:
-        old.close()
+_waiting: Waiting[_Opened] = Waiting(_KEPT_OPEN)

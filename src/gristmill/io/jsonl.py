@@ -1,0 +1,96 @@
+"""JSON Lines as a source, plain or compressed: one object a line. Blocks are parsed by pyarrow; only what it refuses is
+looked at line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.errors import BadSource
+from gristmill.io.jsontypes import infer
+from gristmill.io.lines import ENDLESS, Lines, lines, pieces, sample_ranges, split
+from gristmill.io.objects import Objects
+from gristmill.io.options import known
+from gristmill.io.paths import Storage
+from gristmill.io.schema import from_names
+from gristmill.io.stream import Stream, compressed, opened
+from gristmill.plan.contracts import Block, FileInfo, Reading, SourceFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["JsonlSource"]
+
+_CUT = 2 << 20  # decompressed bytes between the cuts of a compressed file
+_SAMPLE = 1 << 20  # bytes that types are inferred from; option sample_bytes
+
+
+class JsonlSource:
+    """One JSON object a line; a position is the byte at which the line begins. Blank lines are no rows.
+
+    Types are inferred from a sample at the start, the middle and the end; `types` fixes them. A line that is no JSON
+    object, not UTF-8, or not of the types is a bad row. Keys without a column are left out; a missing key is null.
+    """
+
+    name = "jsonl"
+    suffixes = (".jsonl", ".ndjson", ".jsonlines")
+
+    def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
+        """Plain files: from the sample. Compressed ones are read through once, for counts and places to cut."""
+        known(options, ("types", "sample_bytes"), "jsonl source")
+        types = from_names(options.get("types"), file.path)
+        most = max(1, int(options.get("sample_bytes", _SAMPLE)))
+        with opened(file, fs) as stream:
+            if stream.read(0, 2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise BadSource(f"{file.path}: UTF-16 text: convert it to UTF-8")
+            if compressed(file.path) is None:
+                return _sampled(file, stream, types, most)
+            return _read_through(file, stream, types, most)
+
+    def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
+        """Blocks of about `block_bytes` of text; a longer line is a block of its own, at a few times its size."""
+        objects = Objects(reading)
+        with opened(info.file, fs) as stream:
+            for found in lines(stream, ranges, info.extent, reading.block_bytes):
+                yield objects.block(found)
+
+
+def _sampled(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType], most: int) -> FileInfo:
+    sample = list(lines(stream, sample_ranges(file.size, most), file.size, most))
+    empty = file.size == 0
+    return FileInfo(
+        file=file,
+        extent=file.size,
+        cuts=np.unique(np.array([0, file.size], dtype=np.int64)),
+        divisible=True,
+        schema=infer(file.path, sample, types),
+        cut_rows=np.zeros(0, dtype=np.int64) if empty else None,
+        row_bytes=_row_bytes(sample),
+    )
+
+
+def _read_through(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType], most: int) -> FileInfo:
+    cuts, rows, sample = [0], [], []
+    for number, (data, at) in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _CUT)):
+        found = split(data, at)
+        rows.append(len(found))
+        cuts.append(at + len(data))
+        if len(found) and number & (number - 1) == 0:  # the first piece, then at twice the distance each time
+            sample.append(found.head(most if number == 0 else most // 8))
+    return FileInfo(
+        file=file,
+        extent=cuts[-1],
+        cuts=np.array(cuts, dtype=np.int64),
+        divisible=False,
+        schema=infer(file.path, sample, types),
+        cut_rows=np.array(rows, dtype=np.int64),
+        row_bytes=_row_bytes(sample),
+    )
+
+
+def _row_bytes(sample: list[Lines]) -> float | None:
+    count = sum(len(s) for s in sample)
+    return sum(int((s.stop - s.start).sum()) + len(s) for s in sample) / count if count else None

@@ -1,0 +1,239 @@
+"""Lines of JSON into rows: pyarrow parses whole blocks, and lines that stop it are found by halving."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.errors import BadSource
+from gristmill.io.lines import Lines
+from gristmill.io.selecting import kept
+from gristmill.plan.contracts import BadRow, Block, Reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Objects"]
+
+_PARSE = 1 << 20  # bytes that one thread parses at a time, pyarrow's default
+_SHOWN = 80  # characters of a value in a message
+
+
+class Objects:
+    """Turns blocks of lines into blocks of rows, as one `Reading` asks."""
+
+    def __init__(self, reading: Reading) -> None:
+        import pyarrow as pa
+
+        self._reading = reading
+        names = list(reading.schema.names if reading.columns is None else reading.columns)
+        asked = () if reading.where is None else reading.where.columns
+        self._names = names
+        self._target = pa.schema([reading.schema.field(n) for n in dict.fromkeys([*names, *asked])])
+        self._wire = pa.schema([pa.field(f.name, _wire(f.name, f.type)) for f in self._target])
+
+    def block(self, found: Lines) -> Block:
+        """Every line as a row, filtered, or bad."""
+        bad = {i: _explained(found, i) for i in [*_no_object(found), *_not_utf8(found)]}
+        good = np.arange(len(found)) if not bad else np.setdiff1d(np.arange(len(found)), list(bad))
+        found = _blanked(found, bad)
+        tables: list[pa.Table] = []
+        self._parse(found, good, tables, bad)
+        index = good if len(good) + len(bad) == len(found) else np.setdiff1d(np.arange(len(found)), list(bad))
+        rows = _concat(tables, self._target)
+        rows, position, filtered = kept(rows, found.position[index], self._reading.where, self._names)
+        return Block(rows, position, filtered, tuple(bad[i] for i in sorted(bad)))
+
+    def _parse(self, found: Lines, part: np.ndarray, tables: list[pa.Table], bad: dict[int, BadRow]) -> None:
+        """Tables of the lines at `part`, in order; those that are no rows go to `bad`."""
+        if not len(part):
+            return
+        table = self._table(found, part)
+        if table is not None and table.num_rows == len(part):
+            tables.append(table)
+        elif len(part) == 1:
+            made = self._single(found, int(part[0]))
+            bad.update({int(part[0]): made}) if isinstance(made, BadRow) else tables.append(made)
+        else:
+            half = len(part) // 2
+            self._parse(found, part[:half], tables, bad)
+            self._parse(found, part[half:], tables, bad)
+
+    def _table(self, found: Lines, part: np.ndarray) -> pa.Table | None:
+        """The lines from the first to the last of `part` as rows, what lies between being blank; None if any stops it.
+
+        Each line begins with { and ends with }, so that no object can reach over two lines: as many rows as lines
+        means one row a line.
+        """
+        import pyarrow as pa
+        import pyarrow.json as pj
+
+        first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
+        longest = int((found.stop[part] - found.start[part]).max())
+        try:
+            rows = pj.read_json(
+                pa.BufferReader(pa.py_buffer(found.data)[first:last]),
+                read_options=pj.ReadOptions(block_size=max(_PARSE, longest + 16)),
+                parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior="ignore"),
+            )
+            return rows if self._wire == self._target else rows.cast(self._target)
+        except (pa.ArrowException, UnicodeDecodeError):
+            return None
+
+    def _single(self, found: Lines, i: int) -> pa.Table | BadRow:
+        """A line that pyarrow refused: a row if its values fit the columns without loss, else why it is none."""
+        import pyarrow as pa
+
+        try:
+            value = _decoded(found.line(i))
+            return pa.Table.from_pylist([_fitted(value, self._target)], schema=self._target)
+        except _Bad as e:
+            return BadRow(int(found.position[i]), found.line(i), e.error, str(e))
+        except (pa.ArrowException, UnicodeError, OverflowError) as e:
+            return BadRow(int(found.position[i]), found.line(i), type(e).__name__, " ".join(str(e).split()))
+
+
+class _Bad(Exception):
+    def __init__(self, error: str, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+def _no_object(found: Lines) -> list[int]:
+    """Lines that do not begin with { and end with }."""
+    octets = np.frombuffer(found.data, dtype=np.uint8)
+    looks = (octets[found.start] == ord("{")) & (octets[found.stop - 1] == ord("}"))
+    return [] if looks.all() else np.flatnonzero(~looks).tolist()
+
+
+def _not_utf8(found: Lines) -> list[int]:
+    """Lines that are not UTF-8: the block is checked as one piece of text, then halved where it is none."""
+    import pyarrow as pa
+
+    edges = pa.py_buffer(np.append(found.start, found.stop[-1:]).astype(np.int64))
+    text = pa.Array.from_buffers(pa.large_string(), len(found), [None, edges, pa.py_buffer(found.data)])
+    out: list[int] = []
+    todo = [(0, len(found))]
+    while todo:
+        first, last = todo.pop()
+        try:
+            text.slice(first, last - first).validate(full=True)
+        except pa.ArrowInvalid:
+            half = (first + last) // 2
+            if last - first == 1:
+                out.append(first)
+            else:
+                todo += [(first, half), (half, last)]
+    return out
+
+
+def _explained(found: Lines, i: int) -> BadRow:
+    try:
+        _decoded(found.line(i))
+    except _Bad as e:
+        return BadRow(int(found.position[i]), found.line(i), e.error, str(e))
+    return BadRow(int(found.position[i]), found.line(i), "JSONDecodeError", "not one JSON object")
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    """A line's object. Raises _Bad where it is none."""
+    try:
+        value = json.loads(line.decode("utf-8"), object_pairs_hook=_once)
+    except UnicodeDecodeError as e:
+        raise _Bad(
+            "UnicodeDecodeError", f"not UTF-8: byte 0x{line[e.start]:02x} at byte {e.start} of the line"
+        ) from None
+    except json.JSONDecodeError as e:
+        raise _Bad("JSONDecodeError", f"{e.msg} at character {e.pos} of the line") from None
+    except RecursionError:
+        raise _Bad("JSONDecodeError", "nested too deeply") from None
+    if not isinstance(value, dict):
+        what = {list: "array", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")
+        raise _Bad("NotAnObject", f"a JSON {what}; each line is to be an object")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        names = [n for n, _ in pairs]
+        raise _Bad("DuplicateKey", f"key {next(n for n in names if names.count(n) > 1)!r} stands twice in one object")
+    return out
+
+
+def _fitted(value: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    return {f.name: _fit(value.get(f.name), f.type, f.name) for f in schema}
+
+
+def _fit(value: Any, kind: pa.DataType, name: str) -> Any:
+    """A value as its column's type where that loses nothing: whole floats as integers, anything as text."""
+    import pyarrow as pa
+
+    t = pa.types
+    if value is None:
+        return None
+    if t.is_string(kind) or t.is_large_string(kind):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if t.is_integer(kind):
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    elif t.is_floating(kind):
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+    elif t.is_boolean(kind):
+        fits = isinstance(value, bool)
+    elif t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        if isinstance(value, list):
+            return [_fit(v, kind.value_type, name) for v in value]
+        fits = False
+    elif t.is_struct(kind):
+        if isinstance(value, dict):
+            return {f.name: _fit(value.get(f.name), f.type, f"{name}.{f.name}") for f in kind}
+        fits = False
+    else:
+        fits = False
+    if fits:
+        return value
+    shown = json.dumps(value, ensure_ascii=False)
+    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
+    hint = ", which had no value in the sample: fix it with types=" if t.is_null(kind) else ""
+    raise _Bad("TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}")
+
+
+def _blanked(found: Lines, bad: dict[int, BadRow]) -> Lines:
+    """The lines with the bad ones overwritten by spaces, so that what is between them can be parsed at once."""
+    if not bad:
+        return found
+    data = bytearray(found.data)
+    for i in bad:
+        first, last = int(found.start[i]), int(found.stop[i])
+        data[first:last] = b" " * (last - first)
+    return Lines(bytes(data), found.start, found.stop, found.position)
+
+
+def _wire(name: str, kind: pa.DataType) -> pa.DataType:
+    """The type that pyarrow's JSON reader is asked for; from it a cast leads to `kind`."""
+    import pyarrow as pa
+
+    t = pa.types
+    if t.is_fixed_size_list(kind) or t.is_large_list(kind) or t.is_list(kind):
+        return pa.list_(_wire(name, kind.value_type))
+    if t.is_struct(kind):
+        return pa.struct([pa.field(f.name, _wire(name, f.type)) for f in kind])
+    if t.is_float16(kind):
+        return pa.float32()
+    if t.is_date(kind) or t.is_time(kind) or t.is_binary(kind) or t.is_large_binary(kind) or t.is_string_view(kind):
+        return pa.string()
+    if t.is_map(kind) or t.is_union(kind) or t.is_duration(kind) or t.is_interval(kind):
+        raise BadSource(f"column {name!r} cannot be read from JSON as {kind}: give another type")
+    return kind
+
+
+def _concat(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    if not tables:
+        return schema.empty_table()
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
