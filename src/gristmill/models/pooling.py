@@ -60,10 +60,14 @@ class Pooling:
         """float32 [rows, modes × n]."""
         mask = batch.mask
         if not self.include_prompt and batch.prompt:
-            first = np.asarray(mask.argmax(axis=1) + batch.prompt)
-            mask = mask & (np.arange(mask.shape[1]) >= first[:, None])
+            mask = _without_prompt(mask, batch.prompt)
         parts = [_pooled(mode, vectors, mask, batch.mask) for mode in self.modes]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _without_prompt(mask: np.ndarray, tokens: int) -> np.ndarray:
+    first: np.ndarray = mask.argmax(axis=1)
+    return mask & (np.arange(mask.shape[1]) >= (first + tokens).reshape(-1, 1))
 
 
 def _pooled(mode: str, vectors: TokenVectors, mask: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -72,7 +76,7 @@ def _pooled(mode: str, vectors: TokenVectors, mask: np.ndarray, whole: np.ndarra
     if mode == "lasttoken":
         width = mask.shape[1]
         last = width - 1 - mask[:, ::-1].argmax(axis=1)
-        return np.where(mask.any(axis=1)[:, None], vectors.at(last), np.float32(0))
+        return np.where(np.any(mask, axis=1, keepdims=True), vectors.at(last), np.float32(0))
     if mode == "max":
         return vectors.largest(mask)
     weights = mask.astype(np.float32)

@@ -34,9 +34,9 @@ _CHUNK_CHARS = 1 << 20
 _CHUNK_ROWS = 1024
 # A long text is first cut to so many characters a token that the model takes. English has 4 to 5 a token.
 _CHARS_A_TOKEN = 16
-# No more of one text is ever looked at, where the model truncates at all: 4 million characters that do not make up the
-# few hundred tokens that are kept are no text.
-_MOST_CHARS = 1 << 22
+# No more of one text is ever looked at, where the model truncates at all (or 64 characters a token that it takes, if that
+# is more): a million characters that do not make up the few hundred tokens that are kept are no text.
+_MOST_CHARS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -205,17 +205,17 @@ class TextTokens:
         most = self._rules.max_length
         if most is None or self._rules.truncate_left:
             return list(self._encode(texts))
-        look = max(2048, _CHARS_A_TOKEN * most)
+        look, limit = max(2048, _CHARS_A_TOKEN * most), max(_MOST_CHARS, 4 * _CHARS_A_TOKEN * most)
         if all(len(t) <= look for t in texts):
             return list(self._encode(texts))
-        encodings = list(self._encode([_head(t, look) for t in texts]))
+        encodings = list(self._encode([_head(t, look, limit) for t in texts]))
         # A cut text that fills the model is settled: its first tokens are those of the whole. Others get more.
-        while look < _MOST_CHARS:
+        while look < limit:
             short = [i for i, t in enumerate(texts) if len(t) > look and len(encodings[i]) < most]
             if not short:
                 break
-            look *= 8
-            for i, encoding in zip(short, self._encode([_head(texts[i], look) for i in short]), strict=True):
+            look = min(look * 8, limit)
+            for i, encoding in zip(short, self._encode([_head(texts[i], look, limit) for i in short]), strict=True):
                 encodings[i] = encoding
         return encodings
 
@@ -278,7 +278,7 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 
 
-def _head(text: str, chars: int) -> str:
+def _head(text: str, chars: int, limit: int) -> str:
     """The start of a text, up to a space: words, and so tokens, before it do not depend on what follows."""
     if len(text) <= chars:
         return text
@@ -287,7 +287,7 @@ def _head(text: str, chars: int) -> str:
         if at > 0:
             return text[:at].rstrip()
     # No space to cut at: more of the text is needed, up to where a cut in the middle of a word is as good as any.
-    return _head(text, chars * 2) if chars < _MOST_CHARS else text[:_MOST_CHARS]
+    return _head(text, chars * 2, limit) if chars < limit else text[:limit]
 
 
 # ---------------------------------------------------------------- rows
