@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gristmill.errors import BadModel
-from gristmill.models.extras import installed
+from gristmill.models.extras import installed, require
 from gristmill.models.files import model_folder, read_json
-from gristmill.models.onnx_graph import Graph, read_graph
+from gristmill.models.onnx_graph import Value, read_graph
 from gristmill.models.pooling import TokenVectors
 from gristmill.models.text import Batch
 from gristmill.plan.contracts import Place
@@ -29,6 +29,11 @@ _DTYPES = {
 }  # fmt: skip
 # Names that optimum, transformers.js and sentence-transformers give to ONNX files of other precisions than float32.
 _REDUCED = re.compile(r"int8|uint8|quant|q4|bnb4|int4|fp16|float16|bf16|bfloat16|_O4\b", re.IGNORECASE)
+# Configuration that the output depends on, where it is there.
+_CONFIGURATION = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "modules.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
 
 
 class Encoder(Protocol):
@@ -202,9 +207,32 @@ class _Choice:
         return _DTYPES.get(saved, "float32")
 
 
-def encoder_graph(files: EncoderFiles) -> Graph | None:
-    """The signature of the graph that is there already."""
-    return None if files.graph is None else read_graph(files.graph)
+def configuration(files: EncoderFiles, *, code: bool = False) -> list[Path]:
+    """Files beside the weights that the output depends on; with `code` the folder's own Python files too."""
+    folders = dict.fromkeys([files.root, files.folder])
+    found = [folder / name for folder in folders for name in _CONFIGURATION if (folder / name).is_file()]
+    return found + (sorted(files.folder.glob("*.py")) if code else [])
+
+
+def check_graph(files: EncoderFiles, task: str, name: str) -> Value | None:
+    """The output of the graph that is there already. Raises BadModel if it is none for `task`."""
+    if files.graph is None:
+        return None
+    from gristmill.models.onnx import check_encoder
+
+    return check_encoder(read_graph(files.graph), task, files.graph, name)
+
+
+def check_packages(files: EncoderFiles, name: str) -> None:
+    """Raises MissingExtra for a package that loading these files would need. Imports none of them."""
+    needed = [("tokenizers", "text")]
+    if files.backend == "onnx":
+        needed.append(("onnxruntime", "onnx"))
+    if files.backend == "torch" or files.graph is None:
+        needed += [("torch", "torch"), ("transformers", "hf")]
+    for module, extra in needed:
+        if not installed(module):
+            require(module, extra, name)
 
 
 def open_encoder(files: EncoderFiles, task: str, place: Place, name: str, *, code: bool = False) -> Encoder:

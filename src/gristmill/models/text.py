@@ -34,8 +34,8 @@ _CHUNK_CHARS = 1 << 20
 _CHUNK_ROWS = 1024
 # A long text is first cut to so many characters a token that the model takes. English has 4 to 5 a token.
 _CHARS_A_TOKEN = 16
-# No more of one text is ever looked at, where the model truncates at all (or 64 characters a token that it takes, if that
-# is more): a million characters that do not make up the few hundred tokens that are kept are no text.
+# No more of one text is ever looked at, where the model truncates at all (or 64 characters a token that it takes, if
+# that is more): a million characters that do not make up the few hundred tokens that are kept are no text.
 _MOST_CHARS = 1 << 20
 
 

@@ -13,8 +13,15 @@ import pyarrow as pa
 from gristmill.errors import BadModel
 from gristmill.models.batches import from_array
 from gristmill.models.columns import check_text
-from gristmill.models.encoder import EncoderFiles, encoder_graph, find_encoder, model_root, open_encoder
-from gristmill.models.extras import require
+from gristmill.models.encoder import (
+    EncoderFiles,
+    check_graph,
+    check_packages,
+    configuration,
+    find_encoder,
+    model_root,
+    open_encoder,
+)
 from gristmill.models.files import digests_of, read_json
 from gristmill.models.pooling import (
     Dense,
@@ -30,12 +37,6 @@ from gristmill.models.pooling import (
 from gristmill.models.text import TextTokens, TokenRules, token_rules
 from gristmill.plan.contracts import ModelInfo, Place, Prepared
 from gristmill.plan.specs import TextEmbedder
-
-# Configuration that the result depends on, where it is there; module folders' own files are added.
-_CONFIGURATION = (
-    "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,8 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
     """Checks the folder and the column; digests what the result depends on. Raises BadModel, MissingExtra."""
     parts = _parts(spec)
     check_text(schema, spec.text, spec.name)
-    _check_packages(parts.files, spec.name)
-    graph = encoder_graph(parts.files)
-    if graph is not None:
-        from gristmill.models.onnx import check_encoder
-
-        check_encoder(graph, "embed", parts.files.graph or parts.folder.root, spec.name)
+    check_packages(parts.files, spec.name)
+    check_graph(parts.files, "embed", spec.name)
     digests = digests_of(parts.folder.root, _files(parts, spec), spec.sha256, spec.name)
     field = _field(spec, parts.folder.dimension)
     return ModelInfo(
@@ -195,19 +192,6 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
     )
 
 
-def _check_packages(files: EncoderFiles, name: str) -> None:
-    from gristmill.models.extras import installed
-
-    needed = [("tokenizers", "text")]
-    if files.backend == "onnx":
-        needed.append(("onnxruntime", "onnx"))
-    if files.backend == "torch" or files.graph is None:
-        needed += [("torch", "torch"), ("transformers", "hf")]
-    for module, extra in needed:
-        if not installed(module):
-            require(module, extra, name)
-
-
 def _field(spec: TextEmbedder, dimension: int | None) -> pa.Field | None:
     if spec.truncate_dim is not None:
         if spec.truncate_dim < 1 or (dimension is not None and spec.truncate_dim > dimension):
@@ -219,15 +203,17 @@ def _field(spec: TextEmbedder, dimension: int | None) -> pa.Field | None:
 
 
 def _files(parts: _Parts, spec: TextEmbedder) -> list[Path]:
-    root, folder = parts.folder.root, parts.folder.transformer
-    found = [base / n for base in dict.fromkeys([root, folder]) for n in _CONFIGURATION]
-    for module in read_json(root / "modules.json", spec.name).get("list") or ():
-        where = root / str(module.get("path", ""))
-        found.append(where / "config.json")
+    root = parts.folder.root
+    found = [
+        root / str(m.get("path", "")) / "config.json"
+        for m in read_json(root / "modules.json", spec.name).get("list") or ()
+    ]
     found += [w for layer in parts.folder.after if isinstance(layer, Path) and (w := dense_weights(layer)) is not None]
-    if spec.trust_remote_code:
-        found += sorted(folder.glob("*.py"))
-    return [*(p for p in dict.fromkeys(found) if p.is_file()), *parts.files.used]
+    return [
+        *(p for p in found if p.is_file()),
+        *configuration(parts.files, code=spec.trust_remote_code),
+        *parts.files.used,
+    ]
 
 
 # ---------------------------------------------------------------- in a worker
