@@ -1,0 +1,84 @@
+"""User code as tests hand it to jobs: importable by name, so that workers find it as they would a person's module."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+
+def double(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Twice x."""
+    return {"y": batch["x"] * 2.0}
+
+
+def counted(batch: dict[str, np.ndarray], log: str) -> dict[str, np.ndarray]:
+    """Twice x, and the rows it was called for in a file that outlives the process."""
+    with open(log, "a") as file:
+        file.write(" ".join(str(int(i)) for i in batch["id"]) + "\n")
+    return {"y": batch["x"] * 2.0}
+
+
+def picky(batch: dict[str, np.ndarray], bad: list[int]) -> dict[str, np.ndarray]:
+    """Raises for a batch that holds a bad row."""
+    for i in batch["id"]:
+        if int(i) in bad:
+            raise ValueError(f"row {int(i)} is bad")
+    return {"y": batch["x"] * 2.0}
+
+
+def mended(batch: dict[str, np.ndarray], bad: list[int]) -> dict[str, np.ndarray]:
+    """What `picky` is after a fix."""
+    return {"y": batch["x"] * 2.0}
+
+
+def short(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One row too few."""
+    return {"y": batch["x"][1:]}
+
+
+def split(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each word."""
+    return [{"word": w} for w in row["text"].split()]
+
+
+def word_length(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Letters of each word."""
+    return {"letters": np.array([len(w) for w in batch["word"]], dtype=np.int64)}
+
+
+def picky_words(batch: dict[str, np.ndarray], bad: str) -> dict[str, np.ndarray]:
+    """Raises for a bad word."""
+    if bad in list(batch["word"]):
+        raise ValueError(f"the word {bad!r}")
+    return word_length(batch)
+
+
+def every_third(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A batch step that says which rows it kept."""
+    return {"_row": batch["_row"][::3]}
+
+
+def drops(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A step that silently drops rows."""
+    return {"x": batch["x"][:-1]}
+
+
+def plus_one(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A step before or after the model."""
+    name = "y" if "y" in batch else "x"
+    return {name: batch[name] + 1.0}
+
+
+class Scorer:
+    """A model built once a worker."""
+
+    def __init__(self, factor: float, log: str | None = None) -> None:
+        self.factor = factor
+        if log is not None:
+            with open(log, "a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": batch["x"] * self.factor}

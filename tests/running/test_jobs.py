@@ -1,0 +1,352 @@
+"""Whole jobs on one machine, as a person writes them in Python."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import functions
+import gristmill as gm
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> str:
+    """1,000 rows in three files of several row groups."""
+    rng = np.random.default_rng(0)
+    for part, (a, b) in enumerate([(0, 400), (400, 401), (401, 1000)]):
+        table = pa.table({"id": np.arange(a, b), "x": rng.random(b - a), "day": [f"d{i % 3}" for i in range(a, b)]})
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "in" / f"{part}.parquet", row_group_size=100)
+    return str(tmp_path / "in")
+
+
+def by_id(table: pa.Table) -> dict[int, float]:
+    """The result as id -> y."""
+    return dict(zip(table["id"].to_pylist(), table["y"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(("workers", "shard_rows"), [(0, 7), (1, 1000), (2, 64), (2, "auto")])
+def test_output_row_i_is_input_row_i(numbers: str, tmp_path: Path, workers: int, shard_rows: int | str) -> None:
+    """The result stands in the source's order with the source's values, whatever the workers and shards."""
+    report = gm.apply(
+        numbers, tmp_path / "out", fn=functions.double, keep=["id", "x"], workers=workers, shard_rows=shard_rows
+    )
+    table = report.read().to_table()
+    assert table["id"].to_pylist() == list(range(1000))
+    assert np.array_equal(table["y"].to_numpy(), table["x"].to_numpy() * 2)
+    assert (report.rows_in, report.rows_ok, report.rows_dead, report.rows_filtered) == (1000, 1000, 0, 0)
+
+
+def test_any_reader_of_parquet_reads_the_sink(numbers: str, tmp_path: Path) -> None:
+    """DuckDB and polars read SINK/*.parquet and find exactly the published rows."""
+    import duckdb
+    import polars as pl
+
+    gm.apply(numbers, tmp_path / "out", fn=functions.double, keep=["id"])
+    glob = str(tmp_path / "out" / "*.parquet")
+    assert duckdb.sql(f"select count(*), count(distinct id) from '{glob}'").fetchall() == [(1000, 1000)]
+    assert pl.read_parquet(glob).height == 1000
+    assert pq.read_table(str(tmp_path / "out")).num_rows == 1000
+
+
+def test_a_second_run_has_nothing_to_do(numbers: str, tmp_path: Path) -> None:
+    """Running a finished job again calls the model for no row and says so."""
+    log = tmp_path / "calls"
+    first = gm.apply(numbers, tmp_path / "out", fn=functions.counted, args={"log": str(log)}, keep=["id"])
+    calls = log.read_text()
+    again = gm.apply(numbers, tmp_path / "out", fn=functions.counted, args={"log": str(log)}, keep=["id"])
+    assert again.state == "nothing to do"
+    assert log.read_text() == calls
+    assert again.counts == first.counts
+    assert sorted(int(i) for line in calls.splitlines() for i in line.split()) == list(range(1000)), "each row once"
+
+
+def test_another_input_is_refused_and_restart_replaces(numbers: str, tmp_path: Path) -> None:
+    """Changed input is exit 4 with the difference; --restart scores anew and removes the old parts."""
+    gm.apply(numbers, tmp_path / "out", fn=functions.double, keep=["id"])
+    pq.write_table(pa.table({"id": [5000], "x": [1.0], "day": ["d"]}), Path(numbers) / "0.parquet")
+    with pytest.raises(gm.PlanChanged, match=r"0\.parquet") as refused:
+        gm.apply(numbers, tmp_path / "out", fn=functions.double, keep=["id"])
+    assert refused.value.exit_code == 4
+    report = gm.apply(numbers, tmp_path / "out", fn=functions.double, keep=["id"], restart=True)
+    assert report.generation == 2
+    assert report.rows_ok == 601
+    assert {p.name.split(".")[1] for p in (tmp_path / "out").glob("*.parquet")} == {"g2"}
+
+
+def test_other_code_is_refused(numbers: str, tmp_path: Path) -> None:
+    """Another function on the same sink is exit 4."""
+    gm.apply(numbers, tmp_path / "out", fn=functions.double, keep=["id"])
+    with pytest.raises(gm.PlanChanged, match="Scorer|double"):
+        gm.apply(numbers, tmp_path / "out", fn=functions.Scorer, args={"factor": 2.0}, keep=["id"])
+
+
+def test_append_scores_only_new_files(numbers: str, tmp_path: Path) -> None:
+    """Appending reads only files that were not there before, and the result holds both."""
+    log = tmp_path / "calls"
+    args = {"log": str(log)}
+    gm.apply(numbers, tmp_path / "out", fn=functions.counted, args=args, keep=["id"])
+    log.unlink()
+    pq.write_table(pa.table({"id": [2000, 2001], "x": [1.0, 2.0], "day": ["a", "b"]}), Path(numbers) / "9.parquet")
+    with pytest.raises(gm.PlanChanged, match="--append"):
+        gm.apply(numbers, tmp_path / "out", fn=functions.counted, args=args, keep=["id"])
+    report = gm.apply(numbers, tmp_path / "out", fn=functions.counted, args=args, keep=["id"], append=True)
+    assert log.read_text().split() == ["2000", "2001"]
+    assert (report.rows_in, report.rows_ok) == (1002, 1002)
+    assert report.read().to_table()["id"].to_pylist()[-3:] == [999, 2000, 2001]
+    again = gm.apply(numbers, tmp_path / "out", fn=functions.counted, args=args, keep=["id"], append=True)
+    assert again.state == "nothing to do"
+
+
+def test_one_bad_row_alone_is_a_dead_letter(numbers: str, tmp_path: Path) -> None:
+    """Rows that raise are dead letters with identity, payload and error; all others are scored."""
+    bad = [3, 500, 999]
+    report = gm.apply(numbers, tmp_path / "out", fn=functions.picky, args={"bad": bad}, keep=["id"])
+    assert (report.rows_ok, report.rows_dead) == (997, 3)
+    letters = report.dead().to_pylist()
+    assert sorted(json.loads(x["payload"])["id"] for x in letters) == bad
+    assert {x["error"] for x in letters} == {"ValueError"}
+    assert all("row " in x["message"] and "picky" in x["traceback"] for x in letters)
+    assert sorted(set(range(1000)) - set(by_id(report.read().to_table()))) == bad
+
+
+def test_dead_letters_are_scored_again_after_a_fix(numbers: str, tmp_path: Path) -> None:
+    """retry-dead with changed code needs to be told so, then scores the dead rows alone, as a new generation."""
+    from gristmill.running import retry_dead
+
+    job = gm.Job(numbers, gm.model(functions.picky, bad=[3, 500]), gm.sink(str(tmp_path / "out"), keep=["id"]))
+    assert job.run().rows_dead == 2
+    fixed = gm.Job(numbers, gm.model(functions.mended, bad=[3, 500]), gm.sink(str(tmp_path / "out"), keep=["id"]))
+    with pytest.raises(gm.PlanChanged, match="accept-code-change"):
+        retry_dead(fixed.spec)
+    report = retry_dead(fixed.spec, accept_code_change=True)
+    assert (report.rows_in, report.rows_ok, report.rows_dead) == (1000, 1000, 0)
+    assert sorted(by_id(report.read().to_table())) == list(range(1000))
+    assert gm.verify(str(tmp_path / "out")).ok
+    assert fixed.run().state == "nothing to do"
+
+
+def test_a_word_that_fails_is_retried_without_its_neighbours(tmp_path: Path) -> None:
+    """After flat_map, only the dead copies are scored again; counts of source and derived rows both add up."""
+    from gristmill.running import retry_dead
+
+    texts = ["one two three", "", "four bad five", "bad"]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
+    sink = gm.sink(str(tmp_path / "out"), keep=["word"])
+    model = gm.model(functions.picky_words, bad="bad")
+    report = gm.Job(str(tmp_path / "in.parquet"), model, sink, steps=[gm.flat_map(functions.split)]).run()
+    assert (report.rows_in, report.rows_ok, report.rows_dead) == (4, 5, 2)
+    assert (report.counts.expanded, report.counts.derived) == (4, 7)
+    fixed = gm.Job(str(tmp_path / "in.parquet"), gm.model(functions.picky_words, bad="none"), sink,
+                   steps=[gm.flat_map(functions.split)])  # fmt: skip
+    report = retry_dead(fixed.spec, accept_code_change=True)
+    assert (report.rows_in, report.rows_ok, report.rows_dead) == (4, 7, 0)
+    assert sorted(report.read().to_table()["word"].to_pylist()) == sorted(" ".join(texts).split())
+
+
+def test_steps_and_post_steps(numbers: str, tmp_path: Path) -> None:
+    """Filters, batch steps that say which rows they kept, and post steps; filtered rows are counted."""
+    report = gm.Job(
+        numbers,
+        functions.double,
+        gm.sink(str(tmp_path / "out"), keep=["id", "x"]),
+        steps=[gm.filter("id < 900"), functions.every_third, functions.plus_one],
+        post=[functions.plus_one],
+        shard_rows=100,
+    ).run()
+    table = report.read().to_table()
+    assert (report.rows_in, report.rows_ok, report.rows_filtered) == (1000, table.num_rows, 1000 - table.num_rows)
+    assert all(i < 900 for i in table["id"].to_pylist())
+    assert np.allclose(table["y"].to_numpy(), table["x"].to_numpy() * 2 + 1)
+
+
+def test_a_step_that_drops_rows_silently_stops_the_job(numbers: str, tmp_path: Path) -> None:
+    """A changed row count is an error that names the step and both counts, never a shorter result."""
+    with pytest.raises(gm.BadOutput, match=r"drops was given \d+ rows and returned \d+"):
+        gm.Job(numbers, functions.double, str(tmp_path / "out"), steps=[functions.drops]).run()
+    with pytest.raises(gm.BadOutput, match=r"short.*\d+ rows.*\d+"):
+        gm.apply(numbers, tmp_path / "out2", fn=functions.short)
+    assert not list(tmp_path.glob("out*/*.parquet"))
+
+
+def test_a_class_is_built_once_a_worker(numbers: str, tmp_path: Path) -> None:
+    """Each worker builds the class once, however many shards it scores."""
+    log = tmp_path / "built"
+    gm.apply(numbers, tmp_path / "out", fn=functions.Scorer, args={"factor": 3.0, "log": str(log)}, shard_rows=50, workers=2)
+    built = log.read_text().split()
+    assert len(built) == len(set(built)) <= 2
+
+
+def test_an_instance_is_refused(numbers: str, tmp_path: Path) -> None:
+    """Passing an instance is an error that shows the line to write."""
+    with pytest.raises(gm.BadModel, match=r"gm\.model\(Scorer"):
+        gm.apply(numbers, tmp_path / "out", fn=functions.Scorer(2.0))
+
+
+def test_row_ids_are_stable_and_unique(numbers: str, tmp_path: Path) -> None:
+    """The same row has the same id whatever the shards; ids differ between rows and between copies."""
+    ids = []
+    for run, rows in enumerate((64, 333)):
+        sink = gm.sink(str(tmp_path / f"out{run}"), keep=["id"], row_id="rid")
+        table = gm.Job(numbers, functions.double, sink, shard_rows=rows).run().read().to_table()
+        ids.append(dict(zip(table["id"].to_pylist(), table["rid"].to_pylist(), strict=True)))
+    assert ids[0] == ids[1]
+    assert len(set(ids[0].values())) == 1000
+
+
+def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) -> None:
+    """A result column with the name of a kept one is exit 2, and nothing is published."""
+    with pytest.raises(gm.BadJob, match="'x' would stand twice"):
+        gm.Job(numbers, gm.model(functions.double, output="x"), gm.sink(str(tmp_path / "out"), keep=["x"])).run()
+    with pytest.raises(gm.BadJob, match="'id' would stand twice"):
+        gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out2"), keep=["id"], row_id="id")).run()
+
+
+def test_where_limit_and_sample(numbers: str, tmp_path: Path) -> None:
+    """limit is the first N rows for which where holds; sample draws N of them, the same ones for a seed."""
+    table = gm.apply(numbers, fn=functions.double, keep=["id"], where="id % 2 = 1", limit=5)
+    assert table["id"].to_pylist() == [1, 3, 5, 7, 9]
+    first, again, other = (
+        gm.apply(numbers, fn=functions.double, keep=["id"], sample=20, seed=s)["id"].to_pylist() for s in (1, 1, 2)
+    )
+    assert len(set(first)) == 20
+    assert first == again != other
+
+
+@pytest.mark.parametrize("kind", ["list", "arrow", "pandas", "polars", "dict"])
+def test_sources_in_memory(kind: str) -> None:
+    """Lists, tables and data frames go in, a table in the same order comes out."""
+    import pandas as pd
+    import polars as pl
+
+    rows = {"id": list(range(50)), "x": [i / 2 for i in range(50)]}
+    data = {
+        "list": [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)],
+        "arrow": pa.table(rows),
+        "pandas": pd.DataFrame(rows),
+        "polars": pl.DataFrame(rows),
+        "dict": rows,
+    }[kind]
+    table = gm.apply(data, fn=functions.double, keep=["id"])
+    assert table["id"].to_pylist() == rows["id"]
+    assert table["y"].to_pylist() == [float(i) for i in range(50)]
+
+
+def test_stream_gives_tables_in_order_and_can_be_left(numbers: str) -> None:
+    """Finished tables come in source order; leaving early stops the workers."""
+    job = gm.Job(numbers, functions.double, gm.sink("unused", keep=["id"]), shard_rows=50)
+    ids = [i for table in job.stream() for i in table["id"].to_pylist()]
+    assert ids == list(range(1000))
+    first = list(itertools.islice(job.stream(), 2))
+    assert [i for t in first for i in t["id"].to_pylist()] == list(range(sum(t.num_rows for t in first)))
+    assert not Path("unused").exists()
+
+
+def test_preview_leaves_nothing(numbers: str, tmp_path: Path) -> None:
+    """A preview shows the first rows scored and leaves no trace in the sink."""
+    job = gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out"), keep=["id"]))
+    assert job.preview(3)["id"].to_pylist() == [0, 1, 2]
+    assert not (tmp_path / "out").exists()
+
+
+def test_partitions_and_verify(numbers: str, tmp_path: Path) -> None:
+    """Hive folders hold their rows; verify sees a flipped bit and a lost file."""
+    out = tmp_path / "out"
+    sink = gm.sink(str(out), keep=["id", "day"], partition_by=["day"])
+    report = gm.Job(numbers, functions.double, sink, shard_rows=300).run()
+    table = report.read().to_table()
+    assert sorted(table["id"].to_pylist()) == list(range(1000))
+    assert all(d == f"d{i % 3}" for i, d in zip(table["id"].to_pylist(), table["day"].to_pylist(), strict=True))
+    assert {p.parent.name for p in out.rglob("part-*.parquet")} == {"day=d0", "day=d1", "day=d2"}
+    assert gm.verify(str(out)).ok
+    parts = sorted(out.rglob("part-*.parquet"))
+    data = bytearray(parts[0].read_bytes())
+    data[len(data) // 2] ^= 1
+    parts[0].chmod(0o644)
+    parts[0].write_bytes(data)
+    parts[1].unlink()
+    verdict = gm.verify(str(out))
+    assert not verdict.ok
+    assert len(verdict.lines) == 2
+    assert any("missing" in line for line in verdict.lines)
+    assert any("changed" in line for line in verdict.lines)
+
+
+def test_merge_gives_one_file_in_plan_order(numbers: str, tmp_path: Path) -> None:
+    """merge=True publishes one file with all rows in the order of the source."""
+    report = gm.Job(
+        numbers, functions.double, gm.sink(str(tmp_path / "out"), keep=["id"], merge=True), shard_rows=100
+    ).run()
+    files = list((tmp_path / "out").glob("*.parquet"))
+    assert len(files) == 1
+    assert pq.read_table(files[0])["id"].to_pylist() == list(range(1000))
+    assert report.read().to_table().num_rows == 1000
+
+
+def test_an_empty_result_fails_its_gate(tmp_path: Path) -> None:
+    """No rows at all is exit 3 unless allow_empty says that it is meant."""
+    pq.write_table(pa.table({"x": pa.array([], pa.float64())}), tmp_path / "in.parquet")
+    with pytest.raises(gm.GateFailed, match="no rows") as failed:
+        gm.apply(tmp_path / "in.parquet", tmp_path / "out", fn=functions.double)
+    assert failed.value.exit_code == 3
+    report = gm.apply(tmp_path / "in.parquet", tmp_path / "out", fn=functions.double, gates={"allow_empty": True})
+    assert report.rows_in == 0
+
+
+def test_min_ok_stops_the_run_and_accept_publishes(numbers: str, tmp_path: Path) -> None:
+    """A gate that cannot hold stops the run with exit 3; --accept publishes after a person has looked."""
+    job = gm.Job(
+        numbers,
+        gm.model(functions.picky, bad=list(range(0, 1000, 40))),
+        gm.sink(str(tmp_path / "out"), keep=["id"]),
+        gates={"min_ok": 0.99},
+    )
+    with pytest.raises(gm.GateFailed, match="min_ok 0.99") as failed:
+        job.run()
+    assert failed.value.report is not None
+    assert not list((tmp_path / "out").glob("*.parquet"))
+    assert job.run(accept=True).rows_dead == 25
+
+
+def test_an_audit_can_refuse(numbers: str, tmp_path: Path) -> None:
+    """An audit hook sees the staged parts before they are published, and can refuse them."""
+    seen = []
+
+    def too_small(staged: object) -> bool:
+        seen.append(staged.dataset().count_rows())  # type: ignore[attr-defined]
+        return False
+
+    with pytest.raises(gm.GateFailed, match="too_small"):
+        gm.Job(numbers, functions.double, str(tmp_path / "out"), audit=(too_small,)).run()
+    assert seen == [1000]
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+def test_scripts_without_a_main_guard_and_from_standard_input(numbers: str, tmp_path: Path) -> None:
+    """A job written in a script without `if __name__`, or piped to python, runs once and does not respawn."""
+    script = f"""
+import gristmill as gm
+print("once")
+def twice(batch):
+    return {{"y": batch["x"] * 2}}
+print(gm.apply({numbers!r}, {str(tmp_path / "out")!r}, fn=twice, keep=["id"]).rows_ok)
+"""
+    (tmp_path / "script.py").write_text(script)
+    for command, given in (([sys.executable, str(tmp_path / "script.py")], None), ([sys.executable, "-"], script)):
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["once", "1000"]
+        subprocess.run(["rm", "-r", str(tmp_path / "out")], check=True)
+
+
+def test_import_is_cheap() -> None:
+    """`import gristmill` brings in neither numpy nor pyarrow."""
+    code = "import sys, gristmill; print([m for m in ('numpy', 'pyarrow', 'pydantic', 'rich') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
