@@ -45,9 +45,11 @@ class Document:
 
     def place(self, path: Path) -> str:
         """Where a value stands; where it has no place of its own, that of the nearest thing around it."""
-        return next(
-            (self.places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.places), self.name
-        )
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        within = (place for inside, place in self.places.items() if path and inside[: len(path)] == path)
+        return next(within, self.name)
 
 
 def read_document(text: bytes, name: str) -> Document:
@@ -167,6 +169,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # Line breaks in other styles are folded, and some of Unicode's are even lost by PyYAML: here they are escaped.
+    style = '"' if re.search("[\n\r\x85\u2028\u2029\ufeff]", text) else None
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 _Dumper.add_implicit_resolver(_TAG + "float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789."))
 _Dumper.add_implicit_resolver(_TAG + "int", re.compile(f"^(?:{_INT.pattern})$"), list("-+0123456789"))
 

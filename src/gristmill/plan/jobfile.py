@@ -80,15 +80,15 @@ def read_job_file(
     from gristmill.plan.variables import Scope
 
     name = os.fspath(path)
-    document = normal(read_document(_bytes(name), name))
-    check_profiles(document)
-    for other in document.value.get("profiles") or ():
-        check_keys(merged(document, other))
-    document = apply_sets(apply_profile(document, profile), sets)
+    read = normal(read_document(_bytes(name), name))
+    check_profiles(read)
+    document = apply_sets(apply_profile(read, profile), sets)
     scope = Scope(document, variables or {}, environ or {})
     filled = {key: scope.fill(item, (key,)) for key, item in document.value.items() if key not in ("vars", "profiles")}
     spec = validated(dataclasses.replace(document, value=filled))
     scope.check_unused(variables or {})
+    for other in read.value.get("profiles") or ():
+        check_keys(merged(read, other))
     check_names(spec)
     return spec
 
