@@ -1,0 +1,103 @@
+"""The group of commands: each is imported only when it is called, so that --help and --version are instant."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from gristmill import __version__
+from gristmill.cli.ending import end, ended
+from gristmill.cli.shape import unwrapped
+
+# Name, where it lives, its line in --help.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "embed": ("score", "Text to vectors: adds the column `embedding`"),
+    "classify": ("score", "Text to labels: adds `label` and `score`"),
+    "apply": ("score", "Your own function or class on every batch of rows"),
+    "run": ("job", "Run a job: job.yaml, FILE.py[:NAME] or MODULE:NAME"),
+    "plan": ("job", "What a job would do: shards, rows, bytes, null counts"),
+    "status": ("sink", "How far a run is, from any terminal, while it runs"),
+    "dead": ("sink", "The dead letters of a sink, readable"),
+    "retry-dead": ("sink", "Score the dead letters again, usually after a fix"),
+    "verify": ("sink", "Recount and re-hash what is published"),
+    "schema": ("job", "JSON Schema of job files, for editors"),
+}
+
+EPILOG = """\
+Examples:
+
+  gristmill embed 'reviews/*.parquet' emb/ --text text --model models/minilm
+  gristmill apply rows.parquet scores/ --fn scoring:Scorer --arg threshold=0.3 --keep id
+  gristmill run job.yaml --var ds=2026-01-01 --profile prod
+  gristmill status emb/
+
+Running a command again is always right: unfinished, it resumes; finished, it says so and exits 0.
+
+Exit codes: 0 done or nothing to do; 1 failed, can be resumed; 2 bad usage or bad job, nothing was run; 3 a gate did not
+hold, nothing new published; 4 input, model or code are not those of the plan; 75 another run holds the sink; 130, 143
+stopped by SIGINT, SIGTERM, can be resumed.
+
+Environment: GRISTMILL_PROGRESS (auto, bar, lines, json, off) is --progress, GRISTMILL_DEBUG=1 is --debug,
+GRISTMILL_CACHE is the folder for downloaded and converted models; NO_COLOR turns colours off.
+"""
+
+
+class Commands(click.Group):
+    """The commands, found by name without importing any but the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gristmill.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        unwrapped(EPILOG, formatter)
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"gristmill {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+def gristmill() -> None:
+    """Batch inference as a job: every row scored, or accounted for, exactly once."""
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, run, and say how it ended; returns the exit code. Never raises."""
+    # The folder a command is started in is importable, as with `python -m`; a worker is given the same path.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    debug = "--debug" in arguments or os.environ.get("GRISTMILL_DEBUG", "") not in ("", "0")
+    try:
+        result: Any = gristmill.main(arguments, prog_name="gristmill", standalone_mode=False)
+    except BaseException as error:
+        return ended(end(error, debug))
+    return ended(int(result or 0))

@@ -1,0 +1,99 @@
+"""How a command ends: an error as one message on stderr, its exit code, and a quiet end where nobody reads any more."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+
+import click
+
+from gristmill.errors import GristmillError
+from gristmill.plan.secret import Secret, scrub
+
+USAGE = 2
+FAILED = 1
+INTERRUPTED = 130
+
+
+def end(error: BaseException, debug: bool) -> int:
+    """Say what went wrong; returns the exit code. A user's mistake shows no traceback unless `debug`."""
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else FAILED
+    if isinstance(error, BrokenPipeError):
+        return 0  # who reads has enough, as with `| head`; what was to be done is done
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        say("interrupted: nothing is lost, run the same command again")
+        return INTERRUPTED
+    if debug:
+        _write("".join(traceback.format_exception(error)))
+    if isinstance(error, GristmillError):
+        say(str(error))
+        return error.exit_code
+    if isinstance(error, click.UsageError):
+        say(usage(error))
+        return USAGE
+    if isinstance(error, click.ClickException):
+        say(error.format_message())
+        return USAGE
+    if isinstance(error, OSError) and error.errno is not None:
+        return _system(error)
+    if not debug:  # not foreseen: whoever looks into it needs all of it
+        _write("".join(traceback.format_exception(error)))
+    say(f"stopped by an error that it does not know: {type(error).__name__}: {error}; running again resumes")
+    return FAILED
+
+
+def _system(error: OSError) -> int:
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    hint = "free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "--debug shows where"
+    say(f"{what}: {hint}")
+    return FAILED
+
+
+def usage(error: click.UsageError) -> str:
+    """A usage error with what was most likely meant, and where the help is."""
+    message = error.format_message().rstrip(".")
+    path = error.ctx.command_path if error.ctx is not None else "gristmill"
+    return f"{message[:1].lower()}{message[1:]} ({path} --help)"
+
+
+def say(message: str) -> None:
+    """A message on stderr, after the program's name, on which users can search their logs."""
+    _write(f"gristmill: {message}\n")
+
+
+_SECRETS: list[Secret] = []  # of the job at hand: what a library says of an error may hold them
+
+
+def hide(secrets: Iterable[Secret]) -> None:
+    """Keep the values of these out of all that is said from now on."""
+    _SECRETS.extend(secrets)
+
+
+def hidden(text: str) -> str:
+    """The text without the values of secrets."""
+    return scrub(text, _SECRETS)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(hidden(text))
+        sys.stderr.flush()
+
+
+def ended(code: int) -> int:
+    """Flush stdout. Where its reader has gone, point it at nothing, so that the interpreter's own flush is quiet."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, sys.stdout.fileno())
+            os.close(nothing)
+    return code

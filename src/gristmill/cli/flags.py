@@ -1,0 +1,194 @@
+"""Flags made from the fields of a job: a flag is a path into the job, and its type is the field's own.
+
+A flag that was not given changes nothing, so the defaults stand in one place only, the frozen descriptions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from gristmill.cli.shape import Option
+from gristmill.plan.fields import about
+from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.options import EngineSpec, Gates, Running
+from gristmill.plan.overlay import Change
+from gristmill.plan.specs import Call, FunctionModel, TextClassifier, TextEmbedder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SECTIONS: dict[str, tuple[type[Any], ...]] = {
+    "source": (Source,),
+    "sink": (Sink,),
+    "running": (Running,),
+    "gates": (Gates,),
+    "engine": (EngineSpec,),
+    "model": (TextEmbedder, TextClassifier, FunctionModel, Call),
+    "job": (JobSpec,),
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`name` as typed, `path` into the job (`source.limit`), the group in --help, and a metavar where one says more."""
+
+    name: str
+    path: str
+    group: str
+    metavar: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of the parameter that click passes."""
+        return "at_" + self.path.replace(".", "__")
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The path as the job has it: fields of the job itself stand at its top."""
+        parts = tuple(self.path.split("."))
+        return parts[1:] if parts[0] == "job" else parts
+
+
+# ---------------------------------------------------------------- types
+
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic only to newer versions of click
+
+
+class AutoInt(_ParamType):
+    """A whole number, or auto."""
+
+    name = "whole number or auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto" or isinstance(value, int):
+            return value
+        if re.fullmatch(r"\d+", str(value)):
+            return int(value)
+        return self.fail(f"{value!r}: give a whole number, or auto", param, ctx)
+
+
+class AutoRange(AutoInt):
+    """A whole number, auto, or least and most, as 4-64."""
+
+    name = "whole number, auto or range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if match := re.fullmatch(r"(\d+)[-:,](\d+)", str(value)):
+            return int(match[1]), int(match[2])
+        return super().convert(value, param, ctx)
+
+
+class Pair(_ParamType):
+    """`k=v`; `typed` reads v as JSON where it is some."""
+
+    name = "K=V"
+
+    def __init__(self, typed: bool = True) -> None:
+        self.typed = typed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = str(value).partition("=")
+        if not equals or not key:
+            return self.fail(f"{value!r}: write it as name=value", param, ctx)
+        if not self.typed:
+            return key, text
+        try:
+            return key, json.loads(text)
+        except ValueError:
+            return key, text
+
+
+def _hint(path: str) -> Any:
+    section, _, field = path.partition(".")
+    for cls in SECTIONS[section]:
+        if field in cls.__dataclass_fields__:
+            return get_type_hints(cls)[field]
+    raise KeyError(path)
+
+
+def _plain_hint(hint: Any) -> Any:
+    """The hint without its None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        rest = [part for part in get_args(hint) if part is not type(None)]
+        return rest[0] if len(rest) == 1 else tuple(rest)
+    return hint
+
+
+def _origin(hint: Any) -> Any:
+    return get_origin(hint)
+
+
+def click_type(hint: Any) -> dict[str, Any]:
+    """How click takes a field of this type; nothing given is None, or empty where it can be given many times."""
+    plain = _plain_hint(hint)
+    if plain is bool:
+        return {"is_flag": True, "default": None}
+    origin = _origin(plain)
+    if origin is Literal:
+        return {"type": click.Choice(list(get_args(plain)))}
+    if origin is tuple:
+        return {"multiple": True, "metavar": "A,B"}
+    if isinstance(plain, tuple):
+        if any(_origin(part) is tuple for part in plain):
+            return {"type": AutoRange(), "metavar": "N|auto|A-B"}
+        return {"type": AutoInt(), "metavar": "N|auto"}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        typed = get_args(plain)[1] is not str
+        return {"type": Pair(typed), "multiple": True}
+    names = {int: (click.INT, "N"), float: (click.FLOAT, "X"), str: (click.STRING, None)}
+    kind, metavar = names[plain]
+    return {"type": kind, **({"metavar": metavar} if metavar else {})}
+
+
+def options(flags: Sequence[Flag], required: Sequence[str] = ()) -> Callable[[F], F]:
+    """A decorator that gives a command these flags. `required` are paths of flags that must be given."""
+
+    def decorate(command: F) -> F:
+        for flag in reversed(flags):
+            kind = click_type(_hint(flag.path))
+            if flag.metavar:
+                kind["metavar"] = flag.metavar
+            section, _, field = flag.path.partition(".")
+            negated = "bool | None" in str(_hint(flag.path)) and kind.get("is_flag")
+            name = f"{flag.name}/--no-{flag.name.removeprefix('--')}" if negated else flag.name
+            decorated = click.option(
+                name, flag.key, cls=Option, group=flag.group, help=about(section, field),
+                required=flag.path in required, **kind,
+            )  # fmt: skip
+            command = decorated(command)
+        return command
+
+    return decorate
+
+
+def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
+    """What the flags that were given change in a job."""
+    out = []
+    for flag in flags:
+        value = given.get(flag.key)
+        if value is None or value == ():
+            continue
+        hint = _plain_hint(_hint(flag.path))
+        if get_origin(hint) is tuple:
+            value = listed(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], tuple):
+            value = dict(value)
+        out.append(Change(flag.place, value, flag.name))
+    return out
+
+
+def listed(values: Sequence[str]) -> tuple[str, ...]:
+    """`--keep a,b --keep c` as its names."""
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())

@@ -1,0 +1,159 @@
+"""`run`, `plan` and `schema`: jobs that stand in a file or a module."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from gristmill.cli import vocabulary as words
+from gristmill.cli.flags import changes, options
+from gristmill.cli.perform import perform
+from gristmill.cli.shape import Command
+from gristmill.errors import BadJob
+from gristmill.plan.job import JobSpec
+
+FLAGS = (*words.PLACE, *words.COMMON)
+
+RUN = """
+gristmill run job.yaml
+gristmill run job.yaml --var ds=2026-01-01 --profile prod
+gristmill run pipeline.py:reviews --limit 1000 --preview 5
+gristmill run job.yaml --set running.batch_rows=256 --workers 2
+"""
+
+
+@click.command(cls=Command, examples=RUN)
+@click.argument("job")
+@options(FLAGS)
+@words.verbs
+@words.sets
+@words.variables
+@words.showing
+def run(job: str, **given: Any) -> int:
+    """Run a job, or go on where it stopped.
+
+    JOB is a job file (job.yaml), FILE.py[:NAME] (the Job named `job` unless NAME is given) or MODULE:NAME. Flags
+    override what it says.
+    """
+    spec = described(job, given)
+    if spec.sink is None and not given["preview"]:
+        raise BadJob(f"{job}: the job has no sink, so its answers would be lost: give it one, or --preview N")
+    return perform(spec, given)
+
+
+def described(job: str, given: Mapping[str, Any]) -> JobSpec:
+    """The job that JOB and the flags describe. Raises BadJob."""
+    from gristmill.plan.jobfile import check_names, load
+    from gristmill.plan.overlay import overlay
+
+    spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
+    spec = overlay(spec, changes(FLAGS, given))
+    check_names(spec)
+    return spec
+
+
+def variables(given: Mapping[str, Any]) -> dict[str, str]:
+    """What --var gave. Raises BadJob for a name given twice."""
+    out: dict[str, str] = {}
+    for name, value in given["variables"]:
+        if name in out:
+            raise BadJob(f"--var {name}={value}: {name} is given twice, first as {out[name]!r}")
+        out[name] = value
+    return out
+
+
+# ---------------------------------------------------------------- plan
+
+PLAN = """
+gristmill plan job.yaml
+gristmill plan job.yaml --var ds=2026-01-01 --json
+gristmill plan pipeline.py:reviews
+"""
+
+
+@click.command(cls=Command, examples=PLAN)
+@click.argument("job")
+@options(FLAGS)
+@words.sets
+@words.variables
+@words.as_json
+@words.debug
+def plan(job: str, **given: Any) -> int:
+    """Say what would run, from metadata alone: no model is loaded, nothing is written. Estimates are marked as such.
+
+    Exits 3 if a gate already cannot hold.
+    """
+    from gristmill.viewing import plan as planned
+
+    view = planned(described(job, given))
+    if given["as_json"]:
+        sys.stdout.write(json.dumps(plan_dict(view), ensure_ascii=False) + "\n")
+    else:
+        for line in plan_lines(view):
+            sys.stdout.write(line + "\n")
+    return 3 if view.problems else 0
+
+
+def plan_dict(view: Any) -> dict[str, Any]:
+    """A plan as plain values."""
+    names = ("files", "rows", "rows_estimated", "bytes", "shards", "shards_estimated", "workers", "nulls")
+    out: dict[str, Any] = {name: getattr(view, name) for name in names}
+    for name in ("schema", "output"):
+        out[name] = [{"name": column, "type": kind} for column, kind in getattr(view, name)]
+    model = {"name": view.model.name, "digest": view.model.digest}
+    return {**out, "model": model, "notes": list(view.notes), "problems": list(view.problems)}
+
+
+def plan_lines(view: Any) -> list[str]:
+    """A plan for a person."""
+    from gristmill.observe import units
+
+    about = "about " if view.rows_estimated else ""
+    rows = "unknown until read" if view.rows is None else f"{about}{units.count(view.rows)}"
+    shards = units.count(view.shards)
+    returns = "" if view.model.outputs is not None else f", and what {view.model.name} returns"
+    lines = [
+        f"files    {units.count(view.files)}, {units.size(view.bytes)}",
+        f"rows     {rows}" + (" (estimated from the size of the first rows)" if view.rows_estimated else ""),
+        f"shards   {'about ' + shards + ' (settled once the model is timed)' if view.shards_estimated else shards}",
+        f"workers  {units.count(view.workers)}",
+        f"model    {view.model.name} {view.model.digest.removeprefix('sha256:')[:12]}".rstrip(),
+        f"reads    {_columns(view.schema)}",
+        f"writes   {_columns(view.output)}{returns}",
+    ]
+    lines.append("nulls    " + (_nulls(view.nulls) or "none known"))
+    lines += [f"note     {note}" for note in view.notes]
+    return lines + [f"problem  {problem}" for problem in view.problems]
+
+
+def _columns(schema: Sequence[tuple[str, str | None]]) -> str:
+    return ", ".join(f"{name}: {kind or 'known when it runs'}" for name, kind in schema) or "nothing known"
+
+
+def _nulls(nulls: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in nulls.items() if count)
+
+
+# ---------------------------------------------------------------- schema
+
+SCHEMA = """
+gristmill schema > job.schema.json
+
+# then, as the first line of job.yaml, for editors that speak YAML:
+#   # yaml-language-server: $schema=job.schema.json
+"""
+
+
+@click.command(cls=Command, examples=SCHEMA)
+@words.debug
+def schema(debug: bool) -> int:
+    """Print the JSON Schema of job files, so that an editor completes and checks them."""
+    from gristmill.plan.jobschema import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n")
+    return 0

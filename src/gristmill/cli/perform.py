@@ -1,0 +1,152 @@
+"""Running, or previewing, a job that a command has put together, and showing what comes of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from gristmill.cli.ending import hidden, hide
+from gristmill.errors import BadJob, GristmillError
+from gristmill.observe import units
+from gristmill.observe.events import Note, Observer, Progress
+from gristmill.observe.progress import Several, make_observer
+from gristmill.observe.report import Report
+from gristmill.plan.job import JobSpec
+from gristmill.plan.secret import Secret, scrub, secrets_in
+
+
+def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
+    """Save, preview or run a job as the flags in `given` say; returns the exit code."""
+    if given["restart"] and given["append"]:
+        raise BadJob("--restart and --append: the first scores all rows anew, the second only new files; give one")
+    if given["save"]:
+        save(spec, given["save"])
+    if given["preview"] is not None:
+        return preview(spec, given)
+
+    def whole(observer: Observer) -> Report:
+        from gristmill.cli.remembered import remember
+        from gristmill.running import run, sink_root
+
+        verbs = {name: given[name] for name in ("restart", "append", "accept")}
+        report = run(spec, **verbs, observer=observer)
+        if spec.sink is not None and report.state == "done":
+            remember(spec, sink_root(spec.sink))
+        return report
+
+    return shown(spec, given, whole)
+
+
+def shown(spec: JobSpec, given: Mapping[str, Any], work: Callable[[Observer], Report]) -> int:
+    """Do the work under an observer, and show its report, also that of a run which failed."""
+    try:
+        with watched(spec, given["progress"]) as observer:
+            report = work(observer)
+    except GristmillError as error:
+        if error.report is not None:
+            show(error.report, given)
+        raise
+    show(report, given)
+    return 0
+
+
+def preview(spec: JobSpec, given: Mapping[str, Any]) -> int:
+    """Score some rows and print them."""
+    from gristmill.observe.tables import of_arrow
+    from gristmill.viewing import preview as some
+
+    with watched(spec, given["progress"]) as observer:
+        table = some(spec, given["preview"], observer)
+    if given["as_json"]:
+        print_rows(table)
+    else:
+        of_arrow(table, title=f"{units.plural(table.num_rows, 'row')}, nothing was written").show(sys.stdout)
+    return 0
+
+
+@contextmanager
+def watched(spec: JobSpec, kind: Any) -> Iterator[Observer]:
+    """The observer of a run: what --progress says, and the log file if there is one. Secrets reach neither."""
+    secrets = list(secrets_in(spec))
+    hide(secrets)
+    observer = make_observer("lines" if kind == "auto" and os.environ.get("TERM") == "dumb" else kind, sys.stderr)
+    if spec.running.log:
+        from gristmill.observe.jsonlog import JsonLog
+
+        observer = Several([observer, JsonLog(spec.running.log, time.monotonic)])
+    try:
+        yield Scrubbed(observer, secrets) if secrets else observer
+    finally:
+        observer.close()
+
+
+class Scrubbed:
+    """An observer that takes the values of secrets out of what libraries and the user's code say."""
+
+    def __init__(self, observer: Observer, secrets: list[Secret]) -> None:
+        self._observer = observer
+        self._secrets = secrets
+
+    def progress(self, now: Progress) -> None:
+        """As it is: it holds names and figures."""
+        self._observer.progress(now)
+
+    def note(self, note: Note) -> None:
+        """Without secrets."""
+        fields = {k: scrub(v, self._secrets) if isinstance(v, str) else v for k, v in note.fields.items()}
+        self._observer.note(Note(note.level, scrub(note.text, self._secrets), fields))
+
+    def close(self) -> None:
+        """Close the observer behind."""
+        self._observer.close()
+
+
+def save(spec: JobSpec, path: str) -> None:
+    """Write the job as a job file. Raises BadJob rather than replace a file that says something else."""
+    from gristmill.plan.jobfile import dump
+
+    text = f"# Runs the same with: gristmill run {path}\n{dump(spec)}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            if file.read() == text:
+                return
+        raise BadJob(f"--save {path}: the file is there and says something else: remove it, or give another name")
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadJob(f"--save {path}: {e}") from None
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as e:
+        raise BadJob(f"--save {path}: cannot be written: {e.strerror}") from None
+
+
+def print_rows(table: Any) -> None:
+    """An Arrow table as JSON lines on stdout."""
+    import json
+
+    for batch in table.to_batches(max_chunksize=256):
+        for row in batch.to_pylist():
+            sys.stdout.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
+
+
+def show(report: Report, given: Mapping[str, Any]) -> None:
+    """The report on stdout: as a table, or as one JSON object; with --progress json also as the last line on stderr."""
+    import json
+
+    from gristmill.observe.jsonlog import of_report
+    from gristmill.observe.summary import show_report
+
+    if given["progress"] == "json":
+        from gristmill.observe.streams import Sturdy
+
+        Sturdy(sys.stderr).write(hidden(of_report(report)) + "\n")
+    if given["as_json"]:
+        sys.stdout.write(hidden(json.dumps(report.as_dict(), default=str, ensure_ascii=False)) + "\n")
+    else:
+        show_report(report, sys.stdout)

@@ -1,0 +1,131 @@
+"""`embed`, `classify` and `apply`: a job typed as a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from gristmill.cli import vocabulary as words
+from gristmill.cli.flags import Flag, changes, options
+from gristmill.cli.perform import perform
+from gristmill.cli.shape import Command
+from gristmill.errors import BadJob
+from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.overlay import changes_of, overlay
+from gristmill.plan.specs import Call, FunctionModel, ModelSpec, TextClassifier, TextEmbedder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SOURCES = click.argument("source", nargs=-1, required=True, metavar="SOURCE...")
+SINK = click.argument("sink", metavar="SINK")
+
+
+def _model(command: F) -> F:
+    about = "A model's folder or its hub id"
+    return words.option("--model", "model_path", group="Model", required=True, metavar="PATH_OR_ID", help=about)(
+        command
+    )
+
+
+EMBED = """
+gristmill embed 'reviews/*.parquet' emb/ --text text --model models/minilm
+gristmill embed docs.jsonl.gz emb/ --text body --model models/minilm --keep id --where "lang = 'en'"
+gristmill embed reviews/ emb/ --text text --model models/minilm --preview 5
+gristmill embed reviews/ emb/ --text text --model models/minilm --save job.yaml
+"""
+
+
+@click.command(cls=Command, examples=EMBED)
+@SOURCES
+@SINK
+@_model
+@options(words.EMBED, required=["model.text"])
+@options(words.COMMON)
+@words.verbs
+@words.sets
+@words.showing
+def embed(**given: Any) -> int:
+    """Turn the text in a column into vectors, written as the column `embedding` of the folder SINK.
+
+    SOURCE is a file, a folder or a glob, or several of them. Every row ends in SINK, or in its dead letters.
+    """
+    return perform(described("embed", given), given)
+
+
+CLASSIFY = """
+gristmill classify reviews/ labels/ --text text --model models/sentiment
+gristmill classify reviews/ labels/ --text text --model models/sentiment --all-scores --keep id
+gristmill classify reviews/ labels/ --text text --model models/sentiment --on-null skip --preview 10
+"""
+
+
+@click.command(cls=Command, examples=CLASSIFY)
+@SOURCES
+@SINK
+@_model
+@options(words.CLASSIFY, required=["model.text"])
+@options(words.COMMON)
+@words.verbs
+@words.sets
+@words.showing
+def classify(**given: Any) -> int:
+    """Label the text in a column: adds `label` and `score` to the folder SINK, with --all-scores also `scores`.
+
+    SOURCE is a file, a folder or a glob, or several of them. Every row ends in SINK, or in its dead letters.
+    """
+    return perform(described("classify", given), given)
+
+
+APPLY = """
+gristmill apply rows.parquet scores/ --fn scoring:score --keep id
+gristmill apply rows/ scores/ --fn scoring:Scorer --arg threshold=0.3 --arg weights=model.bin
+gristmill apply rows.csv scores/ --fn scoring:score --batch-format pandas --returns score=float32
+gristmill apply rows.parquet scores/ --fn scoring:score --preview 5
+"""
+
+
+@click.command(cls=Command, examples=APPLY)
+@SOURCES
+@SINK
+@words.option("--fn", group="Model", required=True, metavar="MODULE:CALLABLE",
+              help="Your function on a batch, or a class that every worker builds once")  # fmt: skip
+@options(words.APPLY)
+@options(words.COMMON)
+@words.verbs
+@words.sets
+@words.showing
+def apply(**given: Any) -> int:
+    """Run your own function, or class, on every batch of rows; the output row is what it returns, plus --keep.
+
+    It is given a dict of numpy arrays (or what --batch-format says) and returns one row for each row it was given. The
+    current folder is importable. --arg values are JSON where they can be, else text.
+    """
+    return perform(described("apply", given), given)
+
+
+def described(command: str, given: Mapping[str, Any]) -> JobSpec:
+    """The job that was typed. Raises BadJob where its parts do not fit together."""
+    from gristmill.plan.jobfile import check_names
+
+    model, flags = _model_typed(command, given)
+    if given["source"] == ("-",):
+        raise BadJob("-: standard input cannot be read again, as a resume must: write it to a file first")
+    spec = JobSpec(source=Source(uri=given["source"]), model=model, sink=Sink(given["sink"]))
+    spec = overlay(spec, [*changes((*flags, *words.COMMON), given), *changes_of(given["sets"])])
+    if spec.sink is not None and spec.sink.format in ("csv", "text", "binary"):
+        raise BadJob(
+            f"--format {spec.sink.format}: it names what is written: parquet, jsonl or npy; "
+            f"a source is read so with --source-format {spec.sink.format}"
+        )
+    check_names(spec)
+    return spec
+
+
+def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tuple[Flag, ...]]:
+    if command == "embed":
+        return TextEmbedder(given["model_path"], given["at_model__text"]), words.EMBED
+    if command == "classify":
+        return TextClassifier(given["model_path"], given["at_model__text"]), words.CLASSIFY
+    return FunctionModel(Call(given["fn"])), words.APPLY

@@ -1,0 +1,272 @@
+"""`status`, `dead`, `verify` and `retry-dead`: what stands in a sink."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gristmill.cli import vocabulary as words
+from gristmill.cli.job import variables
+from gristmill.cli.perform import print_rows, shown
+from gristmill.cli.shape import Command
+from gristmill.errors import BadJob
+from gristmill.observe import units
+from gristmill.observe.events import Observer
+from gristmill.observe.report import Report
+from gristmill.plan.job import JobSpec
+
+# ---------------------------------------------------------------- status
+
+STATUS = """
+gristmill status emb/
+gristmill status job.yaml --var ds=2026-01-01
+gristmill status emb/ --json
+watch gristmill status emb/
+"""
+
+
+@click.command(cls=Command, examples=STATUS)
+@click.argument("target", metavar="SINK|JOB")
+@words.sets
+@words.variables
+@words.as_json
+@words.debug
+def status(target: str, **given: Any) -> int:
+    """Say how far a run is, or what is published, from the sink's files alone, while it runs or after."""
+    from gristmill.viewing import status as state_of
+
+    now = state_of(folder(target, given))
+    if given["as_json"]:
+        sys.stdout.write(json.dumps(now, default=str, ensure_ascii=False) + "\n")
+    else:
+        for name, text in status_lines(now):
+            sys.stdout.write(f"{name:<10}{text}\n")
+    return 0
+
+
+def folder(target: str, given: Mapping[str, Any]) -> str:
+    """The sink's folder, absolute: of a path as it is, of a job as the job says. Raises BadJob."""
+    from gristmill.plan.jobfile import is_job, load
+    from gristmill.running import sink_root
+
+    if not is_job(target):
+        path = target.removeprefix("file://")
+        if not os.path.isdir(path):
+            raise BadJob(f"{target}: there is no such sink: give the folder that a job writes to, or the job")
+        return os.path.abspath(path)
+    spec = load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
+    if spec.sink is None:
+        raise BadJob(f"{target}: the job has no sink")
+    return sink_root(spec.sink)
+
+
+_STATES = {
+    "running": "running",
+    "unfinished": "not finished, and nothing runs: run the job again to go on",
+    "done": "done and published",
+    "empty": "nothing was run here",
+}
+
+
+def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A state for a person, as label and text."""
+    state = str(now.get("state"))
+    lines = [("sink", str(now.get("sink"))), ("state", _STATES.get(state, state))]
+    if state == "running" and now.get("phase") not in (None, "running"):
+        lines.append(("phase", str(now["phase"])))
+    if now.get("waiting"):
+        lines.append(("waiting", str(now["waiting"])))
+    if now.get("shards_total"):
+        done, total = now.get("shards_done", 0), now["shards_total"]
+        lines.append(("shards", f"{done:,} of {total:,} ({units.percent(done / total)})"))
+    lines += _rows(now)
+    if now.get("rows_per_second"):
+        left = f", {units.clock(now['eta'])} left" if now.get("eta") is not None else ""
+        lines.append(("speed", f"{units.rate(now['rows_per_second'])}{left}"))
+    if now.get("workers"):
+        lines.append(("workers", units.count(now["workers"])))
+    if now.get("held_by"):
+        lines.append(("held by", _holder(now["held_by"])))
+    if state != "done" and (published := now.get("published")):
+        lines.append(("published", f"{published['rows_ok']:,} rows ok, {published['rows_dead']:,} dead, of before"))
+    if now.get("seconds_ago") is not None:
+        lines.append(("as of", f"{units.seconds(now['seconds_ago'])} ago"))
+    return lines
+
+
+def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if "rows_in" in now:
+        parts = f"{now['rows_ok']:,} ok, {now['rows_dead']:,} dead, {now['rows_filtered']:,} filtered"
+        return [("rows", f"{now['rows_in']:,}: {parts}")]
+    if "rows_done" not in now:
+        return []
+    of = f" of {now['rows_total']:,}" if now.get("rows_total") else ""
+    return [("rows", f"{now['rows_done']:,}{of}, {now.get('rows_dead', 0):,} dead")]
+
+
+def _holder(holder: Any) -> str:
+    if isinstance(holder, Mapping):
+        return ", ".join(f"{key} {value}" for key, value in holder.items())
+    return str(holder)
+
+
+# ---------------------------------------------------------------- dead
+
+DEAD = """
+gristmill dead emb/
+gristmill dead emb/ --by error
+gristmill dead emb/ --limit 3 --traceback
+gristmill dead emb/ --json --limit 0 > dead.jsonl
+"""
+
+
+@click.command(cls=Command, examples=DEAD)
+@click.argument("sink")
+@words.option("--by", type=click.Choice(["error", "source", "stage", "shard"]),
+              help="Count them by this instead of listing them")  # fmt: skip
+@words.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N",
+              help="Show at most N; 0 shows all")  # fmt: skip
+@words.option("--traceback", "tracebacks", is_flag=True, help="Show each one's traceback")
+@words.as_json
+@words.debug
+def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool, debug: bool) -> int:
+    """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
+    from gristmill.commit.publish import dead as dead_letters
+
+    letters = dead_letters(_existing(sink))
+    most = limit or letters.num_rows
+    if by is not None:
+        return _grouped(letters, by, most, as_json)
+    if as_json:
+        print_rows(letters.slice(0, most))
+        return 0
+    if letters.num_rows == 0:
+        sys.stdout.write(f"{sink}: no dead letters\n")
+        return 0
+    _listed(letters.slice(0, most), tracebacks)
+    if letters.num_rows > most:
+        sys.stdout.write(f"({most:,} of {letters.num_rows:,}: --limit 0 shows all, --by error counts them)\n")
+    return 0
+
+
+def _existing(sink: str) -> str:
+    path = sink.removeprefix("file://")
+    if not os.path.isdir(path):
+        raise BadJob(f"{sink}: there is no such sink: give the folder that a job writes to")
+    return path
+
+
+def _grouped(letters: Any, by: str, most: int, as_json: bool) -> int:
+    from gristmill.observe.tables import Table, clip
+
+    values = [str(value) for value in letters[by].to_pylist()]
+    first = dict(zip(reversed(values), reversed(letters["message"].to_pylist()), strict=True))
+    ranked = Counter(values).most_common(most)
+    if as_json:
+        for value, count in ranked:
+            row = {by: value, "rows": count, "message": first[value]}
+            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return 0
+    rows = tuple((value, f"{count:,}", clip(first[value] or "", 200)) for value, count in ranked)
+    Table((by, "rows", "for example"), rows, frozenset({1}), f"{units.plural(len(values), 'dead letter')}").show(
+        sys.stdout
+    )
+    return 0
+
+
+def _listed(letters: Any, tracebacks: bool) -> None:
+    """Each dead letter in two or three lines: these are read one by one, and their texts fit no column."""
+    from gristmill.observe.streams import width_of
+    from gristmill.observe.tables import clean, clip
+
+    width = width_of(sys.stdout)
+    for row in letters.to_pylist():
+        copy = f" copy {row['copy']}" if row.get("copy") else ""
+        lines = [
+            clip(f"{row['source']}:{row['position']}{copy}", width),
+            clip(f"  {row['error']}: {row['message']}", width),
+            clip(f"  {row['payload']}", width),
+        ]
+        if tracebacks and row.get("traceback"):
+            lines += ["    " + clean(line) for line in row["traceback"].rstrip().split("\n")]
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+# ---------------------------------------------------------------- verify
+
+VERIFY = """
+gristmill verify emb/
+gristmill verify job.yaml --json
+"""
+
+
+@click.command(cls=Command, examples=VERIFY)
+@click.argument("target", metavar="SINK|JOB")
+@words.sets
+@words.variables
+@words.as_json
+@words.debug
+def verify(target: str, **given: Any) -> int:
+    """Recount and re-hash every published file against _SUCCESS. Exits 1, naming the files, where something differs."""
+    from gristmill.viewing import verify as verdict_of
+
+    verdict = verdict_of(folder(target, given))
+    if given["as_json"]:
+        sys.stdout.write(json.dumps(verdict.as_dict(), default=str, ensure_ascii=False) + "\n")
+    else:
+        for line in verdict.lines:
+            sys.stdout.write(f"{line}\n")
+    return 0 if verdict.ok else 1
+
+
+# ---------------------------------------------------------------- retry-dead
+
+RETRY = """
+gristmill retry-dead emb/ --job job.yaml
+gristmill retry-dead scores/ --job job.yaml --accept-code-change
+"""
+
+
+@click.command("retry-dead", cls=Command, examples=RETRY)
+@click.argument("sink")
+@words.option(
+    "--job", metavar="JOB", group="Job", help="The job to score them with (default: the one that wrote the sink)"
+)
+@words.option("--accept-code-change", is_flag=True, group="How it runs", help="Score with code that has changed since")
+@words.sets
+@words.variables
+@words.showing
+def retry_dead(sink: str, job: str | None, accept_code_change: bool, **given: Any) -> int:
+    """Score the dead letters of a sink again, usually after a fix; those that now succeed join the published rows."""
+    from gristmill.running import retry_dead as retried
+
+    spec = _job_of(os.path.abspath(_existing(sink)), job, given)
+
+    def again(observer: Observer) -> Report:
+        return retried(spec, accept_code_change=accept_code_change, observer=observer)
+
+    return shown(spec, given, again)
+
+
+def _job_of(root: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
+    """The job that wrote the sink: the one that is named, which must write to this very sink, or the remembered one."""
+    from gristmill.cli.remembered import recall
+    from gristmill.plan.jobfile import load
+    from gristmill.plan.overlay import changes_of, overlay
+    from gristmill.running import sink_root
+
+    if job is None:
+        if given["variables"] or given["profile"]:
+            raise BadJob("--var and --profile are for a job file: name it with --job")
+        return overlay(recall(root), changes_of(given["sets"]))
+    spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
+    if spec.sink is None or os.path.realpath(sink_root(spec.sink)) != os.path.realpath(root):
+        where = "no sink" if spec.sink is None else f"the sink {spec.sink.uri}"
+        raise BadJob(f"--job {job}: it has {where}, not {root}: name the job that wrote that sink")
+    return spec

@@ -1,0 +1,273 @@
+"""Observers that show a run while it goes: a bar on a terminal, plain lines elsewhere, JSON lines, or nothing.
+
+None of them can stop a run: a stream that fails (a closed pipe, a terminal that went away) is given up, quietly.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TextIO, cast
+
+from gristmill.observe import units
+from gristmill.observe.events import Note, Observer, Progress, Silent
+from gristmill.observe.streams import Sturdy, is_terminal
+from gristmill.observe.tables import clean, clip, columns
+
+Kind = Literal["auto", "bar", "lines", "json", "off"]
+KINDS: tuple[Kind, ...] = ("auto", "bar", "lines", "json", "off")
+
+FIRST_LINE_S = 5.0  # seconds between two plain lines at first; the gap grows, so that a long run's log stays short
+MOST_LINE_S = 60.0
+REDRAW_S = 0.1
+BAR_AFTER_S = 0.3  # a run that is over sooner shows no bar: drawing one costs it more than it tells
+LEAST_BAR, MOST_BAR = 8, 40  # columns
+ROOMY = 60  # columns from which the count says what it counts
+
+
+def make_observer(kind: Kind, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> Observer:
+    """The observer that `kind` names, writing to `stream`; "auto" is a bar on a terminal and lines elsewhere."""
+    if kind == "off" or stream is None:
+        return Silent()
+    if kind == "json":
+        from gristmill.observe.jsonlog import JsonLines
+
+        return JsonLines(Sturdy(stream), clock)
+    if kind == "bar" or (kind == "auto" and is_terminal(stream)):
+        return Bar(stream, clock)
+    return Lines(stream, clock)
+
+
+class Several:
+    """Observers as one."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def progress(self, now: Progress) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.progress(now)
+
+    def note(self, note: Note) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.note(note)
+
+    def close(self) -> None:
+        """Each."""
+        for observer in self._observers:
+            observer.close()
+
+
+# ---------------------------------------------------------------- plain lines
+
+_LEVELS = {"warning": "warning: ", "error": "error: "}
+
+
+def note_text(note: Note) -> str:
+    """A note as people read it: a print as it was printed, the rest with its level."""
+    return note.text.rstrip("\n") if note.level == "print" else _LEVELS.get(note.level, "") + note.text
+
+
+class Lines:
+    """A plain line at each new phase, and now and then between: after 5 s, then ever more rarely, up to a minute."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = Sturdy(stream)
+        self._clock = clock
+        self._phase: str | None = None
+        self._waiting = ""
+        self._last = 0.0
+        self._gap = FIRST_LINE_S
+
+    def progress(self, now: Progress) -> None:
+        """A line, if it is time for one. Ends are told by the report, or the error, that follows."""
+        at = self._clock()
+        if now.phase != self._phase or now.waiting != self._waiting:
+            self._phase, self._waiting, self._gap = now.phase, now.waiting, FIRST_LINE_S
+            if now.phase in ("done", "failed", "stopped"):
+                return
+        elif at - self._last < self._gap:
+            return
+        else:
+            self._gap = min(MOST_LINE_S, self._gap * 1.3)
+        self._last = at
+        self._write(line(now))
+
+    def note(self, note: Note) -> None:
+        """The note, unless it is for debugging."""
+        if note.level != "debug":
+            self._write(note_text(note))
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+def line(now: Progress) -> str:
+    """A snapshot as a sentence: `running: 13,905 of 50,000 rows (27 %), 338 rows/s, 1:47 left, 5 dead, 2 workers`."""
+    parts = []
+    if now.waiting:
+        parts.append(
+            f"waiting for {clean(now.waiting)}" if not now.waiting.startswith("waiting") else clean(now.waiting)
+        )
+    if now.phase == "running":
+        parts.append(_rows(now))
+        if now.rows_per_second > 0:
+            parts.append(units.rate(now.rows_per_second))
+        if now.eta is not None:
+            parts.append(f"{units.clock(now.eta)} left")
+        if now.rows_dead:
+            parts.append(f"{units.count(now.rows_dead)} dead")
+        parts.append(units.plural(now.workers, "worker"))
+        if now.shards_resumed and not now.shards_done > now.shards_resumed:
+            parts.append(f"{units.plural(now.shards_resumed, 'shard')} done before")
+    elif now.phase == "loading" and now.workers_wanted:
+        parts.append(units.plural(now.workers_wanted, "worker"))
+    return f"{now.phase}: {', '.join(parts)}" if parts else now.phase
+
+
+def _rows(now: Progress) -> str:
+    if now.rows_total is None:
+        return f"{units.plural(now.rows_done, 'row')} ({units.percent(now.share)} of the bytes)"
+    return f"{units.count(now.rows_done)} of {units.plural(now.rows_total, 'row')} ({units.percent(done_share(now))})"
+
+
+def done_share(now: Progress) -> float:
+    """The share of the job that is done, by rows where their number is known."""
+    return min(1.0, now.rows_done / now.rows_total) if now.rows_total else now.share
+
+
+# ---------------------------------------------------------------- the bar
+
+
+def bar_line(now: Progress, width: int, full: str = "━", empty: str = "╌") -> str:
+    """A snapshot in one line of at most `width` columns; what matters least is left out first."""
+    running = now.phase == "running" and not now.waiting
+    head = "" if running else clean(now.waiting or now.phase)
+    if not running and not now.rows_done:
+        return clip(f"{head} … {units.clock(now.elapsed)}", width)
+    of = "" if now.rows_total is None else f"/{units.count(now.rows_total)}"
+    of += " rows" if width >= ROOMY else ""
+    # In the order of the line, each with its rank: rank 0 stays longest.
+    parts = [
+        (head, 1),
+        (f"{units.percent(done_share(now))}", 0),
+        (f"{units.count(now.rows_done)}{of}", 2),
+        (units.short_rate(now.rows_per_second) if now.rows_per_second > 0 else "", 4),
+        (f"{units.clock(now.eta)} left" if now.eta is not None else "", 5),
+        (f"{units.count(now.rows_dead)} dead" if now.rows_dead else "", 3),
+        (units.plural(now.workers, "worker") if now.workers else "", 6),
+    ]
+    kept = [part for part in parts if part[0]]
+    while len(kept) > 1 and _length(kept) > width:
+        kept.remove(max(kept, key=lambda part: part[1]))
+    room = min(MOST_BAR, width - _length(kept) - 2)
+    texts = [text for text, _ in kept]
+    if room >= LEAST_BAR:
+        filled = int(room * done_share(now))
+        texts.insert(1 if head else 0, full * filled + empty * (room - filled))
+    return clip("  ".join(texts), width)
+
+
+def _length(parts: Sequence[tuple[str, int]]) -> int:
+    return sum(columns(text) for text, _ in parts) + 2 * (len(parts) - 1)
+
+
+class Bar:
+    """One line at the foot of a terminal, redrawn in place; notes and what the user's code prints go above it."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = Sturdy(stream)
+        self._clock = clock
+        self._begun = clock()
+        self._drawn = self._heard = self._begun
+        self._now = Progress()
+        self._live: Any = None
+        self._console: Any = None
+        self._style = ("━", "╌") if _can_encode(stream, "━╌…") else ("#", "-")
+
+    def progress(self, now: Progress) -> None:
+        """Redraw, at most ten times a second; at a new phase at once."""
+        new_phase = now.phase != self._now.phase
+        self._now = now
+        at = self._heard = self._clock()
+        if at - self._begun < BAR_AFTER_S or self._stream.broken or (at - self._drawn < REDRAW_S and not new_phase):
+            return
+        self._drawn = at
+        if now.phase in ("done", "failed", "stopped"):
+            self.close()
+            return
+        if self._live is None:
+            self._start()
+        self._live.refresh()
+
+    def _start(self) -> None:
+        from rich.live import Live
+
+        # Live keeps the line and prints above it; its own thread redraws while nothing is heard from the workers, so
+        # that the clock goes on.
+        self._live = Live(
+            self,
+            console=self._open_console(),
+            refresh_per_second=2,
+            transient=True,
+            # What this process itself prints goes above the bar, unless it was sent elsewhere on purpose.
+            redirect_stdout=is_terminal(sys.stdout),
+            redirect_stderr=is_terminal(sys.stderr),
+        )
+        self._live.start()
+
+    def _open_console(self) -> Any:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(
+                file=cast("TextIO", self._stream), force_terminal=True, highlight=False, markup=False, emoji=False
+            )
+            # The cursor is never hidden: a run that is killed could not bring it back.
+            self._console.show_cursor = lambda show=True: False
+        return self._console
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        now = replace(self._now, elapsed=self._now.elapsed + self._clock() - self._heard)
+        text = Text(bar_line(now, self._console.width - 1, *self._style), no_wrap=True, overflow="crop")
+        text.highlight_regex(f"{self._style[0]}+", "green")
+        text.highlight_regex(r"[\d,]+ dead", "red")
+        return text
+
+    def note(self, note: Note) -> None:
+        """The note, above the bar."""
+        if note.level == "debug":
+            return
+        text = note_text(note)
+        if self._live is None:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+            return
+        from rich.text import Text
+
+        self._console.print(Text(text))
+
+    def close(self) -> None:
+        """Take the bar away and give the cursor back. Can be called again."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        self._stream.flush()
+
+
+def _can_encode(stream: Any, text: str) -> bool:
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""A report as a table: what became of every row, how fast it went, and the commands that come next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TextIO
+
+from gristmill.observe import units
+from gristmill.observe.report import Counts, Report
+from gristmill.observe.streams import is_terminal, width_of
+from gristmill.observe.tables import clip
+
+DIGEST = 12  # characters of a digest that are shown: enough to tell any two models of a project apart
+MOST_ERRORS = 3
+
+Row = tuple[str, str, str]
+
+
+def show_report(report: Report, stream: TextIO) -> None:
+    """Write a report for a person. Raises what writing to the stream raises."""
+    width = width_of(stream)
+    lines = [*_lines(summary_rows(report), width), *(clip(line, width) for line in after(report))]
+    title = clip(headline(report), width)
+    if not is_terminal(stream):
+        stream.write("\n".join([title, *lines]) + "\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console.print(Text(title, style="bold" if report.state in ("done", "nothing to do") else "bold yellow"))
+    for text in lines:
+        drawn = Text(text, no_wrap=True, overflow="crop")
+        drawn.highlight_regex(r"^ *dead +[\d,]*[1-9][\d,]*", "red")
+        drawn.highlight_regex(r"^ *ok +[\d,]+", "green")
+        console.print(drawn)
+
+
+def headline(report: Report) -> str:
+    """What happened, in one line."""
+    if report.state == "nothing to do":
+        return f"{report.sink}: nothing to do, all rows are published"
+    if report.state == "done":
+        return f"{report.sink}: done in {units.seconds(report.seconds)}"
+    return f"{report.sink}: {report.state} after {units.seconds(report.seconds)}, not published"
+
+
+def summary_rows(report: Report) -> list[Row]:
+    """The report's lines as label, figure, remark. The counts add up: what is indented sums to the line above."""
+    rows = count_rows(report.counts, report.errors)
+    if report.files:
+        rows.append(("files", units.count(report.files), units.size(report.bytes_out)))
+    resumed = report.shards_resumed
+    remark = f"{units.count(resumed)} were done before" if resumed and report.state != "nothing to do" else ""
+    rows.append(("shards", units.count(report.shards), remark))
+    if report.rows_run and report.state != "nothing to do":
+        rows.append(("speed", units.short_rate(report.rows_per_second), _pace(report)))
+    digest = report.digest.removeprefix("sha256:")[:DIGEST]
+    rows.append(("model", "", f"{report.model} {digest}".strip()))
+    return rows
+
+
+def count_rows(counts: Counts, errors: Mapping[str, int] | None = None) -> list[Row]:
+    """What became of the rows. With steps that make one row many there are two sums, of source and of derived rows."""
+    why = top_errors(errors or {})
+    one_level = counts.expanded == counts.derived
+    if one_level:
+        return [
+            ("rows in", units.count(counts.rows_in), ""),
+            ("  ok", units.count(counts.ok), ""),
+            ("  dead", units.count(counts.dead + counts.derived_dead), why),
+            ("  filtered", units.count(counts.filtered + counts.derived_filtered), ""),
+        ]
+    return [
+        ("rows in", units.count(counts.rows_in), ""),
+        ("  expanded", units.count(counts.expanded), f"into {units.plural(counts.derived, 'row')}"),
+        ("  dead", units.count(counts.dead), ""),
+        ("  filtered", units.count(counts.filtered), ""),
+        ("rows made", units.count(counts.derived), ""),
+        ("  ok", units.count(counts.ok), ""),
+        ("  dead", units.count(counts.derived_dead), why),
+        ("  filtered", units.count(counts.derived_filtered), ""),
+    ]
+
+
+def top_errors(errors: Mapping[str, int]) -> str:
+    """The most frequent errors: `ValueError 3, NullText 2, 4 other kinds`."""
+    ranked = sorted(errors.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{name} {units.count(n)}" for name, n in ranked[:MOST_ERRORS]]
+    if len(ranked) > MOST_ERRORS:
+        named.append(units.plural(len(ranked) - MOST_ERRORS, "other kind"))
+    return ", ".join(named)
+
+
+def _pace(report: Report) -> str:
+    parts = [f"{units.plural(report.workers, 'worker')}" if report.workers else "in this process"]
+    if report.engine != "local":
+        parts.append(report.engine)
+    if report.busy is not None:
+        parts.append(f"model busy {units.percent(report.busy)}")
+    if report.padding is not None:
+        parts.append(f"padding {units.percent(report.padding)}")
+    if report.tokens and report.state == "done":
+        parts.append(f"{units.count(report.tokens)} tokens")
+    return ", ".join(parts)
+
+
+def after(report: Report) -> list[str]:
+    """What to do next, as lines to copy: how to read the result, how to look at the dead letters."""
+    if report.state not in ("done", "nothing to do"):
+        return []
+    sink = shlex.quote(report.sink)
+    lines = [f"read    gm.read({report.sink!r})"]
+    if report.rows_dead:
+        lines.append(f"dead    gristmill dead {sink}")
+    return lines
+
+
+def _lines(rows: list[Row], width: int) -> list[str]:
+    label = max(len(row[0]) for row in rows)
+    figure = max(len(row[1]) for row in rows)
+    lines = []
+    for name, number, remark in rows:
+        text = f"{name:<{label}}  {number:>{figure}}"
+        lines.append(clip(f"{text}  {remark}".rstrip() if number else f"{name:<{label}}  {remark}", width))
+    return lines
