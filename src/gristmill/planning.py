@@ -23,9 +23,10 @@ from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextE
 
 SHARD_SECONDS = 30.0  # design §5: the work that a crash can cost, and that a commit is spread over
 LEAST_SHARD = 256  # rows: below this a commit costs more than it protects
+QUICK_SECONDS, QUICK_ROWS = 0.1, 65_536  # a shard of a cheap function holds at least so much, so that commits stay few
 FUNCTION_ROWS = 1024
 TEXT_WINDOW = 8192
-PLAIN_WINDOW = 131_072
+PLAIN_WINDOW = 16_384
 UNTIMED_BYTES = 100 << 20  # design §5: below this nothing is timed
 
 
@@ -351,7 +352,9 @@ def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
     if fixed != "auto":
         return int(fixed)
     share = r.estimated_rows / (shard.SHARDS_PER_WORKER * max(1, r.workers))
-    rows = max(share, LEAST_SHARD)
+    quick = 0.0 if rows_per_second is None else min(rows_per_second * QUICK_SECONDS, QUICK_ROWS)
+    least = LEAST_SHARD if isinstance(r.model, (TextEmbedder, TextClassifier)) else 4 * LEAST_SHARD
+    rows = max(share, least, quick)
     if rows_per_second is not None and r.bytes > UNTIMED_BYTES:
         rows = min(rows, max(1.0, rows_per_second * SHARD_SECONDS))
     return int(min(max(1, round(rows)), shard.MOST_ROWS))

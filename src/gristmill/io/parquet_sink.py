@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetSink"]
 
-GROUP_BYTES = 64 << 20  # half of what Spark and DuckDB write by default, as a writer holds a group in memory twice
-GROUP_ROWS = 1 << 20
+GROUP_BYTES = 32 << 20  # a writer holds a group in memory twice
+GROUP_ROWS = 122_880  # what DuckDB writes by default: readers skip and parallelise by group
 _CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 
@@ -48,7 +48,7 @@ class ParquetSink:
 
 
 class ParquetWriter:
-    """Gathers rows to row groups of 64 MB or a million rows, so that small writes do not make small groups."""
+    """Gathers rows to row groups of 32 MB or 122,880 rows, so that small writes do not make small groups."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class Running:
     batch_tokens: int | Auto = "auto"
     batch_rows: int | Auto = "auto"
     shard_rows: int | Auto = "auto"
-    window_bytes: int = 64 << 20
+    window_bytes: int = 16 << 20
     batch_timeout: float = 600.0
     worker_memory: int | None = None
     log: str | None = None

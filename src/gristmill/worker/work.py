@@ -27,7 +27,7 @@ from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.suspects import Suspects
 
-AHEAD = 2  # windows waiting between two stages
+AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
 SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
 
 
