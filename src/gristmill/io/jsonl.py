@@ -11,8 +11,8 @@ import numpy as np
 
 from gristmill.errors import BadSource
 from gristmill.io.jsontypes import infer
-from gristmill.io.lines import ENDLESS, Lines, lines, pieces, sample_ranges, split
-from gristmill.io.objects import Objects
+from gristmill.io.lines import ENDLESS, Lines, pieces, sample_ranges, selected
+from gristmill.io.objects import Objects, trimmed
 from gristmill.io.options import known
 from gristmill.io.paths import Storage
 from gristmill.io.schema import from_names
@@ -54,19 +54,19 @@ class JsonlSource:
         """Blocks of about `block_bytes` of text; a longer line is a block of its own, at a few times its size."""
         objects = Objects(reading)
         with opened(info.file, fs) as stream:
-            for found in lines(stream, ranges, info.extent, reading.block_bytes):
+            for found in selected(stream, ranges, info.extent, reading.block_bytes):
                 yield objects.block(found)
 
 
 def _sampled(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType], most: int) -> FileInfo:
-    sample = list(lines(stream, sample_ranges(file.size, most), file.size, most))
+    sample = [trimmed(s) for s in selected(stream, sample_ranges(file.size, most), file.size, most)]
     empty = file.size == 0
     return FileInfo(
         file=file,
         extent=file.size,
         cuts=np.unique(np.array([0, file.size], dtype=np.int64)),
         divisible=True,
-        schema=infer(file.path, sample, types),
+        schema=infer(file.path, [s for s in sample if len(s)], types),
         cut_rows=np.zeros(0, dtype=np.int64) if empty else None,
         row_bytes=_row_bytes(sample),
     )
@@ -74,10 +74,10 @@ def _sampled(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType],
 
 def _read_through(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType], most: int) -> FileInfo:
     cuts, rows, sample = [0], [], []
-    for number, (data, at) in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _CUT)):
-        found = split(data, at)
+    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _CUT)):
+        found = trimmed(piece.lines())
         rows.append(len(found))
-        cuts.append(at + len(data))
+        cuts.append(piece.at + len(piece.data))
         if len(found) and number & (number - 1) == 0:  # the first piece, then at twice the distance each time
             sample.append(found.head(most if number == 0 else most // 8))
     return FileInfo(

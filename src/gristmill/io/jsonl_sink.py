@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, CorruptStore
+from gristmill.io.guarded import Guarded
 from gristmill.io.jsontext import json_lines
 from gristmill.io.options import known
 from gristmill.plan.contracts import Files, WorkFile, Writer
@@ -81,9 +82,10 @@ class JsonlWriter:
         self._schema = schema
         self._rows = 0
         self._file = files.create(self._path)
+        self._guarded = Guarded(self._file)
         self._stream: Any = None
         if codec is not None:
-            self._stream = pa.CompressedOutputStream(pa.PythonFile(_Unclosed(self._file), mode="w"), codec)
+            self._stream = pa.CompressedOutputStream(pa.PythonFile(self._guarded, mode="w"), codec)
 
     def write(self, rows: pa.Table) -> None:
         if rows.schema != self._schema:
@@ -101,37 +103,8 @@ class JsonlWriter:
         return [WorkFile(self._path, self._publish, self._rows)]
 
     def abort(self) -> None:
+        self._guarded.drop()
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(Exception):
             self._files.remove(self._path)
-
-
-class _Unclosed:
-    """A file that stays open when the compressing stream around it is closed: it has to be synced first."""
-
-    closed = False
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        written: int = self._file.write(data)
-        return written
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        position: int = self._file.tell()
-        return position

@@ -1,29 +1,30 @@
-"""Lines of a text file by byte ranges: where each begins and ends, found with numpy, a block at a time."""
+"""Records of a text file by byte ranges: where each begins and ends, found with numpy, a block at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gristmill.errors import BadSource
 from gristmill.io.ranges import as_ranges
 from gristmill.io.stream import Stream
 
-__all__ = ["BOM", "ENDLESS", "Lines", "lines", "pieces", "sample_ranges", "split"]
+__all__ = ["ENDLESS", "Lines", "Piece", "joined", "newlines", "pieces", "sample_ranges", "selected"]
 
 BOM = b"\xef\xbb\xbf"
 ENDLESS = 1 << 62  # the extent of a file that is read to find its extent
-_BEYOND = 1 << 16  # bytes read past a range's end for the rest of its last line; longer ones are read on
+MOST = 1 << 30  # bytes of one record: Arrow's strings end at 2 GB, and escapes can double a text
+_BEYOND = 1 << 16  # bytes read past a range's end for the rest of its last record; longer ones are read on
 _MANY = 4096  # pieces of short ranges that are joined to one block
-_SPACE = np.zeros(256, dtype=bool)
-_SPACE[[9, 13, 32]] = True  # what JSON skips between values, but the newline
+
+Ends = Callable[[bytes], np.ndarray]  # where records end in bytes that begin with one: indices of newlines, sorted
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines that are not blank: `data[start:stop]` each, without white space around it, and where the line begins in
-    the file (`position`). All int64."""
+    """Records that are not blank: `data[start:stop]` each, and where each begins in the file (`position`); int64."""
 
     data: bytes
     start: np.ndarray
@@ -34,100 +35,111 @@ class Lines:
         return len(self.position)
 
     def line(self, i: int) -> bytes:
-        """One line's bytes."""
+        """One record's bytes."""
         return self.data[int(self.start[i]) : int(self.stop[i])]
 
     def head(self, count: int) -> Lines:
-        """The lines within the first `count` bytes, at least one."""
+        """The records within the first `count` bytes, at least one."""
         most = max(1, int(np.searchsorted(self.stop, count, side="right")))
         if most >= len(self):
             return self
         return Lines(self.data[: int(self.stop[most - 1])], self.start[:most], self.stop[:most], self.position[:most])
 
 
-def lines(stream: Stream, ranges: np.ndarray, extent: int, block_bytes: int) -> Iterator[Lines]:
-    """The lines that start in `ranges`, in blocks of about `block_bytes` (a longer line makes a longer block).
+@dataclass(frozen=True)
+class Piece:
+    """Whole records as bytes, at offset `at` of the file. `ends` are the indices just after each record's content."""
 
-    `extent` is where the file ends, as planned. Short ranges are joined, so that a block is worth parsing.
+    data: bytes
+    at: int
+    ends: np.ndarray
+
+    def lines(self) -> Lines:
+        """The records that are not blank, without a byte order mark or the carriage return before a newline."""
+        position = np.empty(len(self.ends), dtype=np.int64)
+        position[:1] = 0
+        position[1:] = self.ends[:-1] + 1
+        start = position
+        if self.at == 0 and self.data.startswith(BOM) and len(start):
+            start = position.copy()
+            start[0] = 3
+        octets = np.frombuffer(self.data, dtype=np.uint8)
+        stop = self.ends - ((self.ends > start) & (octets[self.ends - 1] == ord("\r"))) if len(octets) else self.ends
+        full = start < stop
+        if not full.all():
+            start, stop, position = start[full], stop[full], position[full]
+        return Lines(self.data, start, stop, position + self.at)
+
+
+def newlines(data: bytes) -> np.ndarray:
+    """Every newline ends a record."""
+    return np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
+
+
+def selected(
+    stream: Stream, ranges: np.ndarray, extent: int, block_bytes: int, ends: Ends = newlines, anywhere: bool = True
+) -> Iterator[Lines]:
+    """The records that start in `ranges`, in blocks of about `block_bytes` (a longer record makes a longer block).
+
+    `extent` is where the file ends, as planned. Short ranges are joined, so that a block is worth parsing. Unless
+    ranges may begin `anywhere`, each begins where a record does.
     """
     held: list[Lines] = []
     size = 0
     for start, stop in as_ranges(ranges).tolist():
-        for data, at in pieces(stream, start, min(stop, extent), extent, block_bytes):
-            found = split(data, at)
+        stop = min(stop, extent)
+        first = start if start == 0 or not anywhere else _line_start(stream, start, stop)
+        for piece in pieces(stream, first, stop, extent, block_bytes, ends):
+            found = piece.lines()
             if not len(found):
                 continue
-            if not held and len(data) * 2 > block_bytes:
+            if not held and len(found.data) * 2 > block_bytes:
                 yield found
                 continue
             held.append(found)
-            size += len(data)
+            size += len(found.data)
             if size >= block_bytes or len(held) >= _MANY:
-                yield _joined(held)
+                yield joined(held)
                 held, size = [], 0
     if held:
-        yield _joined(held)
+        yield joined(held)
 
 
-def split(data: bytes, at: int) -> Lines:
-    """The lines of `data`, which begins at offset `at` of the file, with the start of a line."""
-    octets = np.frombuffer(data, dtype=np.uint8)
-    ends = np.flatnonzero(octets == 10)
-    if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
-        ends = np.append(ends, len(data))  # the last line of a file may have no newline
-    position = np.empty(len(ends), dtype=np.int64)
-    position[:1] = 0
-    position[1:] = ends[:-1] + 1
-    start, stop = position, ends
-    if at == 0 and data.startswith(BOM):
-        start = position.copy()
-        start[0] = 3
-    start, stop = _stripped(octets, start, stop)
-    full = start < stop
-    if not full.all():
-        start, stop, position = start[full], stop[full], position[full]
-    return Lines(data, start, stop, position + at)
-
-
-def _stripped(octets: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and stops without the white space at both ends, for the few lines that have some."""
-    some = np.flatnonzero(start < stop)
-    some = some[_SPACE[octets[start[some]]] | _SPACE[octets[stop[some] - 1]]]
-    if not len(some):
-        return start, stop
-    start, stop = start.copy(), stop.copy()
-    left = some[_SPACE[octets[start[some]]]]
-    for _ in range(64):
-        if not len(left):
-            break
-        start[left] += 1
-        left = left[start[left] < stop[left]]
-        left = left[_SPACE[octets[start[left]]]]
-    right = some[start[some] < stop[some]]
-    right = right[_SPACE[octets[stop[right] - 1]]]
-    for _ in range(64):
-        if not len(right):
-            break
-        stop[right] -= 1
-        right = right[start[right] < stop[right]]
-        right = right[_SPACE[octets[stop[right] - 1]]]
-    for i in np.union1d(left, right).tolist():  # a long run of spaces
-        kept = np.flatnonzero(~_SPACE[octets[start[i] : stop[i]]])
-        stop[i] = start[i] + (kept[-1] + 1 if len(kept) else 0)
-        start[i] += kept[0] if len(kept) else 0
-    return start, stop
-
-
-def pieces(stream: Stream, start: int, stop: int, extent: int, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Whole lines that start in [start, stop), as bytes with their offset."""
-    at = start if start == 0 else _line_start(stream, start, stop)
+def pieces(
+    stream: Stream, start: int, stop: int, extent: int, block_bytes: int, ends: Ends = newlines
+) -> Iterator[Piece]:
+    """All records that start in [start, stop), `start` being where one begins; about a block in each piece."""
+    at = start
     while at < stop:
-        data, last = _whole_lines(stream, at, stop, extent, block_bytes)
-        if data:
-            yield data, at
+        piece, last = _piece(stream, at, stop, extent, block_bytes, ends)
+        if len(piece.ends):
+            yield piece
         if last:
             return
-        at += len(data)
+        at += len(piece.data)
+
+
+def _piece(stream: Stream, at: int, stop: int, extent: int, block_bytes: int, ends: Ends) -> tuple[Piece, bool]:
+    """Whole records from `at` on, and whether the last one that starts before `stop` is among them."""
+    data, count = b"", min(block_bytes, stop - at + _BEYOND)
+    while True:
+        more = stream.read(at + len(data), min(count, extent - at - len(data))) if at + len(data) < extent else b""
+        data = data + more if data else more
+        over = not more or at + len(data) >= extent
+        found = ends(data)
+        if over and data and (not len(found) or found[-1] != len(data) - 1):
+            found = np.append(found, len(data))  # the last record of a file may have no newline
+        if len(found) or over:
+            before = 1 + int(np.searchsorted(found, stop - at - 1, side="left"))  # those that start before `stop`
+            last = before <= len(found) or over
+            found = found[:before]
+            kept = min(int(found[-1]) + 1, len(data)) if len(found) else 0
+            return Piece(data if kept == len(data) else data[:kept], at, found), last
+        if len(data) > MOST:
+            raise BadSource(
+                f"{stream.path}: the record at byte {at} is over {MOST >> 20} MB: is a quote left open there?"
+            )
+        count = max(len(data), 1 << 20)
 
 
 def _line_start(stream: Stream, start: int, stop: int) -> int:
@@ -145,29 +157,8 @@ def _line_start(stream: Stream, start: int, stop: int) -> int:
     return stop
 
 
-def _whole_lines(stream: Stream, at: int, stop: int, extent: int, block_bytes: int) -> tuple[bytes, bool]:
-    """Lines from `at` on, about a block of them, and whether the last one that starts before `stop` is among them."""
-    parts: list[bytes] = []
-    size, count = 0, min(block_bytes, stop - at + _BEYOND)
-    while True:
-        data = stream.read(at + size, min(count, extent - at - size)) if at + size < extent else b""
-        if not data:
-            return b"".join(parts), True
-        last = data.find(b"\n", max(0, stop - 1 - at - size))
-        if last < 0:
-            last_of_all = False
-            last = data.rfind(b"\n")
-        else:
-            last_of_all = True
-        if last >= 0:
-            parts.append(data[: last + 1] if last + 1 < len(data) else data)
-            return (parts[0] if len(parts) == 1 else b"".join(parts)), last_of_all
-        parts.append(data)
-        size += len(data)
-        count = max(block_bytes, 1 << 20)
-
-
-def _joined(held: list[Lines]) -> Lines:
+def joined(held: Sequence[Lines]) -> Lines:
+    """Several as one."""
     if len(held) == 1:
         return held[0]
     shift = np.cumsum([0] + [len(h.data) + 1 for h in held[:-1]])

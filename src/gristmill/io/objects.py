@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.errors import BadSource
+from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.io.lines import Lines
-from gristmill.io.selecting import kept
 from gristmill.plan.contracts import BadRow, Block, Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Objects"]
+__all__ = ["Objects", "trimmed"]
 
+_SPACE = np.zeros(256, dtype=bool)
+_SPACE[[9, 13, 32]] = True  # what JSON skips between values, but the newline
 _PARSE = 1 << 20  # bytes that one thread parses at a time, pyarrow's default
 _SHOWN = 80  # characters of a value in a message
 
@@ -28,38 +30,17 @@ class Objects:
         import pyarrow as pa
 
         self._reading = reading
-        names = list(reading.schema.names if reading.columns is None else reading.columns)
-        asked = () if reading.where is None else reading.where.columns
-        self._names = names
-        self._target = pa.schema([reading.schema.field(n) for n in dict.fromkeys([*names, *asked])])
+        self._target = wanted(reading)[1]
         self._wire = pa.schema([pa.field(f.name, _wire(f.name, f.type)) for f in self._target])
 
     def block(self, found: Lines) -> Block:
-        """Every line as a row, filtered, or bad."""
-        bad = {i: _explained(found, i) for i in [*_no_object(found), *_not_utf8(found)]}
-        good = np.arange(len(found)) if not bad else np.setdiff1d(np.arange(len(found)), list(bad))
-        found = _blanked(found, bad)
-        tables: list[pa.Table] = []
-        self._parse(found, good, tables, bad)
-        index = good if len(good) + len(bad) == len(found) else np.setdiff1d(np.arange(len(found)), list(bad))
-        rows = _concat(tables, self._target)
-        rows, position, filtered = kept(rows, found.position[index], self._reading.where, self._names)
-        return Block(rows, position, filtered, tuple(bad[i] for i in sorted(bad)))
-
-    def _parse(self, found: Lines, part: np.ndarray, tables: list[pa.Table], bad: dict[int, BadRow]) -> None:
-        """Tables of the lines at `part`, in order; those that are no rows go to `bad`."""
-        if not len(part):
-            return
-        table = self._table(found, part)
-        if table is not None and table.num_rows == len(part):
-            tables.append(table)
-        elif len(part) == 1:
-            made = self._single(found, int(part[0]))
-            bad.update({int(part[0]): made}) if isinstance(made, BadRow) else tables.append(made)
-        else:
-            half = len(part) // 2
-            self._parse(found, part[:half], tables, bad)
-            self._parse(found, part[half:], tables, bad)
+        """Every line as a row, filtered, or bad. Lines of white space are none."""
+        found = trimmed(found)
+        bad = {i: _explained(found, i) for i in [*_no_object(found), *not_utf8(found)]}
+        found = blanked(found, bad, b" ")
+        return assembled(
+            found, bad, self._reading, lambda part: self._table(found, part), lambda i: self._single(found, i)
+        )
 
     def _table(self, found: Lines, part: np.ndarray) -> pa.Table | None:
         """The lines from the first to the last of `part` as rows, what lies between being blank; None if any stops it.
@@ -101,32 +82,35 @@ class _Bad(Exception):
         self.error = error
 
 
+def trimmed(found: Lines) -> Lines:
+    """The lines without white space around their content; those of nothing else go."""
+    octets = np.frombuffer(found.data, dtype=np.uint8)
+    some = np.flatnonzero(_SPACE[octets[found.start]] | _SPACE[octets[found.stop - 1]])
+    if not len(some):
+        return found
+    start, stop = found.start.copy(), found.stop.copy()
+    left = right = some
+    for _ in range(64):  # all lines at once, a character at a time; a longer run of spaces is rare
+        left = left[start[left] < stop[left]]
+        left = left[_SPACE[octets[start[left]]]]
+        start[left] += 1
+    for _ in range(64):
+        right = right[start[right] < stop[right]]
+        right = right[_SPACE[octets[stop[right] - 1]]]
+        stop[right] -= 1
+    for i in np.union1d(left, right).tolist():
+        text = np.flatnonzero(~_SPACE[octets[start[i] : stop[i]]])
+        stop[i] = start[i] + (text[-1] + 1 if len(text) else 0)
+        start[i] += text[0] if len(text) else 0
+    full = start < stop
+    return Lines(found.data, start[full], stop[full], found.position[full])
+
+
 def _no_object(found: Lines) -> list[int]:
     """Lines that do not begin with { and end with }."""
     octets = np.frombuffer(found.data, dtype=np.uint8)
     looks = (octets[found.start] == ord("{")) & (octets[found.stop - 1] == ord("}"))
     return [] if looks.all() else np.flatnonzero(~looks).tolist()
-
-
-def _not_utf8(found: Lines) -> list[int]:
-    """Lines that are not UTF-8: the block is checked as one piece of text, then halved where it is none."""
-    import pyarrow as pa
-
-    edges = pa.py_buffer(np.append(found.start, found.stop[-1:]).astype(np.int64))
-    text = pa.Array.from_buffers(pa.large_string(), len(found), [None, edges, pa.py_buffer(found.data)])
-    out: list[int] = []
-    todo = [(0, len(found))]
-    while todo:
-        first, last = todo.pop()
-        try:
-            text.slice(first, last - first).validate(full=True)
-        except pa.ArrowInvalid:
-            half = (first + last) // 2
-            if last - first == 1:
-                out.append(first)
-            else:
-                todo += [(first, half), (half, last)]
-    return out
 
 
 def _explained(found: Lines, i: int) -> BadRow:
@@ -202,17 +186,6 @@ def _fit(value: Any, kind: pa.DataType, name: str) -> Any:
     raise _Bad("TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}")
 
 
-def _blanked(found: Lines, bad: dict[int, BadRow]) -> Lines:
-    """The lines with the bad ones overwritten by spaces, so that what is between them can be parsed at once."""
-    if not bad:
-        return found
-    data = bytearray(found.data)
-    for i in bad:
-        first, last = int(found.start[i]), int(found.stop[i])
-        data[first:last] = b" " * (last - first)
-    return Lines(bytes(data), found.start, found.stop, found.position)
-
-
 def _wire(name: str, kind: pa.DataType) -> pa.DataType:
     """The type that pyarrow's JSON reader is asked for; from it a cast leads to `kind`."""
     import pyarrow as pa
@@ -229,11 +202,3 @@ def _wire(name: str, kind: pa.DataType) -> pa.DataType:
     if t.is_map(kind) or t.is_union(kind) or t.is_duration(kind) or t.is_interval(kind):
         raise BadSource(f"column {name!r} cannot be read from JSON as {kind}: give another type")
     return kind
-
-
-def _concat(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    if not tables:
-        return schema.empty_table()
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)

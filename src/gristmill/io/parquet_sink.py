@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, CorruptStore
+from gristmill.io.guarded import Guarded
 from gristmill.io.options import known
 from gristmill.plan.contracts import Files, WorkFile, Writer
 
@@ -72,9 +73,11 @@ class ParquetWriter:
         self._held: list[pa.Table] = []
         self._held_rows = self._held_bytes = self._rows = 0
         self._file = files.create(self._path)
+        self._guarded = Guarded(self._file)
+        self._writer: Any = None
         try:
             self._writer = pq.ParquetWriter(
-                self._file,
+                self._guarded,
                 schema,
                 compression=codec,
                 compression_level=options.get("compression_level"),
@@ -112,6 +115,9 @@ class ParquetWriter:
 
     def abort(self) -> None:
         self._held.clear()
+        self._guarded.drop()
+        with contextlib.suppress(Exception):
+            self._writer.close()
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(Exception):

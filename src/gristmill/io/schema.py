@@ -31,6 +31,8 @@ def unify(infos: Sequence[FileInfo], columns: Iterable[str] | None = None) -> pa
         return pa.schema([])
     kinds: dict[pa.Schema, list[str]] = {}
     for info in infos:
+        if info.extent == 0 and not len(info.schema):
+            continue  # an empty text file has no columns and differs from nothing
         kinds.setdefault(info.schema, []).append(info.file.path)
     only = None if columns is None else set(columns)
     inferred = all((schema.metadata or {}).get(INFERRED) == b"sparse" for schema in kinds)

@@ -22,6 +22,8 @@ _SKIP = 4 << 20  # bytes decompressed at a time on the way to an offset
 class Stream(Protocol):
     """Bytes by offset."""
 
+    path: str
+
     def read(self, at: int, count: int) -> bytes:
         """At most `count` bytes from offset `at`; none only at the end of the file."""
         ...
@@ -58,6 +60,7 @@ def _open(file: SourceFile, fs: Storage) -> Stream:
 
 class _Plain:
     def __init__(self, path: str, fs: Storage) -> None:
+        self.path = path
         self._file = open_input(fs, path)
 
     def read(self, at: int, count: int) -> bytes:
@@ -72,7 +75,7 @@ class _Inflating:
     """Holds the last bytes that it gave, as a range may begin within them."""
 
     def __init__(self, path: str, fs: Storage, codec: str) -> None:
-        self._path, self._fs, self._codec = path, fs, codec
+        self.path, self._fs, self._codec = path, fs, codec
         self._file: Any = None
         self._start()
 
@@ -80,7 +83,7 @@ class _Inflating:
         import pyarrow as pa
 
         self.close()
-        self._file = open_input(self._fs, self._path)
+        self._file = open_input(self._fs, self.path)
         self._inflated = pa.CompressedInputStream(self._file, self._codec)
         self._held, self._held_at, self._next = b"", 0, 0
 
@@ -104,7 +107,7 @@ class _Inflating:
             if e.errno is not None or not _of_the_data(str(e)):
                 raise
             raise BadSource(
-                f"{self._path}: cannot be decompressed after byte {self._next} of the text: {' '.join(str(e).split())}"
+                f"{self.path}: cannot be decompressed after byte {self._next} of the text: {' '.join(str(e).split())}"
             ) from e
         return data
 

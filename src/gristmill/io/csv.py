@@ -1,0 +1,234 @@
+"""CSV files as a source, plain or compressed. Planning reads a file through once, to find where its records begin;
+after that it can be read from any of these places.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.errors import BadSource
+from gristmill.io.blocks import blanked, not_utf8
+from gristmill.io.fields import NULLS, Fields
+from gristmill.io.lines import ENDLESS, Lines, joined, pieces, selected
+from gristmill.io.options import known
+from gristmill.io.paths import Storage
+from gristmill.io.quoting import Dialect
+from gristmill.io.schema import INFERRED, from_names
+from gristmill.io.stream import Stream, opened
+from gristmill.plan.contracts import Block, FileInfo, Reading, SourceFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["CsvSource", "TsvSource"]
+
+_CUT = 2 << 20  # bytes between cuts
+_SAMPLE = 1 << 20  # bytes that types are inferred from; option sample_bytes
+_OPTIONS = ("types", "sample_bytes", "delimiter", "quote", "header", "names", "nulls", "encoding")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file's columns and where its first record begins, after the header."""
+
+    names: tuple[str, ...]
+    first: int
+
+
+class CsvSource:
+    """Comma-separated values with a header; a position is the byte at which the record begins. UTF-8 only.
+
+    Newlines inside quotes belong to the value. Empty lines are no records. An empty value is null, in text columns
+    too, and so is `NA` and its like in others; option `nulls` names such spellings. A record with too few or too many
+    fields, or with a value that does not fit its column, is a bad row. Options: delimiter, quote ("" for none), header
+    (false where there is none; then `names` gives the columns), nulls, sample_bytes.
+    """
+
+    name = "csv"
+    suffixes: tuple[str, ...] = (".csv",)
+    delimiter = ","
+
+    def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
+        """Reads the file through. It can be cut at the records found about every 2 MB."""
+        known(options, _OPTIONS, f"{self.name} source")
+        dialect = self._dialect(options)
+        with opened(file, fs) as stream:
+            if stream.read(0, 2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise BadSource(f"{file.path}: UTF-16 text: convert it to UTF-8")
+            layout = _layout(stream, dialect, options)
+            cuts, rows, sample = _read_through(stream, dialect, layout, int(options.get("sample_bytes", _SAMPLE)))
+        types = from_names(options.get("types"), file.path)
+        _check_types(file, types, layout)
+        count = int(rows.sum())
+        return FileInfo(
+            file=file,
+            extent=int(cuts[-1]),
+            cuts=cuts,
+            divisible=False,
+            schema=_infer(layout, sample, types, dialect, options),
+            cut_rows=rows,
+            row_bytes=float(cuts[-1]) / count if count else None,
+        )
+
+    def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
+        """Blocks of about `block_bytes` of text. A range begins at a cut, or where some record does."""
+        if info.extent == 0:
+            return
+        dialect = self._dialect(reading.options)
+        with opened(info.file, fs) as stream:
+            layout = _layout_of(info.file, stream, dialect, reading.options)
+            fields = Fields(reading, layout.names, dialect, _nulls(reading.options), info.file.path)
+            ranges = np.maximum(ranges, layout.first)
+            for found in selected(stream, ranges, info.extent, reading.block_bytes, dialect.ends, anywhere=False):
+                yield fields.block(found)
+
+    def _dialect(self, options: Mapping[str, Any]) -> Dialect:
+        delimiter = str(options.get("delimiter", self.delimiter))
+        delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
+        quote = str(options.get("quote", '"') or "")
+        for what, value, lengths in (("delimiter", delimiter, (1,)), ("quote", quote, (0, 1))):
+            if len(value) not in lengths or value in ("\n", "\r") or not value.isascii():
+                raise BadSource(f"{self.name} {what} is {value!r}: give one ASCII character")
+        encoding = str(options.get("encoding", "utf-8")).lower().replace("_", "-")
+        if encoding not in ("utf-8", "utf8", "utf-8-sig", "ascii"):
+            raise BadSource(
+                f"{self.name} encoding is {encoding!r}: only UTF-8 is read: convert the files (iconv does it)"
+            )
+        return Dialect(delimiter.encode(), quote.encode())
+
+
+class TsvSource(CsvSource):
+    """Tab-separated values, otherwise as CSV."""
+
+    name = "tsv"
+    suffixes = (".tsv", ".tab")
+    delimiter = "\t"
+
+
+def _nulls(options: Mapping[str, Any]) -> tuple[str, ...] | None:
+    given = options.get("nulls")
+    return None if given is None else (given,) if isinstance(given, str) else tuple(str(n) for n in given)
+
+
+_layouts: dict[Any, Layout] = {}  # a header is at the start, and a compressed file is read forwards only
+
+
+def _layout_of(file: SourceFile, stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Layout:
+    key = (file.path, file.size, file.stamp, dialect, str(options.get("header")), str(options.get("names")))
+    if key not in _layouts:
+        if len(_layouts) >= 256:
+            _layouts.clear()
+        _layouts[key] = _layout(stream, dialect, options)
+    return _layouts[key]
+
+
+def _layout(stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Layout:
+    header = str(options.get("header", True)).lower() not in ("false", "no", "0", "none")
+    names = options.get("names")
+    for piece in pieces(stream, 0, ENDLESS, ENDLESS, 1 << 16, dialect.ends):
+        found = piece.lines()
+        if not len(found):
+            continue
+        record, begins = found.line(0), int(found.position[0])
+        ends = int(piece.ends[np.searchsorted(piece.ends, found.stop[0])]) + piece.at + 1
+        fields = _split(stream.path, record, dialect)
+        if names is not None and len(names) != len(fields):
+            raise BadSource(f"{stream.path}: names has {len(names)} columns, the file's first record {len(fields)}")
+        if header:
+            return Layout(_unique(stream.path, names or fields), ends)
+        return Layout(_unique(stream.path, names or [f"f{i}" for i in range(len(fields))]), begins)
+    return Layout(tuple(names or ()), 0)
+
+
+def _split(path: str, record: bytes, dialect: Dialect) -> list[str]:
+    try:
+        text = record.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise BadSource(f"{path}: the header is not UTF-8: byte 0x{record[e.start]:02x}: convert the file") from None
+    if "\r" in text and dialect.quote.decode() not in text:
+        raise BadSource(f"{path}: lines end in a carriage return alone: convert them to newlines")
+    quote = dialect.quote.decode() or None
+    mode: Any = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
+    try:
+        return next(
+            csv.reader(io.StringIO(text), delimiter=dialect.delimiter.decode(), quotechar=quote, quoting=mode), []
+        )
+    except csv.Error as e:
+        raise BadSource(f"{path}: the header cannot be read: {e}") from None
+
+
+def _unique(path: str, names: Any) -> tuple[str, ...]:
+    out = tuple(str(n) for n in names)
+    doubled = next((n for n in out if out.count(n) > 1), None) if len(set(out)) < len(out) else None
+    if doubled is not None:
+        raise BadSource(f"{path}: column {doubled!r} stands more than once in the header: give names= for all columns")
+    return out
+
+
+def _read_through(
+    stream: Stream, dialect: Dialect, layout: Layout, most: int
+) -> tuple[np.ndarray, np.ndarray, list[Lines]]:
+    """Cuts, the records between them, and a sample: the first piece, then at twice the distance each time."""
+    cuts, rows, sample = [0], [], []
+    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _CUT, dialect.ends)):
+        found = piece.lines()
+        after = int(np.searchsorted(found.position, layout.first))
+        found = Lines(found.data, found.start[after:], found.stop[after:], found.position[after:])
+        cuts.append(piece.at + len(piece.data))
+        rows.append(len(found))
+        if len(found) and number & (number - 1) == 0:
+            sample.append(found.head(int(found.start[0]) + (most if number == 0 else most // 8)))
+    return np.array(cuts, dtype=np.int64), np.array(rows, dtype=np.int64), sample
+
+
+def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> None:
+    for name in types:
+        if layout.names and name not in layout.names:
+            alike = difflib.get_close_matches(name, layout.names, n=1)
+            hint = f"did you mean {alike[0]!r}?" if alike else f"it has {', '.join(layout.names[:20])}"
+            raise BadSource(f"{file.path}: types names column {name!r}, which the file does not have: {hint}")
+
+
+def _infer(
+    layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], dialect: Dialect, options: Mapping[str, Any]
+) -> pa.Schema:
+    """Types of the sampled records. Dates stay text, and so do numbers that would not come back as written."""
+    import pyarrow as pa
+
+    found: dict[str, pa.DataType] = dict.fromkeys(layout.names, pa.null())
+    if sample:
+        one = joined(sample)
+        one = blanked(one, not_utf8(one), b"\n")
+        found = inferred(one, layout.names, dialect, _nulls(options))
+    found.update(types)
+    return pa.schema([pa.field(n, found[n]) for n in layout.names], metadata={INFERRED: b"text"})
+
+
+def inferred(
+    one: Lines, names: tuple[str, ...], dialect: Dialect, nulls: tuple[str, ...] | None
+) -> dict[str, pa.DataType]:
+    """The type of each column of some records."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    t = pa.types
+    text = Fields.parsed(one, None, names, dict.fromkeys(names, pa.string()), dialect, ("",), skip=True)
+    guess = Fields.parsed(one, None, names, {}, dialect, NULLS if nulls is None else nulls, skip=True)
+    out = {}
+    for name in names:
+        kind = guess.schema.field(name).type
+        if t.is_temporal(kind):
+            kind = pa.string()
+        elif t.is_integer(kind) and pc.any(pc.match_substring_regex(text[name], r"^\s*-?0[0-9]")).as_py():
+            kind = pa.string()  # 007 is no number
+        elif t.is_floating(kind) and pc.all(pc.match_substring_regex(text[name], r"^\s*-?[0-9]*\s*$")).as_py():
+            kind = pa.string()  # whole numbers beyond 64 bits
+        out[name] = kind
+    return out

@@ -1,0 +1,159 @@
+"""Records of CSV into rows, by pyarrow's CSV reader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.errors import BadSource
+from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
+from gristmill.io.lines import Lines
+from gristmill.io.quoting import Dialect
+from gristmill.plan.contracts import BadRow, Block, Reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["NULLS", "Fields"]
+
+NULLS = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "None")  # pandas's and R's; NaN is a float
+_PARSE = 1 << 20  # bytes that one thread parses at a time, pyarrow's default
+_SHOWN = 80  # characters of a value in a message
+
+
+class Fields:
+    """Turns blocks of records into blocks of rows, as one `Reading` asks. `nulls` None: the usual spellings, but in
+    text columns only the empty value."""
+
+    def __init__(
+        self, reading: Reading, names: Sequence[str], dialect: Dialect, nulls: tuple[str, ...] | None, path: str
+    ) -> None:
+        import pyarrow as pa
+
+        self._reading, self._names, self._dialect, self._nulls = reading, tuple(names), dialect, nulls
+        self._target = wanted(reading)[1]
+        for field in self._target:
+            if field.name not in names:
+                raise BadSource(f"{path}: no column {field.name!r}; it has {', '.join(names)}")
+            if pa.types.is_nested(field.type) or pa.types.is_duration(field.type):
+                raise BadSource(
+                    f"{path}: column {field.name!r} cannot be read from CSV as {field.type}: read it as 'string'"
+                )
+        wire = {f.name: pa.float32() if pa.types.is_float16(f.type) else f.type for f in self._target}
+        self._wire = wire or {self._names[0]: pa.string()}  # rows are counted also where no column is wanted
+
+    def block(self, found: Lines) -> Block:
+        """Every record as a row, filtered, or bad."""
+        bad = {i: _not_text(found, i) for i in not_utf8(found)}
+        last = len(found) - 1
+        if last >= 0 and found.stop[last] == len(found.data) and self._dialect.left_open(found.line(last)):
+            bad[last] = _bad(found, last, "UnclosedQuote", "a quote opens and is not closed before the end of the file")
+        found = blanked(found, bad, b"\n")
+        return assembled(
+            found, bad, self._reading, lambda part: self._table(found, part), lambda i: self._single(found, i)
+        )
+
+    def _table(self, found: Lines, part: np.ndarray) -> pa.Table | None:
+        import pyarrow as pa
+
+        try:
+            nulls = NULLS if self._nulls is None else self._nulls
+            rows = self.parsed(found, part, self._names, self._wire, self._dialect, nulls)
+            if rows.num_rows != len(part):
+                return None
+            rows = self._without_empty(rows)
+            return rows if rows.schema.types == self._target.types or not len(self._target) else rows.cast(self._target)
+        except pa.ArrowException:
+            return None
+
+    def _without_empty(self, rows: pa.Table) -> pa.Table:
+        """Empty text as null; with `nulls` given, what it names."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for i, field in enumerate(rows.schema):
+            if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
+                continue
+            column = rows.column(i)
+            spelled = [""] if self._nulls is None else list(self._nulls)
+            if spelled == [""]:
+                least = pc.min(pc.binary_length(column)).as_py()
+                if least is None or least > 0:
+                    continue
+            empty = pc.is_in(column, pa.array(spelled, field.type))
+            rows = rows.set_column(i, field, pc.if_else(empty, pa.scalar(None, field.type), column))
+        return rows
+
+    def _single(self, found: Lines, i: int) -> BadRow:
+        """Why a record is no row."""
+        import pyarrow as pa
+
+        part = np.array([i])
+        try:
+            text = self.parsed(found, part, self._names, dict.fromkeys(self._names, pa.string()), self._dialect, ())
+        except pa.ArrowException as e:
+            count = re.search(r"Expected \d+ columns, got (\d+)", str(e))
+            if count is not None:
+                return _bad(found, i, "FieldCount", f"{count[1]} fields, {len(self._names)} expected")
+            return _bad(found, i, "CSVError", " ".join(str(e).split()))
+        if text.num_rows != 1:
+            return _bad(found, i, "CSVError", "a carriage return stands outside of quotes")
+        for name, kind in self._wire.items():
+            try:
+                nulls = NULLS if self._nulls is None else self._nulls
+                self.parsed(found, part, self._names, {name: kind}, self._dialect, nulls)
+            except pa.ArrowException:
+                value = str(text[name][0].as_py())
+                shown = repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "…")
+                hint = ", which had no value in the sample: fix it with types=" if pa.types.is_null(kind) else ""
+                return _bad(found, i, "TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}")
+        return _bad(found, i, "CSVError", "the record cannot be parsed")
+
+    @staticmethod
+    def parsed(
+        found: Lines,
+        part: np.ndarray | None,
+        names: Sequence[str],
+        types: Mapping[str, pa.DataType],
+        dialect: Dialect,
+        nulls: Sequence[str],
+        skip: bool = False,
+    ) -> pa.Table:
+        """The records from the first to the last of `part` (None: all), with the columns of `types` (none: all, their
+        types inferred). Raises pyarrow.ArrowInvalid; `skip` leaves out records with a wrong number of fields."""
+        import pyarrow as pa
+        import pyarrow.csv as pcsv
+
+        part = np.arange(len(found)) if part is None else part
+        first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
+        longest = int((found.stop[part] - found.start[part]).max())
+        convert: dict[str, Any] = {"include_columns": list(types), "column_types": dict(types)} if types else {}
+        return pcsv.read_csv(
+            pa.BufferReader(pa.py_buffer(found.data)[first:last]),
+            read_options=pcsv.ReadOptions(column_names=list(names), block_size=max(_PARSE, longest + 16)),
+            parse_options=pcsv.ParseOptions(
+                delimiter=dialect.delimiter.decode(),
+                quote_char=dialect.quote.decode() or False,
+                newlines_in_values=bool(dialect.quote) and dialect.quote in found.data,
+                invalid_row_handler=(lambda _: "skip") if skip else None,
+            ),
+            convert_options=pcsv.ConvertOptions(check_utf8=False, null_values=list(nulls), **convert),
+        )
+
+
+def _not_text(found: Lines, i: int) -> BadRow:
+    line = found.line(i)
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as e:
+        return _bad(
+            found, i, "UnicodeDecodeError", f"not UTF-8: byte 0x{line[e.start]:02x} at byte {e.start} of the record"
+        )
+    return _bad(found, i, "UnicodeDecodeError", "not UTF-8")
+
+
+def _bad(found: Lines, i: int, error: str, message: str) -> BadRow:
+    return BadRow(int(found.position[i]), found.line(i), error, message)

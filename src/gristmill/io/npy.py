@@ -1,0 +1,150 @@
+"""Vectors as .npy files, which numpy and every vector index map into memory, each with a Parquet file of the other
+columns in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.errors import BadJob, BadOutput, CorruptStore
+from gristmill.io.options import known
+from gristmill.io.parquet_sink import ParquetSink
+from gristmill.plan.contracts import Files, WorkFile, Writer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["NpySink"]
+
+_HEADER = 128  # bytes, fixed, so that the row count can be written last; numpy wants a multiple of 64
+
+
+class NpySink:
+    """`<stem>.npy`, float32 [rows, width] in order, and `<stem>.ids.parquet`. Option: `vector`, the column to write."""
+
+    name = "npy"
+    suffix = ".npy"
+
+    def writer(
+        self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]
+    ) -> Writer:
+        known(options, ("vector",), "npy sink")
+        return NpyWriter(files, folder, stem, nonce, schema, vector_column(schema, options.get("vector")))
+
+    def count(self, path: str, role: str) -> int:
+        """Rows by the header, which the file's size must agree with."""
+        if role == "ids":
+            return ParquetSink().count(path, role)
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            try:
+                version = np.lib.format.read_magic(file)
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            except ValueError as e:
+                raise CorruptStore(f"{path}: not a whole npy file: {e}") from e
+            start = file.tell()
+        if version != (1, 0) or fortran or len(shape) != 2 or size != start + dtype.itemsize * shape[0] * shape[1]:
+            raise CorruptStore(f"{path}: {size} bytes are not {shape} of {dtype}: the file is not whole")
+        return int(shape[0])
+
+
+def vector_column(schema: pa.Schema, asked: str | None) -> str:
+    """The column of vectors: the one asked for, else the only one there is. Raises BadJob, naming the candidates."""
+    import pyarrow as pa
+
+    t = pa.types
+    found: list[str] = [
+        f.name
+        for f in schema
+        if (t.is_fixed_size_list(f.type) or t.is_list(f.type) or t.is_large_list(f.type))
+        and t.is_floating(f.type.value_type)
+    ]
+    if asked is not None:
+        if asked not in found:
+            raise BadJob(f"npy sink vector is {asked!r}: the columns of vectors are {', '.join(found) or 'none'}")
+        return asked
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise BadJob(f"npy sink: no column holds vectors of floats; the columns are {', '.join(schema.names)}")
+    raise BadJob(f"npy sink: columns {', '.join(found)} hold vectors: name one with the sink option vector=")
+
+
+class NpyWriter:
+    """Writes vectors as they come; the header, which holds their number, last."""
+
+    def __init__(self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, column: str) -> None:
+        import pyarrow as pa
+
+        self._files = files
+        self._publish = f"{stem}.npy"
+        self._path = os.path.join(folder, f"{self._publish}.{nonce}.tmp")
+        self._column = column
+        kind = schema.field(column).type
+        self._width: int | None = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+        self._others = [f for f in schema if f.name != column]
+        self._rows = 0
+        ids = pa.schema(self._others or [("row", pa.int64())])
+        self._ids = ParquetSink().writer(files, folder, f"{stem}.ids", nonce, ids, {})
+        try:
+            self._file = files.create(self._path)
+            self._file.write(b"\0" * _HEADER)
+        except BaseException:
+            self._ids.abort()
+            raise
+
+    def write(self, rows: pa.Table) -> None:
+        import pyarrow as pa
+
+        for chunk in rows.column(self._column).chunks:
+            if not len(chunk):
+                continue
+            self._file.write(self._vectors(chunk).data)
+        if self._others:
+            self._ids.write(rows.select([f.name for f in self._others]))
+        else:
+            self._ids.write(pa.table({"row": pa.array(np.arange(self._rows, self._rows + rows.num_rows))}))
+        self._rows += rows.num_rows
+
+    def _vectors(self, chunk: pa.Array) -> np.ndarray:
+        """The rows' vectors one after the other, float32 [rows * width]."""
+        if chunk.null_count:
+            raise BadOutput(f"npy sink: column {self._column!r} has rows without a vector, which a matrix cannot hold")
+        values = chunk.flatten()
+        if values.null_count:
+            raise BadOutput(f"npy sink: vectors in column {self._column!r} have nulls in them")
+        fixed = hasattr(chunk.type, "list_size")
+        widths: set[int] = {chunk.type.list_size} if fixed else set(chunk.value_lengths().unique().to_pylist())
+        widths |= set() if self._width is None else {self._width}
+        if len(widths) > 1:
+            raise BadOutput(f"npy sink: vectors in column {self._column!r} have different widths: {sorted(widths)}")
+        self._width = next(iter(widths), None)
+        return np.ascontiguousarray(values.to_numpy(zero_copy_only=False), dtype="<f4")
+
+    def close(self) -> list[WorkFile]:
+        self._file.seek(0)
+        self._file.write(_header(self._rows, self._width or 0))
+        self._files.sync(self._file)
+        self._file.close()
+        ids = [WorkFile(f.path, f.publish, f.rows, "ids") for f in self._ids.close()]
+        return [WorkFile(self._path, self._publish, self._rows), *ids]
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self._file.close()
+        with contextlib.suppress(Exception):
+            self._files.remove(self._path)
+        self._ids.abort()
+
+
+def _header(rows: int, width: int) -> bytes:
+    """A version 1.0 header, padded to its fixed length."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}".encode("ascii")
+    room = _HEADER - 10
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", room) + text.ljust(room - 1) + b"\n"

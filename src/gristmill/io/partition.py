@@ -1,0 +1,197 @@
+"""Hive folders: rows of one shard divided over `day=2026-01-01/` and the like, one file for each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.errors import BadJob
+from gristmill.plan.contracts import Files, SinkFormat, WorkFile, Writer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["folder_name", "partitioned"]
+
+HELD_BYTES = 128 << 20  # of rows that wait in memory, over all partitions of a shard
+NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for null; an empty text goes there too, as with them
+_ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")  # as Hive's FileUtils.escapePathName
+
+
+def partitioned(form: SinkFormat, columns: tuple[str, ...]) -> SinkFormat:
+    """`form`, with rows divided by `columns`, which stand in the folders' names and not in the files.
+
+    Work files stand in one folder; `publish` names the partition's.
+    """
+    return Partitioned(form, tuple(columns))
+
+
+class Partitioned:
+    """A sink format that writes one file for each partition of a shard; `name` and `suffix` are those of the files."""
+
+    def __init__(self, form: SinkFormat, columns: tuple[str, ...]) -> None:
+        self.form = form
+        self.columns = columns
+        self.name = form.name
+        self.suffix = form.suffix
+
+    def writer(
+        self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]
+    ) -> Writer:
+        import pyarrow as pa
+
+        for name in self.columns:
+            if name not in schema.names:
+                raise BadJob(
+                    f"partition_by has {name!r}, which is no output column: those are {', '.join(schema.names)}"
+                )
+            if pa.types.is_nested(schema.field(name).type):
+                raise BadJob(f"partition_by has {name!r}, a {schema.field(name).type}, which cannot name a folder")
+        rest = pa.schema([f for f in schema if f.name not in self.columns])
+        if not len(rest):
+            raise BadJob(
+                f"partition_by has every output column ({', '.join(self.columns)}): nothing is left for the files"
+            )
+
+        def opened(number: int) -> Writer:
+            return self.form.writer(files, folder, stem + _numbered(number), nonce, rest, options)
+
+        return PartitionedWriter(self.columns, rest, files, os.path.join(folder, f"{stem}.{nonce}"), opened)
+
+    def count(self, path: str, role: str) -> int:
+        return self.form.count(path, role)
+
+
+@dataclass
+class _Part:
+    """One partition of a shard: the rows that wait in memory, and where others lie in the spilled files."""
+
+    number: int
+    held: list[pa.Table] = field(default_factory=list)
+    spilled: list[tuple[int, int, int]] = field(default_factory=list)  # spill, first row, rows
+
+
+class PartitionedWriter:
+    """Gathers a shard's rows by partition and writes the files at the end, one after the other.
+
+    So that one file is open at a time, however many partitions there are. Rows beyond 128 MB wait on disk.
+    """
+
+    def __init__(
+        self, columns: tuple[str, ...], rest: pa.Schema, files: Files, base: str, opened: Callable[[int], Writer]
+    ) -> None:
+        self._columns, self._rest, self._files, self._base, self._opened = columns, rest, files, base, opened
+        self._parts: dict[str, _Part] = {}
+        self._bytes = 0
+        self._spills: list[str] = []
+        self._writers: list[Writer] = []
+
+    def write(self, rows: pa.Table) -> None:
+        for folder, part_rows in _divided(rows, self._columns):
+            part = self._parts.setdefault(folder, _Part(len(self._parts)))
+            part.held.append(part_rows.select(self._rest.names))
+            self._bytes += part.held[-1].nbytes
+        if self._bytes > HELD_BYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Move the rows that wait to a file, each partition's together."""
+        import pyarrow as pa
+
+        path = f"{self._base}.spill{len(self._spills)}.tmp"
+        waiting = [p for p in self._parts.values() if p.held]
+        tables = [t for p in waiting for t in p.held]
+        together = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        at = 0
+        for part in waiting:
+            count = sum(t.num_rows for t in part.held)
+            part.spilled.append((len(self._spills), at, count))
+            part.held = []
+            at += count
+        self._spills.append(path)
+        with self._files.create(path) as file, pa.ipc.new_file(file, together.schema) as out:
+            out.write_table(together)
+        self._bytes = 0
+
+    def close(self) -> list[WorkFile]:
+        import pyarrow as pa
+
+        spills = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self._spills]
+        out: list[WorkFile] = []
+        for folder, part in self._parts.items():
+            writer = self._opened(part.number)
+            self._writers.append(writer)
+            for spill, first, count in part.spilled:
+                writer.write(spills[spill].slice(first, count))
+            if part.held:
+                writer.write(pa.concat_tables(part.held))
+            part.held = []
+            for file in writer.close():
+                name = file.publish.replace(_numbered(part.number), "", 1)
+                out.append(replace(file, publish=f"{folder}/{name}"))
+        self._remove_spills()
+        return out
+
+    def abort(self) -> None:
+        self._parts.clear()
+        for writer in self._writers:
+            writer.abort()
+        self._remove_spills()
+
+    def _remove_spills(self) -> None:
+        for path in self._spills:
+            with contextlib.suppress(Exception):
+                self._files.remove(path)
+
+
+def _numbered(number: int) -> str:
+    """What tells the work files of a shard's partitions apart."""
+    return f".p{number:05d}"
+
+
+def _divided(rows: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each partition with its folder, in their order."""
+    codes = np.zeros(rows.num_rows, dtype=np.int64)
+    texts: list[list[str]] = []
+    for name in columns:
+        encoded = _text(rows.column(name)).dictionary_encode().combine_chunks()
+        texts.append([_segment(name, v) for v in encoded.dictionary.to_pylist()])
+        codes = codes * len(texts[-1]) + encoded.indices.to_numpy(zero_copy_only=False)
+    values, of_row = np.unique(codes, return_inverse=True)
+    order = np.argsort(of_row, kind="stable")
+    edges = np.searchsorted(of_row[order], np.arange(len(values) + 1))
+    for i, code in enumerate(values.tolist()):
+        segments = []
+        for text in reversed(texts):
+            code, at = divmod(code, len(text))
+            segments.append(text[at])
+        yield "/".join(reversed(segments)), rows.take(order[edges[i] : edges[i + 1]])
+
+
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values as text without nulls: null and the empty text are the same folder."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return pc.fill_null(column.cast(pa.string()), "")
+
+
+def _segment(name: str, value: str) -> str:
+    return f"{_escaped(name)}={_escaped(value) if value else NULL}"
+
+
+def folder_name(values: Mapping[str, str | None]) -> str:
+    """The folder of a partition, as in `day=2026-01-01/lang=en`."""
+    return "/".join(_segment(name, value or "") for name, value in values.items())
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda c: f"%{ord(c[0]):02X}", text)

@@ -1,0 +1,82 @@
+"""Where the records of a CSV file end: a newline inside quotes ends none. Quotes are counted for a whole block at once;
+only a block with quotes in odd places is read with a regular expression.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Dialect"]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The characters of a CSV file, one byte each; `quote` may be empty: then a newline always ends a record.
+
+    A quote opens a field only at its start, is doubled inside, and is a plain character elsewhere, as in Python's csv.
+    """
+
+    delimiter: bytes
+    quote: bytes
+
+    def ends(self, data: bytes) -> np.ndarray:
+        """Indices of the newlines that end records, in bytes that begin with a record."""
+        octets = np.frombuffer(data, dtype=np.uint8)
+        newlines = np.flatnonzero(octets == 10)
+        if not self.quote or self.quote not in data:
+            return newlines
+        quotes = np.flatnonzero(octets == self.quote[0])
+        if not self._regular(octets, quotes):
+            return self._one_by_one(data)
+        inside = np.searchsorted(quotes, newlines) & 1
+        return newlines if not inside.any() else newlines[inside == 0]
+
+    def left_open(self, record: bytes) -> bool:
+        """Whether a quote in the record is never closed."""
+        if not self.quote or self.quote not in record:
+            return False
+        found = self._record().match(record)
+        return found is None or found.lastindex is not None
+
+    def _regular(self, octets: np.ndarray, quotes: np.ndarray) -> bool:
+        """Whether every quote opens or closes a field or is one of a doubled pair, so that counting them is enough."""
+        before = self._at(octets, quotes[0::2] - 1, self.delimiter + b"\n")
+        before[1:] |= quotes[0::2][1:] == quotes[1::2][: len(before) - 1] + 1  # the second of a pair
+        if quotes[0] == 0 or (quotes[0] == 3 and octets[:3].tobytes() == b"\xef\xbb\xbf"):
+            before[0] = True
+        if not before.all():
+            return False
+        closing = quotes[1::2]
+        after = self._at(octets, closing + 1, self.delimiter + b"\r\n")
+        following = quotes[2::2]
+        after[: len(following)] |= following == closing[: len(following)] + 1
+        return bool(after.all())
+
+    @staticmethod
+    def _at(octets: np.ndarray, at: np.ndarray, wanted: bytes) -> np.ndarray:
+        """Whether one of the bytes wanted stands at each index; true beyond the last, as more may follow."""
+        found = octets[np.clip(at, 0, len(octets) - 1)]
+        hit = np.isin(found, np.frombuffer(wanted, dtype=np.uint8))
+        return np.where(at < 0, False, hit | (at >= len(octets)))
+
+    def _record(self) -> re.Pattern[bytes]:
+        """One record. A quote that opens and does not close reaches to the end of the bytes (the groups)."""
+        d, q = re.escape(self.delimiter), re.escape(self.quote)
+        quoted = b"%b[^%b]*(?:%b%b[^%b]*)*(?:%b(?!%b)[^%b\n]*|(\\Z))" % (q, q, q, q, q, q, q, d)
+        field = b"(?:%b|(?!%b)[^%b\n]*)" % (quoted, q, d)
+        return re.compile(b"%b(?:%b%b)*(?:\n|\\Z)" % (field, d, field))
+
+    def _one_by_one(self, data: bytes) -> np.ndarray:
+        pattern, at, ends = self._record(), 0, []
+        if data.startswith(b"\xef\xbb\xbf"):
+            at = 3
+        while at < len(data):
+            found = pattern.match(data, at)
+            if found is None or found.lastindex is not None or data[found.end() - 1 : found.end()] != b"\n":
+                break
+            ends.append(found.end() - 1)
+            at = found.end()
+        return np.array(ends, dtype=np.int64)

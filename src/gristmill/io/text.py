@@ -1,0 +1,101 @@
+"""Whole files as rows: one row a file, its path and its text or bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.io.blocks import kept, wanted
+from gristmill.io.options import known
+from gristmill.io.paths import Storage, open_input
+from gristmill.io.ranges import within
+from gristmill.plan.contracts import BadRow, Block, FileInfo, Reading, SourceFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BinarySource", "TextSource"]
+
+_MOST = (1 << 31) - 1  # bytes of one value in Arrow
+
+
+class TextSource:
+    """Columns `path` and `text`; the position is 0. A file that is not UTF-8 is a bad row."""
+
+    name = "text"
+    suffixes: tuple[str, ...] = (".txt", ".md")
+    column = "text"
+
+    def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
+        """Without opening the file."""
+        known(options, (), f"{self.name} source")
+        return FileInfo(
+            file=file,
+            extent=1,
+            cuts=np.array([0, 1], dtype=np.int64),
+            divisible=False,
+            schema=self._schema(),
+            cut_rows=np.array([1], dtype=np.int64),
+            nulls={"path": 0, self.column: 0},
+        )
+
+    def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
+        """One block of one row, or of one bad row. The file is opened only if its content is wanted."""
+        import pyarrow as pa
+
+        position = np.zeros(1, dtype=np.int64)
+        if not within(np.asarray(ranges, dtype=np.int64).reshape(-1, 2), position).any():
+            return
+        names, schema = wanted(reading)
+        values: dict[str, Any] = {"path": info.file.path}
+        if self.column in schema.names:
+            with open_input(fs, info.file.path) as file:
+                content: bytes = file.read()
+            try:
+                values[self.column] = self._value(content)
+            except _Unreadable as e:
+                bad = BadRow(0, content, e.error, str(e))
+                yield Block(schema.empty_table().select(names), position[:0], 0, (bad,))
+                return
+        rows = pa.Table.from_pylist([{n: values[n] for n in schema.names}], schema=schema)
+        rows, position, filtered = kept(rows, position, reading.where, names)
+        yield Block(rows, position, filtered)
+
+    def _schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema([("path", pa.string()), (self.column, pa.string())])
+
+    def _value(self, content: bytes) -> Any:
+        if len(content) > _MOST:
+            raise _Unreadable("TooLarge", f"{len(content)} bytes are more than a column can hold (2 GB)")
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            raise _Unreadable("UnicodeDecodeError", f"not UTF-8: byte 0x{e.object[e.start]:02x} at {e.start}") from None
+
+
+class BinarySource(TextSource):
+    """Columns `path` and `bytes`; the position is 0."""
+
+    name = "binary"
+    suffixes = (".jpg", ".png", ".wav", ".pdf")
+    column = "bytes"
+
+    def _schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema([("path", pa.string()), (self.column, pa.binary())])
+
+    def _value(self, content: bytes) -> Any:
+        if len(content) > _MOST:
+            raise _Unreadable("TooLarge", f"{len(content)} bytes are more than a column can hold (2 GB)")
+        return content
+
+
+class _Unreadable(Exception):
+    def __init__(self, error: str, message: str) -> None:
+        super().__init__(message)
+        self.error = error
