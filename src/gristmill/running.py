@@ -30,6 +30,7 @@ from gristmill.observe.report import Counts, Report
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Event, Printed, Waiting
 from gristmill.plan.job import JobSpec, Sink
+from gristmill.plan.secret import scrub, secrets_in
 from gristmill.plan.shard import Piece, Shard
 from gristmill.plan.specs import FunctionModel
 from gristmill.planning import Resolved
@@ -105,7 +106,13 @@ class Run:
     """One run of one job on one sink. A `stream` yields the receipts of committed shards in plan order."""
 
     def __init__(
-        self, spec: JobSpec, verbs: Verbs | None = None, observer: Observer | None = None, *, stream: bool = False
+        self,
+        spec: JobSpec,
+        verbs: Verbs | None = None,
+        observer: Observer | None = None,
+        *,
+        stream: bool = False,
+        files: LocalFiles | None = None,
     ) -> None:
         if spec.sink is None:
             raise BadJob("the job has no sink: give one, or use gm.embed(data, …) without a sink to get a table back")
@@ -115,7 +122,7 @@ class Run:
         self.report: Report
         self._verbs = verbs or Verbs()
         self._observer = observer or Silent()
-        self._files = LocalFiles()
+        self._files = files or LocalFiles()
         self._begun = time.monotonic()
         self._stops = machine.Stops()
         self._stream = stream
@@ -183,7 +190,7 @@ class Run:
         """Fails before anything is loaded where the sink cannot be written (fault 6) or holds others' files (fault 34)."""
         publishing.refuse_foreign(self.root, self.sink.overwrite)
         try:
-            os.makedirs(generations.meta(self.root), exist_ok=True)
+            self._files.make_folder(generations.meta(self.root))
             probe = os.path.join(generations.meta(self.root), f"writable.{os.getpid()}.tmp")
             self._files.create(probe).close()
             self._files.remove(probe)
@@ -228,7 +235,7 @@ class Run:
 
     def _driven(self, r: Resolved, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, after nothing of it is left running."""
-        stages = ShardStages(recipe(r, self.sink), max(1, r.place.threads), r.gpus, timed=r.workers > 0)
+        stages = ShardStages(recipe(r, self.sink, self._files), max(1, r.place.threads), r.gpus, timed=r.workers > 0)
         options = {"workers": r.workers, "path": tuple(_import_path()), **self.spec.engine.options}
         events = open_engine(self.spec.engine.name, **options).run(stages, feed)
         self._say(phase="loading" if self._plan is None else "running", workers_wanted=r.workers)
@@ -324,7 +331,8 @@ class Run:
             self._observer.note(note)
         feed.notes.clear()
         if isinstance(event, Printed):
-            self._observer.note(Note("print", event.text, {"worker": event.worker}))
+            text = scrub(event.text, secrets_in(self.spec))
+            self._observer.note(Note("print", text, {"worker": event.worker}))
         elif isinstance(event, Waiting):
             self._say(waiting=event.reason)
         elif changes := self._tally.hear(event):
@@ -481,7 +489,7 @@ class Run:
 # ---------------------------------------------------------------- pieces of a run
 
 
-def recipe(r: Resolved, sink: Sink) -> Recipe:
+def recipe(r: Resolved, sink: Sink, files: LocalFiles) -> Recipe:
     """What the workers of a resolved job are given."""
     tokens, rows, window = planning.budget_of(r)
     job = r.job
@@ -491,7 +499,7 @@ def recipe(r: Resolved, sink: Sink) -> Recipe:
         Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
         job.steps, r.model, r.info.columns, job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
-        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, tokens, rows, window,
+        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, tokens, rows, window, files,
     )  # fmt: skip
 
 

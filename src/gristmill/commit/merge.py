@@ -59,7 +59,7 @@ def _write(
         raise RunFailed(f"{generation.root}: merged {rows} of {wanted} rows")
     measured = tuple(receipts.measure(f, generation.root) for f in written)
     mine = Receipt(number, nonce, (0,) * 8, measured)
-    os.makedirs(folder, exist_ok=True)
+    files.make_folder(folder)
     return receipts.commit(files, folder, mine)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,8 +97,8 @@ def clean(files: LocalFiles, generation: Generation, before: Sequence[Live], liv
     for old in before:
         if old.name not in names:
             files.remove(os.path.join(generation.root, old.name))
-    shutil.rmtree(generation.work, ignore_errors=True)
-    shutil.rmtree(generation.suspects, ignore_errors=True)
+    files.remove_folder(generation.work)
+    files.remove_folder(generation.suspects)
 
 
 def _live(root: str, body: dict[str, Any]) -> Iterator[Live]:

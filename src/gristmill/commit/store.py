@@ -4,6 +4,7 @@ one method an operation, so that a test can record them or stop at any of them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -21,10 +22,14 @@ class LocalFiles:
     def create(self, path: str) -> BinaryIO:
         """A new file open for writing; its folder is made. Raises FileExistsError."""
         try:
-            return open(path, "xb", buffering=1 << 20)
+            return self.open_new(path)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            return open(path, "xb", buffering=1 << 20)
+            self.make_folder(os.path.dirname(path))
+            return self.open_new(path)
+
+    def open_new(self, path: str) -> BinaryIO:
+        """A new file in a folder that is there."""
+        return open(path, "xb", buffering=1 << 20)
 
     def sync(self, file: BinaryIO) -> None:
         """Flush and fsync an open file."""
@@ -51,8 +56,8 @@ class LocalFiles:
         except FileNotFoundError:
             if not os.path.exists(source):
                 raise
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.link(source, target)
+            self.make_folder(os.path.dirname(target))
+            self.link(source, target)
         except OSError as e:
             if e.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise BadJob(
@@ -76,13 +81,44 @@ class LocalFiles:
         except FileNotFoundError:
             pass
 
+    def mkdir(self, path: str) -> None:
+        """Make one folder; no error if it is there."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+    # ------------------------------------------------ folders, made of the operations above
+
+    def make_folder(self, path: str) -> None:
+        """A folder, durable with those above it that had to be made: files in a folder whose name is lost are lost."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        self.make_folder(parent)
+        self.mkdir(path)
+        self.sync_folder(parent)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; what cannot be removed stays."""
+        for folder, folders, names in os.walk(path, topdown=False):
+            with contextlib.suppress(OSError):
+                for name in names:
+                    self.remove(os.path.join(folder, name))
+                for name in folders:
+                    self.rmdir(os.path.join(folder, name))
+        with contextlib.suppress(OSError):
+            self.rmdir(path)
+
     # ------------------------------------------------ small whole files, made of the operations above
 
     def write_new(self, path: str, data: bytes) -> bool:
         """Create `path` with `data`, durable and whole or not at all; False if the name was taken."""
         temporary = f"{path}.{secrets.token_hex(4)}.tmp"
-        self._write(temporary, data)
         try:
+            self._write(temporary, data)
             self.link(temporary, path)
         except FileExistsError:
             return False
@@ -94,8 +130,12 @@ class LocalFiles:
     def write_over(self, path: str, data: bytes) -> None:
         """Replace `path` by `data` in one durable step."""
         temporary = f"{path}.{secrets.token_hex(4)}.tmp"
-        self._write(temporary, data)
-        self.replace(temporary, path)
+        try:
+            self._write(temporary, data)
+            self.replace(temporary, path)
+        except BaseException:
+            self.remove(temporary)
+            raise
         self.sync_folder(os.path.dirname(path))
 
     def _write(self, path: str, data: bytes) -> None:

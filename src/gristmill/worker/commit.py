@@ -16,6 +16,7 @@ from gristmill.commit.store import LocalFiles
 from gristmill.errors import RunFailed
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import WorkFile
+from gristmill.plan.secret import Secret
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare
 from gristmill.worker.recipe import Output, Recipe, Task
@@ -113,7 +114,7 @@ class ShardCommit:
     def _bury(self, letter: Letter) -> None:
         if self._dead is None:
             self._dead = _DeadLetters(self._files, self._work, self._stem, self.nonce)
-        self._dead.write(letter, self._task)
+        self._dead.write(letter, self._task, self._recipe.secrets)
         self._errors[letter.error] = self._errors.get(letter.error, 0) + 1
 
     def _note_inputs(self, scored: Scored) -> None:
@@ -135,7 +136,7 @@ class _DeadLetters:
         self._file = files.create(self._path)
         self._rows = 0
 
-    def write(self, letter: Letter, task: Task) -> None:
+    def write(self, letter: Letter, task: Task, secrets: tuple[Secret, ...]) -> None:
         body = {**vars(letter), "generation": task.generation, "shard": task.shard.number}
         self._file.write(
             json.dumps(body, ensure_ascii=False, allow_nan=True).encode("utf-8", "backslashreplace") + b"\n"

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from gristmill.commit.store import LocalFiles
 from gristmill.plan.contracts import Place
 from gristmill.plan.job import Sink
 from gristmill.plan.options import Running
+from gristmill.plan.secret import Secret
 from gristmill.plan.shard import Shard
 from gristmill.plan.specs import ModelSpec, Step
 
@@ -41,7 +43,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about a job that its workers need, whichever shard they are given."""
+    """Everything about a job that its workers need, whichever shard they are given.
+
+    `files` is the file layer below the sink; tests give one that records, or fails at one of its operations.
+    """
 
     reader: Reader
     steps: tuple[Step, ...]
@@ -58,7 +63,8 @@ class Recipe:
     budget_tokens: int
     budget_rows: int
     window_rows: int
-    folder: str = ""
+    secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
+    files: LocalFiles = field(default_factory=LocalFiles)
 
 
 @dataclass(frozen=True)

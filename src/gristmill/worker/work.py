@@ -9,17 +9,17 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
-from gristmill.commit.store import LocalFiles
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
 from gristmill.plan.contracts import Emit, Failure, Item, Outcome, Tick
 from gristmill.plan.failing import failure_of
+from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
 from gristmill.worker.failures import DeadRow, ModelBroken
 from gristmill.worker.predict import Predict, Scored
@@ -82,7 +82,7 @@ class ShardWorker:
         self._model = open_model(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
-        self._files = LocalFiles()
+        self._files = stages.recipe.files
         self._watch = _Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._stopping = threading.Event()
         self._dropped: set[str] = set()
@@ -216,7 +216,7 @@ class ShardWorker:
                     self._dropped.add(item.key)
                 if (broken := commits.pop(item.key, None)) is not None:
                     broken.abort()
-                emit(Outcome(self._name, item.key, None, classified(e)))
+                emit(Outcome(self._name, item.key, None, scrubbed(classified(e), self._recipe.secrets)))
         for commit in commits.values():
             commit.abort()
 
@@ -308,6 +308,13 @@ def classified(error: BaseException) -> Failure:
     elif isinstance(error, MemoryError):
         kind = "memory"
     return failure_of(error, kind)
+
+
+def scrubbed(failure: Failure, secrets: tuple[Secret, ...]) -> Failure:
+    """The failure without the values of secrets, which a library may have put into its message."""
+    if not secrets:
+        return failure
+    return replace(failure, message=scrub(failure.message, secrets), traceback=scrub(failure.traceback, secrets))
 
 
 class _Watch:
