@@ -499,7 +499,8 @@ def recipe(r: Resolved, sink: Sink, files: LocalFiles) -> Recipe:
         Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
         job.steps, r.model, r.info.columns, job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
-        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, tokens, rows, window, files,
+        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, tokens, rows, window,
+        files=files,
     )  # fmt: skip
 
 
