@@ -70,6 +70,12 @@ class Commands(click.Group):
             raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            return 0  # who reads has enough, as with `| head`; what was to be done is done
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])

@@ -17,6 +17,8 @@ from gristmill.plan.secret import Secret, scrub
 USAGE = 2
 FAILED = 1
 INTERRUPTED = 130
+LONGEST_LINE = 600  # characters: a message may quote a value, not a document
+MOST_LINES = 60
 
 
 def end(error: BaseException, debug: bool) -> int:
@@ -25,8 +27,6 @@ def end(error: BaseException, debug: bool) -> int:
         return error.exit_code
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 0 if error.code is None else FAILED
-    if isinstance(error, BrokenPipeError):
-        return 0  # who reads has enough, as with `| head`; what was to be done is done
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         say("interrupted: nothing is lost, run the same command again")
         return INTERRUPTED
@@ -35,6 +35,9 @@ def end(error: BaseException, debug: bool) -> int:
     if isinstance(error, GristmillError):
         say(str(error))
         return error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        _write(error.format_message() + "\n")
+        return USAGE
     if isinstance(error, click.UsageError):
         say(usage(error))
         return USAGE
@@ -64,8 +67,12 @@ def usage(error: click.UsageError) -> str:
 
 
 def say(message: str) -> None:
-    """A message on stderr, after the program's name, on which users can search their logs."""
-    _write(f"gristmill: {message}\n")
+    """A message on stderr, after the program's name, which users can search their logs for; no line without end."""
+    lines = message.split("\n")
+    shown = [line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…" for line in lines[:MOST_LINES]]
+    if len(lines) > MOST_LINES:
+        shown.append(f"… ({len(lines) - MOST_LINES} more lines)")
+    _write("gristmill: " + "\n".join(shown) + "\n")
 
 
 _SECRETS: list[Secret] = []  # of the job at hand: what a library says of an error may hold them

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gristmill.cli.ending import hidden, hide
@@ -48,7 +48,8 @@ def shown(spec: JobSpec, given: Mapping[str, Any], work: Callable[[Observer], Re
             report = work(observer)
     except GristmillError as error:
         if error.report is not None:
-            show(error.report, given)
+            with suppress(BrokenPipeError):
+                show(error.report, given)
         raise
     show(report, given)
     return 0

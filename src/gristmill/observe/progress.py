@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO, cast
 
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress, Silent
+from gristmill.observe.printed import PrintedLines
 from gristmill.observe.streams import Sturdy, is_terminal
 from gristmill.observe.tables import clean, clip, columns
 
@@ -69,7 +70,7 @@ _LEVELS = {"warning": "warning: ", "error": "error: "}
 
 def note_text(note: Note) -> str:
     """A note as people read it: a print as it was printed, the rest with its level."""
-    return note.text.rstrip("\n") if note.level == "print" else _LEVELS.get(note.level, "") + note.text
+    return note.text if note.level == "print" else _LEVELS.get(note.level, "") + note.text
 
 
 class Lines:
@@ -82,6 +83,7 @@ class Lines:
         self._waiting = ""
         self._last = 0.0
         self._gap = FIRST_LINE_S
+        self._printed = PrintedLines()
 
     def progress(self, now: Progress) -> None:
         """A line, if it is time for one. Ends are told by the report, or the error, that follows."""
@@ -98,16 +100,19 @@ class Lines:
         self._write(line(now))
 
     def note(self, note: Note) -> None:
-        """The note, unless it is for debugging."""
-        if note.level != "debug":
-            self._write(note_text(note))
+        """The note, unless it is for debugging; what was printed, line by line."""
+        for whole in self._printed.whole(note):
+            if whole.level != "debug":
+                self._write(note_text(whole))
 
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """The last unfinished lines."""
+        for note in self._printed.rest():
+            self._write(note_text(note))
 
 
 def line(now: Progress) -> str:
@@ -153,17 +158,20 @@ def bar_line(now: Progress, width: int, full: str = "━", empty: str = "╌") -
     head = "" if running else clean(now.waiting or now.phase)
     if not running and not now.rows_done:
         return clip(f"{head} … {units.clock(now.elapsed)}", width)
-    of = "" if now.rows_total is None else f"/{units.count(now.rows_total)}"
-    of += " rows" if width >= ROOMY else ""
+    roomy = width >= ROOMY
+    total = "" if now.rows_total is None else units.count(now.rows_total)
+    # Figures that grow keep their width where there is room, so that the line does not dance.
+    done = f"{units.count(now.rows_done):>{len(total) if roomy else 0}}{'/' + total if total else ''}{' rows' * roomy}"
+    share = f"{int(done_share(now) * 100):>{3 * roomy}} %"  # rounded down: 100 % is all
     # In the order of the line, each with its rank: rank 0 stays longest.
     parts = [
         (head, 1),
-        (f"{units.percent(done_share(now))}", 0),
-        (f"{units.count(now.rows_done)}{of}", 2),
-        (units.short_rate(now.rows_per_second) if now.rows_per_second > 0 else "", 4),
-        (f"{units.clock(now.eta)} left" if now.eta is not None else "", 5),
+        (share, 0),
+        (done, 2),
+        (units.short_rate(now.rows_per_second) if running and now.rows_per_second > 0 else "", 4),
+        (f"{units.clock(now.eta)} left" if running and now.eta is not None else "", 5),
         (f"{units.count(now.rows_dead)} dead" if now.rows_dead else "", 3),
-        (units.plural(now.workers, "worker") if now.workers else "", 6),
+        (units.plural(now.workers, "worker") if running and now.workers else "", 6),
     ]
     kept = [part for part in parts if part[0]]
     while len(kept) > 1 and _length(kept) > width:
@@ -190,20 +198,21 @@ class Bar:
         self._drawn = self._heard = self._begun
         self._now = Progress()
         self._live: Any = None
+        self._printed = PrintedLines()
         self._console: Any = None
         self._style = ("━", "╌") if _can_encode(stream, "━╌…") else ("#", "-")
 
     def progress(self, now: Progress) -> None:
         """Redraw, at most ten times a second; at a new phase at once."""
+        if now.phase in ("done", "failed", "stopped"):
+            self.close()
+            return
         new_phase = now.phase != self._now.phase
         self._now = now
         at = self._heard = self._clock()
         if at - self._begun < BAR_AFTER_S or self._stream.broken or (at - self._drawn < REDRAW_S and not new_phase):
             return
         self._drawn = at
-        if now.phase in ("done", "failed", "stopped"):
-            self.close()
-            return
         if self._live is None:
             self._start()
         self._live.refresh()
@@ -245,10 +254,12 @@ class Bar:
         return text
 
     def note(self, note: Note) -> None:
-        """The note, above the bar."""
-        if note.level == "debug":
-            return
-        text = note_text(note)
+        """The note, above the bar; what was printed, line by line."""
+        for whole in self._printed.whole(note):
+            if whole.level != "debug":
+                self._above(note_text(whole))
+
+    def _above(self, text: str) -> None:
         if self._live is None:
             self._stream.write(text + "\n")
             self._stream.flush()
@@ -258,7 +269,9 @@ class Bar:
         self._console.print(Text(text))
 
     def close(self) -> None:
-        """Take the bar away and give the cursor back. Can be called again."""
+        """Take the bar away. Can be called again."""
+        for note in self._printed.rest():
+            self._above(note_text(note))
         live, self._live = self._live, None
         if live is not None:
             live.stop()

@@ -20,7 +20,7 @@ Row = tuple[str, str, str]
 def show_report(report: Report, stream: TextIO) -> None:
     """Write a report for a person. Raises what writing to the stream raises."""
     width = width_of(stream)
-    lines = [*_lines(summary_rows(report), width), *(clip(line, width) for line in after(report))]
+    lines = [*_lines(summary_rows(report), width), *after(report)]  # commands are to be copied: whole, at any width
     title = clip(headline(report), width)
     if not is_terminal(stream):
         stream.write("\n".join([title, *lines]) + "\n")
@@ -31,10 +31,10 @@ def show_report(report: Report, stream: TextIO) -> None:
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     console.print(Text(title, style="bold" if report.state in ("done", "nothing to do") else "bold yellow"))
     for text in lines:
-        drawn = Text(text, no_wrap=True, overflow="crop")
+        drawn = Text(text)
         drawn.highlight_regex(r"^ *dead +[\d,]*[1-9][\d,]*", "red")
         drawn.highlight_regex(r"^ *ok +[\d,]+", "green")
-        console.print(drawn)
+        console.print(drawn, soft_wrap=True)
 
 
 def headline(report: Report) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from gristmill.observe import units
 from gristmill.observe.streams import PIPE_WIDTH, is_terminal, width_of
 
 LEAST_CELL = 6  # columns of a cell below which a column is left out rather than squeezed further
@@ -122,13 +123,17 @@ def _columns(character: str) -> int:
 
 
 def fitted(table: Table, width: int, between: int = 2) -> tuple[Table, str]:
-    """The table with its widest columns shortened until it fits; where that is not enough, the last ones left out."""
+    """The table with its widest columns shortened until it fits; where that is not enough, some in the middle left out.
+
+    The first columns say which row it is, the last ones are what was computed: both stay longest.
+    """
     widths = _widths(table)
-    shown = len(widths)
-    while shown > 1 and sum(min(w, LEAST_CELL) for w in widths[:shown]) + between * (shown - 1) > width:
-        shown -= 1
-    widths = widths[:shown]
-    room = max(1, width - between * (shown - 1))
+    shown = list(range(len(widths)))
+    while len(shown) > 1 and sum(min(widths[i], LEAST_CELL) for i in shown) + between * (len(shown) - 1) > width:
+        del shown[(len(shown) - 1) // 2]
+    missing = [header for i, header in enumerate(table.headers) if i not in shown]
+    widths = [widths[i] for i in shown]
+    room = max(1, width - between * (len(shown) - 1))
     while sum(widths) > room:
         widest = max(widths)
         second = max((w for w in widths if w < widest), default=0)
@@ -138,11 +143,12 @@ def fitted(table: Table, width: int, between: int = 2) -> tuple[Table, str]:
         widths = [to if w == widest else w for w in widths]
         if to == widest:
             break
-    headers = tuple(clip(h, w) for h, w in zip(table.headers, widths, strict=False))
-    rows = tuple(tuple(clip(c, w) for c, w in zip(row, widths, strict=False)) for row in table.rows)
-    missing = table.headers[shown:]
-    note = f"({len(missing)} more columns: {', '.join(missing)})" if missing else ""
-    return Table(headers, rows, table.right, table.title), note
+    headers, *rows = (
+        tuple(clip(row[i], w) for i, w in zip(shown, widths, strict=True)) for row in (table.headers, *table.rows)
+    )
+    right = frozenset(at for at, i in enumerate(shown) if i in table.right)
+    note = f"({units.plural(len(missing), 'more column')}: {', '.join(missing)})" if missing else ""
+    return Table(headers, tuple(rows), right, table.title), note
 
 
 def _widths(table: Table) -> list[int]:

@@ -1,0 +1,357 @@
+"""Commands as a person runs them: what they print, what they leave, and the exit codes of the contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+
+Folder = Any  # conftest.Folder
+
+
+def figure(out: str, label: str) -> int:
+    """A figure of a report, by the name of its line."""
+    line = next(line for line in out.splitlines() if line.strip().startswith(label))
+    return int(line.strip()[len(label) :].split()[0].replace(",", ""))
+
+
+# ---------------------------------------------------------------- the main way
+
+
+def test_a_job_from_command_to_files(folder: Folder) -> None:
+    """apply, its report, its rows; and again: nothing to do, exit 0."""
+    done = folder.apply("double", "out", "--arg", "factor=3")
+    assert done.code == 0, done.err
+    assert figure(done.out, "rows in") == figure(done.out, "ok") == 60 and "gm.read('out')" in done.out
+    assert "running: 0 of 60 rows" in done.err
+    table = gm.read(str(folder.path / "out")).to_table()
+    assert table.column_names == ["id", "score"] and table["score"].to_pylist() == [3.0 * i for i in range(60)]
+    again = folder.apply("double", "out", "--arg", "factor=3")
+    assert again.code == 0 and "nothing to do" in again.out
+
+
+def test_two_workers_import_the_current_folder(folder: Folder) -> None:
+    """As with python -m, also in the workers."""
+    done = folder.run("apply", "rows.parquet", "out", "--fn", "scoring:double", "--workers", "2")
+    assert done.code == 0 and "2 workers" in done.out
+
+
+def test_other_arguments_are_refused_with_the_difference_unless_restarted(folder: Folder) -> None:
+    """Exit 4; --restart is the way out that the message names."""
+    assert folder.apply("double").code == 0
+    refused = folder.apply("double", "out", "--arg", "factor=3")
+    assert refused.code == 4 and refused.err.count("Traceback") == 0 and "--restart" in refused.err
+    assert folder.apply("double", "out", "--arg", "factor=3", "--restart").code == 0
+    assert gm.read(str(folder.path / "out")).to_table()["score"].to_pylist()[1] == 3.0
+
+
+def test_preview_prints_rows_and_leaves_nothing(folder: Folder) -> None:
+    """Plain where there is no terminal; JSON lines on request."""
+    done = folder.apply("double", "out", "--preview", "3")
+    assert done.code == 0 and not (folder.path / "out").exists()
+    assert [line.split() for line in done.out.splitlines()[1:]] == [
+        ["id", "score"], ["--", "-----"], ["0", "0"], ["1", "2"], ["2", "4"],
+    ]  # fmt: skip
+    rows = folder.apply("double", "out", "--preview", "2", "--json", "--progress", "off")
+    assert [json.loads(line) for line in rows.out.splitlines()] == [{"id": 0, "score": 0.0}, {"id": 1, "score": 2.0}]
+    assert rows.err == ""
+
+
+def test_a_saved_job_runs_the_same(folder: Folder) -> None:
+    """--save, then run: the sink says that there is nothing to do."""
+    done = folder.apply("double", "out", "--arg", "factor=3", "--where", "x < 10", "--save", "job.yaml")
+    assert done.code == 0 and figure(done.out, "ok") == 10
+    again = folder.run("run", "job.yaml")
+    assert again.code == 0 and "nothing to do" in again.out
+    assert folder.apply("double", "out", "--arg", "factor=3", "--where", "x < 10", "--save", "job.yaml").code == 0
+    other = folder.apply("double", "out2", "--save", "job.yaml")
+    assert other.code == 2 and "says something else" in other.err
+
+
+def test_jobs_in_files(folder: Folder) -> None:
+    """job.yaml with a variable and a profile, FILE.py, FILE.py:NAME and MODULE:NAME."""
+    (folder.path / "job.yaml").write_text(
+        "vars: {n: 5}\nsource: {uri: rows.parquet, limit: '${n}'}\nmodel: {call: 'scoring:double'}\n"
+        "sink: 'out-${n}/'\nengine: {workers: 0}\nprofiles: {all: {source: {limit: null}}}\n"
+    )
+    assert figure(folder.run("run", "job.yaml", "--var", "n=7").out, "rows in") == 7
+    assert folder.run("run", "job.yaml", "--profile", "all", "--var", "n=8").code == 0
+    assert gm.read(str(folder.path / "out-8")).count_rows() == 60
+    (folder.path / "pipe.py").write_text(
+        "import gristmill as gm\nfrom scoring import double\n"
+        "job = gm.Job(gm.source('rows.parquet', limit=3), double, 'p1', workers=0)\n"
+        "def mine(batch): return {'y': batch['x']}\n"
+        "two = gm.Job('rows.parquet', mine, 'p2', workers=1)\n"
+    )
+    assert figure(folder.run("run", "pipe.py").out, "rows in") == 3
+    assert figure(folder.run("run", "pipe.py:two").out, "rows in") == 60
+    assert "nothing to do" in folder.run("run", "pipe:two").out
+
+
+# ---------------------------------------------------------------- mistakes
+
+MISTAKES = [
+    ((), 2, "Usage: gristmill"),
+    (("emebd",), 2, "no command 'emebd': did you mean 'embed'? (gristmill --help)"),
+    (("embed", "a", "b"), 2, "missing option '--model'"),
+    (("apply", "rows.parquet"), 2, "issing"),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--kep", "id"), 2, "'--kep'"),
+    (("apply", "rows.parqet", "out", "--fn", "scoring:double"), 2, "rows.parquet"),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:duble"), 2, "scoring:duble"),
+    (("apply", "rows.parquet", "out", "--fn", "scorring:double"), 2, "scorring"),
+    (("apply", "rows.parquet", "out", "--fn", "double"), 2, "callable 'double': write it as MODULE:NAME"),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--keep", "idd"), 2, "idd"),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--where", "y > 1"), 2, "y"),
+    (("apply", "rows.parquet", "scoring.py", "--fn", "scoring:double"), 2, "scoring.py"),
+    (("embed", "rows.parquet", "out", "--text", "t", "--model", "no/such"), 2, "no/such"),
+    (("run", "jbo.yaml"), 2, "jbo.yaml: there is no such job file"),
+    (("run", "what"), 2, "what: not a job"),
+    (("status", "nowhere"), 2, "nowhere: there is no such sink"),
+    (("dead", "nowhere"), 2, "nowhere: there is no such sink"),
+    (("verify", "nowhere"), 2, "nowhere: there is no such sink"),
+    (("retry-dead", "nowhere"), 2, "nowhere: there is no such sink"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), MISTAKES, ids=[" ".join(m[0]) or "nothing" for m in MISTAKES])
+def test_a_mistake_is_one_message_without_a_traceback(
+    folder: Folder, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    """On stderr, with the value; nothing was run and no sink is left."""
+    done = folder.run(*arguments, "--progress", "off") if arguments[:1] == ("apply",) else folder.run(*arguments)
+    assert (done.code, "Traceback" in done.err) == (code, False), done.err
+    assert said in done.err
+    assert done.out == ""
+    assert not list(folder.path.glob("out/*.parquet"))
+
+
+def test_debug_shows_the_traceback(folder: Folder) -> None:
+    """By flag or by environment."""
+    wrong = ("apply", "rows.parqet", "out", "--fn", "scoring:double")
+    assert "Traceback" in folder.run(*wrong, "--debug").err
+    assert "Traceback" in folder.run(*wrong, env={"GRISTMILL_DEBUG": "1"}).err
+
+
+def test_a_gate_that_does_not_hold_is_exit_3_with_the_report(folder: Folder) -> None:
+    """Nothing is published; --accept publishes after a person has looked."""
+    done = folder.apply("bad", "out", "--min-ok", "0.999")
+    assert done.code == 3 and "min_ok" in done.err and not list(folder.path.glob("out/*.parquet"))
+    accepted = folder.apply("bad", "out", "--min-ok", "0.999", "--accept")
+    assert accepted.code == 0 and figure(accepted.out, "dead") == 1
+
+
+# ---------------------------------------------------------------- looking at a sink
+
+
+@pytest.fixture
+def sink_with_dead(folder: Folder) -> Folder:
+    """A sink `out` with 59 rows and one dead letter."""
+    done = folder.apply("bad")
+    assert done.code == 0 and "gristmill dead out" in done.out
+    return folder
+
+
+def test_dead_letters_are_readable(sink_with_dead: Folder) -> None:
+    """Where the row stood, what was wrong, what it held; counted by error; as JSON."""
+    listed = sink_with_dead.run("dead", "out")
+    assert listed.code == 0 and "rows.parquet:7\n  ValueError: seven is not allowed\n  {" in listed.out
+    assert "Traceback" in sink_with_dead.run("dead", "out", "--traceback").out
+    by = sink_with_dead.run("dead", "out", "--by", "error")
+    assert [line.split()[:2] for line in by.out.splitlines()[-1:]] == [["ValueError", "1"]]
+    row = json.loads(sink_with_dead.run("dead", "out", "--json").out)
+    assert row["position"] == 7 and json.loads(row["payload"])["x"] == 7.0
+    assert json.loads(sink_with_dead.run("dead", "out", "--by", "error", "--json").out)["rows"] == 1
+
+
+def test_no_dead_letters_is_said(folder: Folder) -> None:
+    """An empty answer is an answer."""
+    assert folder.apply("double").code == 0
+    assert folder.run("dead", "out").out == "out: no dead letters\n"
+
+
+def test_status_of_a_finished_sink(sink_with_dead: Folder) -> None:
+    """For a person and as JSON; by the sink or by the job."""
+    text = sink_with_dead.run("status", "out").out
+    assert "done and published" in text and "60: 59 ok, 1 dead, 0 filtered" in text
+    now = json.loads(sink_with_dead.run("status", "out", "--json").out)
+    assert now["state"] == "done" and now["rows_ok"] == 59
+    (sink_with_dead.path / "j.yaml").write_text("source: x\nmodel: {call: 'm:f'}\nsink: out\n")
+    assert json.loads(sink_with_dead.run("status", "j.yaml", "--json").out) == now
+
+
+def test_status_while_a_run_goes(folder: Folder) -> None:
+    """From another terminal: running, with counts that grow, and who holds it."""
+    slow = ("--arg", "seconds=0.05", "--batch-rows", "4", "--shard-rows", "10", "--workers", "1")
+    running = folder.start("apply", "rows.parquet", "out", "--fn", "scoring:Slow", *slow)
+    try:
+        seen = []
+        deadline = time.monotonic() + 60
+        while running.poll() is None and time.monotonic() < deadline:
+            if (folder.path / "out").exists():
+                now = json.loads(folder.run("status", "out", "--json").out)
+                seen.append((now["state"], now.get("phase"), now.get("rows_done", 0)))
+                if now.get("rows_done", 0) > 0 and now["state"] == "running":
+                    assert "running" in folder.run("status", "out").out
+                    second = folder.run("apply", "rows.parquet", "out", "--fn", "scoring:Slow", *slow)
+                    if running.poll() is None:
+                        assert second.code == 75, second.err
+                    break
+        assert ("running", "running") in {(state, phase) for state, phase, _ in seen}, seen
+    finally:
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+
+
+def test_verify_names_what_was_changed(sink_with_dead: Folder) -> None:
+    """Exit 0 as published, exit 1 with the file's name after a bit has flipped (fault 36)."""
+    assert sink_with_dead.run("verify", "out").code == 0
+    part = next(Path(sink_with_dead.path / "out").glob("part-*.parquet"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    wrong = sink_with_dead.run("verify", "out")
+    assert wrong.code == 1 and part.name in wrong.out
+    assert json.loads(sink_with_dead.run("verify", "out", "--json").out)["ok"] is False
+
+
+def test_dead_letters_are_scored_again_after_a_fix(sink_with_dead: Folder) -> None:
+    """The job is remembered in the sink; other code is refused until it is accepted."""
+    source = sink_with_dead.path / "scoring.py"
+    source.write_text(source.read_text().replace("== 7", "== 7000"))
+    refused = sink_with_dead.run("retry-dead", "out")
+    assert refused.code == 4 and "--accept-code-change" in refused.err
+    done = sink_with_dead.run("retry-dead", "out", "--accept-code-change")
+    assert done.code == 0 and figure(done.out, "ok") == 60
+    assert sorted(gm.read(str(sink_with_dead.path / "out")).to_table()["id"].to_pylist()) == list(range(60))
+
+
+def test_retry_dead_wants_the_job_of_this_very_sink(sink_with_dead: Folder) -> None:
+    """Another job's is refused by name; a sink that Python wrote needs --job."""
+    (sink_with_dead.path / "j.yaml").write_text("source: x\nmodel: {call: 'm:f'}\nsink: elsewhere\n")
+    refused = sink_with_dead.run("retry-dead", "out", "--job", "j.yaml")
+    assert refused.code == 2 and "it has the sink elsewhere" in refused.err
+    (sink_with_dead.path / "out/_gristmill/job.yaml").unlink()
+    assert "give it with --job JOB" in sink_with_dead.run("retry-dead", "out").err
+
+
+def test_a_plan_says_what_would_run(folder: Folder) -> None:
+    """Rows, bytes, null counts, columns; nothing is written; estimates say that they are."""
+    rows = pa.table({"id": [1, None, 3], "x": [1.0, 2.0, 3.0]})
+    pq.write_table(rows, folder.path / "nulls.parquet")
+    (folder.path / "j.yaml").write_text(
+        "source: nulls.parquet\nmodel: {call: 'scoring:double'}\nsink: {uri: out, keep: [id]}\n"
+    )
+    text = folder.run("plan", "j.yaml").out
+    assert (
+        "rows     3\n" in text
+        and "nulls    id: 1" in text
+        and "writes   id: int64, and what scoring:double returns" in text
+    )
+    assert not (folder.path / "out").exists()
+    view = json.loads(folder.run("plan", "j.yaml", "--json").out)
+    assert view["rows"] == 3 and view["rows_estimated"] is False and view["nulls"]["id"] == 1
+    (folder.path / "rows.jsonl").write_text('{"x": 1}\n' * 1000)
+    guessed = folder.run("plan", "j.yaml", "--set", "source.uri=rows.jsonl", "--keep", "x")
+    assert "about" in guessed.out and "estimated" in guessed.out, guessed
+
+
+# ---------------------------------------------------------------- output and its ends
+
+
+def test_json_everywhere_for_programs(folder: Folder) -> None:
+    """--progress json gives JSON lines that end in the report; --json gives the report on stdout; --log keeps lines."""
+    done = folder.apply("bad", "out", "--progress", "json", "--json", "--log", "log.jsonl")
+    events = [json.loads(line) for line in done.err.splitlines()]
+    assert events[0]["event"] == "progress" and events[-1]["event"] == "report" and events[-1]["rows_dead"] == 1
+    assert json.loads(done.out)["rows_ok"] == 59
+    logged = [json.loads(line) for line in (folder.path / "log.jsonl").read_text().splitlines()]
+    assert {"progress"} <= {item["event"] for item in logged}
+    assert folder.run("apply", "rows.parquet", "o2", "--fn", "scoring:double", "--workers", "0", "--json",
+                      env={"GRISTMILL_PROGRESS": "off"}).err == ""  # fmt: skip
+
+
+def test_prints_of_user_code_are_shown(folder: Folder) -> None:
+    """Beside the progress lines, on stderr, from a worker's process."""
+    done = folder.run("apply", "rows.parquet", "out", "--fn", "scoring:loud", "--workers", "1")
+    assert done.code == 0 and "scoring 59" in done.err and "scoring" not in done.out.replace("scoring:loud", "")
+
+
+def test_a_flood_of_prints_is_no_deadlock(folder: Folder) -> None:
+    """Fault 24: the run ends although nobody reads its stderr for a while."""
+    rows = pa.table({"id": list(range(20_000)), "x": [float(i) for i in range(20_000)]})
+    pq.write_table(rows, folder.path / "many.parquet")
+    running = folder.start("apply", "many.parquet", "out", "--fn", "scoring:loud", "--workers", "1")
+    time.sleep(1)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err[-500:]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_pipe_ends_quietly(folder: Folder, stream: str) -> None:
+    """`| head`: no traceback, no complaint of the interpreter's, and the run is published (fault 40)."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(folder.path / "other", "w") as other:
+        streams = {"stdout": other, "stderr": other, stream: writing}
+        running = folder.start("apply", "rows.parquet", "out", "--fn", "scoring:loud", "--workers", "1", **streams)
+        os.close(writing)
+        assert running.wait(timeout=60) == 0
+    said = (folder.path / "other").read_text()
+    assert "Traceback" not in said and "BrokenPipe" not in said
+    assert gm.read(str(folder.path / "out")).count_rows() == 60
+
+
+def test_a_listing_cut_by_head_ends_quietly(folder: Folder) -> None:
+    """More than a pipe holds, to a reader that leaves."""
+    (folder.path / "scoring.py").write_text(
+        "def most_bad(batch):\n    assert (batch['x'] < 3).all(), 'x' * 3000\n    return {'y': batch['x']}\n"
+    )
+    assert folder.apply("most_bad", "out2").code == 0
+    running = folder.start("dead", "out2", "--json", "--limit", "0")
+    assert running.stdout.read(10)
+    running.stdout.close()
+    assert running.wait(timeout=30) == 0
+    assert running.stderr.read() == ""
+    running.stderr.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_a_run_that_can_be_resumed(folder: Folder, number: int, code: int) -> None:
+    """130 and 143, in words; the same command goes on (fault 26)."""
+    slow = ("apply", "rows.parquet", "out", "--fn", "scoring:Slow", "--arg", "seconds=0.03", "--batch-rows", "2",
+            "--shard-rows", "8", "--workers", "1")  # fmt: skip
+    running = folder.start(*slow)
+    deadline = time.monotonic() + 60
+    while not list(folder.path.glob("out/_gristmill/*/receipts/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send_signal(number)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == code, err
+    assert "again" in err and "Traceback" not in err
+    done = folder.run(*slow)
+    assert done.code == 0 and "were done before" in done.out
+
+
+def test_secrets_are_nowhere(folder: Folder) -> None:
+    """Not in plan, receipts, report, log, dead letters or errors, though the function was given it (fault 39)."""
+    (folder.path / "job.yaml").write_text(
+        "source: {uri: rows.parquet, storage: {token: '${env:TOKEN}'}}\nengine: {workers: 0}\n"
+        "running: {log: log.jsonl}\n"
+        "model: {call: 'scoring:leaky', args: {token: '${env:TOKEN}'}}\nsink: out\n"
+    )
+    done = folder.run("run", "job.yaml", "--progress", "json", "--debug", env={"TOKEN": "s3cr3t-t0ken"})
+    assert done.code != 0
+    assert "s3cr3t" not in done.out + done.err
+    for path in folder.path.rglob("*"):
+        assert not path.is_file() or b"s3cr3t" not in path.read_bytes(), path
+    missing = folder.run("run", "job.yaml")
+    assert missing.code == 2 and "needs the environment variable TOKEN" in missing.err

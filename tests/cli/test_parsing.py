@@ -1,0 +1,217 @@
+"""What is typed becomes the job that is meant: flags, their types, --set, and the help that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import click
+import pytest
+
+import gristmill as gm
+from gristmill.cli import app, job, score, sink, vocabulary
+from gristmill.cli.flags import Flag, changes
+from gristmill.errors import BadJob
+from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.jobfile import dump, read_job_file
+from gristmill.plan.options import EngineSpec, Gates, Running
+from gristmill.plan.specs import Call, FunctionModel
+
+
+def typed(*arguments: str) -> JobSpec:
+    command = getattr(score, arguments[0])
+    context = command.make_context(arguments[0], list(arguments[1:]))
+    return score.described(arguments[0], context.params)
+
+
+EMBED = ("embed", "a.parquet", "out", "--text", "t", "--model", "m")
+
+
+def test_the_least_that_can_be_typed() -> None:
+    """All else is at its default, which stands in the job's description alone."""
+    assert typed(*EMBED) == JobSpec(Source(("a.parquet",)), gm.TextEmbedder("m", "t"), Sink("out"))
+    assert typed("classify", *EMBED[1:]).model == gm.TextClassifier("m", "t")
+    assert typed("apply", "a", "out", "--fn", "m:f").model == FunctionModel(Call("m:f"))
+
+
+def test_several_sources_as_a_shell_s_glob_gives_them() -> None:
+    """The last one is the sink."""
+    spec = typed("embed", "a.parquet", "b.parquet", "c/", "out", *EMBED[3:])
+    assert spec.source.uri == ("a.parquet", "b.parquet", "c/") and spec.sink == Sink("out")
+
+
+EVERY_FLAG = """
+--where "lang = 'en'" --columns t,id --limit 9 --seed 3 --source-format csv --on-bad-file skip --on-new-files append
+--keep "id, lang" --keep day --output vector --format jsonl --partition-by day --merge --row-id rid --key id
+--model-version mv --overwrite --on-null skip --on-nan keep --min-ok 0.9 --warn-failed 0.5 --allow-empty
+--engine ray --workers 4-64 --gpus auto --threads 2 --batch-tokens auto --batch-rows 64 --batch-timeout 5
+--shard-rows 100 --worker-memory 1000 --log log.jsonl --device cpu --dtype int8 --backend onnx --max-length 128
+--sha256 ab --trust-remote-code --prompt "p: " --prompt-name q --pooling cls --no-normalize --truncate-dim 64
+"""
+
+
+def test_every_common_flag_reaches_its_place() -> None:
+    """One of each."""
+    spec = typed(*EMBED, *shlex.split(EVERY_FLAG))
+    assert spec.source == Source(
+        ("a.parquet",), format="csv", columns=("t", "id"), where="lang = 'en'", limit=9, seed=3, on_bad_file="skip"
+    )
+    made = gm.TextEmbedder("m", "t", "vector", "p: ", "q", "cls", False, 64, 128, "onnx", "int8", "cpu", True, "ab")
+    assert spec.model == made
+    assert spec.sink == Sink("out", "jsonl", ("id", "lang", "day"), "rid", ("id",), ("day",), True, "mv", True)
+    assert (spec.on_null, spec.on_nan, spec.on_new_files) == ("skip", "keep", "append")
+    assert spec.running == Running("auto", 64, 100, batch_timeout=5.0, worker_memory=1000, log="log.jsonl")
+    assert spec.gates == Gates(0.9, 0.5, True) and spec.engine == EngineSpec("ray", (4, 64), "auto", 2)
+
+
+def test_arguments_of_a_function_are_json_or_text() -> None:
+    """Numbers, lists and true are what they look like; all else is text, also with = in it."""
+    spec = typed(
+        "apply", "a", "out", "--fn", "m:C", "--arg", "n=3", "--arg", "x=0.5", "--arg", "on=true", "--arg", "l=[1, 2]",
+        "--arg", "q=a=b", "--arg", "s=text", "--arg", 't="3"', "--batch-format", "rows", "--returns", "score=float32",
+    )  # fmt: skip
+    assert spec.model == FunctionModel(
+        Call("m:C", {"n": 3, "x": 0.5, "on": True, "l": [1, 2], "q": "a=b", "s": "text", "t": "3"}, "rows"),
+        {"score": "float32"},
+    )
+
+
+def test_keeping_nothing_can_be_said() -> None:
+    """An empty list is not the same as not saying anything."""
+    assert typed(*EMBED, "--keep", "").sink == Sink("out", keep=())
+
+
+def test_set_reaches_every_field() -> None:
+    """Also those without a flag."""
+    spec = typed(*EMBED, "--set", "sink.dead_payload=0", "--set", 'source.options={"delimiter": ";"}', "--workers", "2")
+    assert spec.sink == Sink("out", dead_payload=0) and spec.source.options == {"delimiter": ";"}
+    assert spec.engine == EngineSpec(workers=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--workers", "many"), "'many': give a whole number, or auto"),
+        (("--workers", "-1"), "'-1': give a whole number, or auto"),
+        (("--limit", "x"), "'x' is not a valid integer"),
+        (("--on-null", "drop"), "'drop' is not one of 'dead', 'skip', 'keep'"),
+        (("--limt", "3"), "--limit"),
+        (("--text",), "requires an argument"),
+    ],
+)
+def test_a_wrong_flag_is_a_usage_error(more: tuple[str, ...], said: str) -> None:
+    """Before anything is looked at."""
+    with pytest.raises(click.UsageError) as caught:
+        typed(*EMBED, *more)
+    assert said in caught.value.format_message()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--limit", "0"), "--limit: source limit is 0: give a whole number of at least 1"),
+        (("--limit", "3", "--sample", "3"), "--limit: source has both limit and sample"),
+        (("--min-ok", "3"), "--min-ok: gates.min_ok is 3.0: give a share between 0 and 1"),
+        (("--key", "id"), "--key: sink has key=['id'] but no row_id"),
+        (("--format", "csv"), "--format csv: it names what is written: parquet, jsonl or npy"),
+        (("--output", "../x"), "model.output is '../x': a column's name has no slash"),
+        (("--set", "model.txt=a"), "--set model.txt=a: this model (embed) has no 'txt': did you mean text?"),
+    ],
+)
+def test_a_wrong_job_is_told_by_its_flag(more: tuple[str, ...], said: str) -> None:
+    """The value, the flag, the way out."""
+    with pytest.raises(BadJob) as caught:
+        typed(*EMBED, *more)
+    assert said in str(caught.value)
+
+
+def test_saved_jobs_are_the_jobs_that_were_typed(tmp_path: Any) -> None:
+    """--save and run give what the command gave."""
+    flags = "--where \"a = '${b}'\" --workers 2-4 --keep no,1e3 --min-ok 0.5 --set running.window_bytes=1000"
+    spec = typed("apply", "a", "out", "--fn", "m:C", "--arg", "n=3", "--arg", "s=${x}", *shlex.split(flags))
+    (tmp_path / "j.yaml").write_text(dump(spec))
+    assert read_job_file(tmp_path / "j.yaml") == spec
+
+
+def test_flags_lie_over_a_job_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` takes the common flags too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "j.yaml").write_text(
+        "source: a\nmodel: {embed: m, text: t}\nsink: {uri: o, keep: [id]}\nvars: {n: 1}\n"
+    )
+
+    def described(more: str) -> JobSpec:
+        arguments = shlex.split(f"j.yaml --limit 5 --output v --var n=2 {more}")
+        return job.described("j.yaml", job.run.make_context("run", arguments).params)
+
+    spec = described("--set sink.merge=true --batch-rows 8")
+    assert spec.source.limit == 5 and spec.sink == Sink("o", keep=("id",), merge=True)
+    assert spec.model == gm.TextEmbedder("m", "t", "v") and spec.running.batch_rows == 8
+    with pytest.raises(BadJob, match="--var n=3: n is given twice, first as '2'"):
+        described("--var n=3")
+
+
+# ---------------------------------------------------------------- help
+
+COMMANDS = {
+    name: getattr({"score": score, "job": job, "sink": sink}[module], name.replace("-", "_"))
+    for name, (module, _) in app.COMMANDS.items()
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_examples_that_parse(name: str) -> None:
+    """An example that does not work is worse than none."""
+    command = COMMANDS[name]
+    lines = [text.strip() for text in command.examples.splitlines() if text.strip().startswith("gristmill ")]
+    assert lines, name
+    for text in lines:
+        words = shlex.split(text.split(" > ")[0])[1:]
+        assert words[0] == name
+        command.make_context(name, words[1:])
+    shown = command.get_help(click.Context(command, info_name=f"gristmill {name}"))
+    assert all(text in shown for text in lines) and "Examples:" in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_line_of_help(name: str) -> None:
+    """No option without a word about it."""
+    assert all(p.help for p in COMMANDS[name].params if isinstance(p, click.Option))
+
+
+def test_every_flag_is_a_field() -> None:
+    """Flags derive from the frozen options: one that leads nowhere cannot be built."""
+    for flag in (*vocabulary.COMMON, *vocabulary.EMBED, *vocabulary.CLASSIFY, *vocabulary.APPLY):
+        assert isinstance(flag, Flag) and changes([flag], {}) == []
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    """They are instant: no numpy, pyarrow, pydantic, yaml or rich."""
+    code = (
+        "import sys, io, contextlib\nfrom gristmill.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    for a in (['--help'], ['--version'], ['embed', '--help'], ['run', '--help'], ['dead', '--help']):\n"
+        "        assert main(a) == 0, a\n"
+        "print([m for m in ('numpy', 'pyarrow', 'pydantic', 'yaml', 'rich', 'duckdb', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_schema_is_printed() -> None:
+    """As JSON."""
+    done = subprocess.run([sys.executable, "-m", "gristmill", "schema"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["title"] == "A gristmill job"
+
+
+def test_the_environment_s_list_is_in_the_help() -> None:
+    """And complete: no other GRISTMILL_ name stands in the sources of the command line."""
+    import pathlib
+
+    folder = pathlib.Path(app.__file__).parent
+    used = {name for path in folder.glob("*.py") for name in re.findall(r"GRISTMILL_[A-Z]+", path.read_text())}
+    assert used == set(re.findall(r"GRISTMILL_[A-Z]+", app.EPILOG))
