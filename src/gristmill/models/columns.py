@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from gristmill.errors import BadModel
+from gristmill.models.suggest import did_you_mean
 
 
 def check_columns(schema: pa.Schema | None, columns: Sequence[str], name: str, what: str = "reads column") -> None:
@@ -16,8 +16,7 @@ def check_columns(schema: pa.Schema | None, columns: Sequence[str], name: str, w
         return
     for column in columns:
         if column not in schema.names:
-            close = difflib.get_close_matches(column, schema.names, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(column, schema.names)
             raise BadModel(
                 f"{name} {what} {column!r}, which the source does not have: it has {_listed(schema.names)}{hint}"
             )

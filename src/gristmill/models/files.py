@@ -12,6 +12,7 @@ from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.models.cache import file_digest, table_digest
+from gristmill.models.suggest import nearest
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -55,19 +56,17 @@ def model_file(text: str, kind: str, suffixes: tuple[str, ...] = ()) -> Path:
     if path.is_dir():
         inside = sorted(p.name for p in path.iterdir() if p.suffix in suffixes)
         hint = f"; it holds {', '.join(inside[:5])}" if inside else ""
-        raise BadModel(f"{text}: a folder, where a {kind} file was looked for{hint}: give the file")
+        raise BadModel(f"{text}: a folder, where one file ({kind}) was looked for{hint}: give the file")
     if not path.is_file():
-        raise BadModel(f"{text}: there is no such file; a {kind} file was looked for{_nearby(path)}")
+        raise BadModel(f"{text}: there is no such file ({kind} was looked for){_nearby(path)}")
     return path
 
 
 def _nearby(path: Path) -> str:
     if not path.parent.is_dir():
         return f" (nor a folder {path.parent})"
-    import difflib
-
-    close = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], 1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
+    close = nearest(path.name, [p.name for p in path.parent.iterdir()])
+    return f"; did you mean {path.parent / close}?" if close else ""
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -17,7 +16,9 @@ import pyarrow as pa
 from gristmill.errors import BadModel, BadOutput
 from gristmill.models.batches import from_result, to_batch
 from gristmill.models.returns import cast_lossless, parse_schema
+from gristmill.models.suggest import did_you_mean
 from gristmill.plan.contracts import ModelInfo, Place, Prepared
+from gristmill.plan.secret import reveal
 from gristmill.plan.specs import Call, FunctionModel
 
 DEFAULT_OUTPUT = "output"
@@ -52,10 +53,11 @@ def load_call(call: Call) -> LoadedCall:
     target = import_target(call.target) if isinstance(call.target, str) else call.target
     checked = Call(target, call.args, call.batch_format)  # refuses instances, also those that a module holds
     _check_arguments(checked)
+    args = reveal(dict(call.args))
     if not inspect.isclass(target):
         _refuse_async(target, call.name)
-        return LoadedCall(call.name, functools.partial(target, **call.args) if call.args else target)
-    built = target(**call.args)
+        return LoadedCall(call.name, functools.partial(target, **args) if args else target)
+    built = target(**args)
     if not callable(built):
         raise BadModel(f"class {call.name} has no __call__ method: add one that takes a batch and returns its rows")
     _refuse_async(type(built).__call__, call.name)
@@ -81,8 +83,7 @@ def import_target(text: str) -> Any:
         raise BadModel(f"{text}: importing {module_name} failed: {type(e).__name__}: {e}") from e
     for part in name.split("."):
         if not hasattr(value, part):
-            close = difflib.get_close_matches(part, dir(value), 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(part, dir(value))
             raise BadModel(f"{text}: module {module_name} ({_file_of(value)}) has no {part!r}{hint}")
         value = getattr(value, part)
     return value
@@ -102,8 +103,7 @@ def _check_arguments(call: Call) -> None:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for given in call.args:
         if given not in names and not takes_any:
-            close = difflib.get_close_matches(given, names, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else f": it has {', '.join(names) or 'none'}"
+            hint = did_you_mean(given, names) or f": it has {', '.join(names) or 'none'}"
             raise BadModel(f"{call.name} has no argument {given!r}{hint}")
     try:
         if inspect.isclass(call.target):

@@ -57,12 +57,10 @@ def read_graph(path: Path) -> Graph:
     try:
         if path.stat().st_size == 0:
             raise ValueError("the file is empty")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-            view = memoryview(memory)
-            try:
-                return _model(view)
-            finally:
-                view.release()
+        with path.open("rb") as file:
+            # Not closed by hand: slices of it may still stand in a traceback.
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return _model(memoryview(memory))
     except (ValueError, IndexError, UnicodeDecodeError) as e:
         raise BadModel(f"{path}: this is no ONNX model ({e})") from None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
+from gristmill.models.suggest import did_you_mean
 
 # Python's and numpy's names beside Arrow's own.
 _ALIASES = {
@@ -58,8 +58,7 @@ def parse_type(text: str) -> pa.DataType:
         return pa.type_for_alias(_ALIASES.get(text, text))
     except ValueError:
         pass
-    close = difflib.get_close_matches(text, [*_NAMES, *_ALIASES], 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(text, [*_NAMES, *_ALIASES])
     raise ValueError(f"no such type{hint}; write for example float32, int64, string, list<float32> or float32[384]")
 
 

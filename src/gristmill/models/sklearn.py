@@ -1,0 +1,262 @@
+"""scikit-learn estimators over feature columns. A pickle is opened only where it is allowed and its digest pinned."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.errors import BadModel
+from gristmill.models.cache import file_digest
+from gristmill.models.columns import check_columns, is_number
+from gristmill.models.extras import installed, require
+from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, take
+from gristmill.models.files import digests_of, model_file
+from gristmill.plan.contracts import ModelInfo, Place, Prepared, Refusal
+from gristmill.plan.specs import SklearnModel
+
+_LOG = logging.getLogger("gristmill.models")
+
+# Each method's column where the spec names none.
+_COLUMNS = {
+    "predict": "prediction",
+    "predict_proba": "probabilities",
+    "decision_function": "decision",
+    "transform": "transformed",
+}
+# Estimators with one of these may take columns that are no numbers: pipelines, column transformers, gradient boosting
+# over categories. Others only fail on them, row by row.
+_TAKES_OTHERS = ("steps", "transformers", "categorical_features")
+
+
+# ---------------------------------------------------------------- loading
+
+
+def load_estimator(spec: SklearnModel) -> Any:
+    """The estimator of a skops file, or of a joblib or pickle file that is allowed and pinned.
+
+    Raises BadModel before anything of the file is executed where it is not.
+    """
+    path = model_file(spec.model, "scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"))
+    require("sklearn", "sklearn", spec.name)
+    trusted = spec.allow_pickle and spec.sha256 is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        estimator = _from_skops(path, spec, trusted) if _is_skops(path) else _from_pickle(path, spec, trusted)
+    _tell_versions(caught, spec.name)
+    if not hasattr(estimator, spec.method):
+        has = [m for m in _COLUMNS if hasattr(estimator, m)]
+        kind = type(estimator).__name__
+        raise BadModel(
+            f"{spec.name}: {kind} has no method {spec.method!r}; of those usable here it has {', '.join(has) or 'none'}"
+        )
+    return estimator
+
+
+def _is_skops(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "schema.json" in archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _from_skops(path: Path, spec: SklearnModel, trusted: bool) -> Any:
+    skops_io = require("skops.io", "sklearn", f"{spec.name}, a skops file,")
+    unknown = skops_io.get_untrusted_types(file=path)
+    if unknown and not trusted:
+        raise BadModel(
+            f"{spec.name}: {path.name} has parts that skops does not trust by itself ({', '.join(unknown)}): if you "
+            f"know where it comes from, allow_pickle: true and sha256: {file_digest(path)}"
+        )
+    try:
+        return skops_io.load(path, trusted=unknown)
+    except Exception as e:
+        raise BadModel(f"{spec.name}: skops cannot load {path}: {_line(e)}") from e
+
+
+def _from_pickle(path: Path, spec: SklearnModel, trusted: bool) -> Any:
+    if not trusted:
+        raise BadModel(
+            f"{spec.name}: {path.name} is a pickle (or no model at all), and opening a pickle runs whatever is in it: "
+            "save the model with skops.io.dump, or, if you trust it, allow_pickle: true and "
+            f"sha256: {file_digest(path)}"
+        )
+    try:
+        return require("joblib", "sklearn", spec.name).load(path)
+    except Exception as e:
+        import sklearn
+
+        raise BadModel(
+            f"{spec.name}: {path} cannot be loaded with scikit-learn {sklearn.__version__} "
+            f"({type(e).__name__}: {_line(e)})"
+        ) from e
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _tell_versions(caught: list[warnings.WarningMessage], name: str) -> None:
+    """One line where another minor version of scikit-learn wrote the file, not a warning for each of its parts."""
+    for warning in caught:
+        saved = getattr(warning.message, "original_sklearn_version", None)
+        current = getattr(warning.message, "current_sklearn_version", None)
+        if saved and current and str(saved).split(".")[:2] != str(current).split(".")[:2]:
+            _LOG.warning("%s: saved with scikit-learn %s, installed is %s: results may differ", name, saved, current)
+            return
+
+
+# ---------------------------------------------------------------- features
+
+
+def features_of(spec: SklearnModel, estimator: Any) -> tuple[str, ...]:
+    """The columns in the order of training. Raises BadModel where `features` are not those it was fitted with."""
+    own = getattr(estimator, "feature_names_in_", None)
+    count = getattr(estimator, "n_features_in_", None)
+    if own is not None:
+        own = tuple(str(n) for n in own)
+        if spec.features is not None and set(spec.features) != set(own):
+            missing = [n for n in own if n not in spec.features]
+            extra = [n for n in spec.features if n not in own]
+            told = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
+            raise BadModel(f"{spec.name} was fitted with {', '.join(own)}; features= {' and '.join(told)}")
+        return own
+    if spec.features is None:
+        raise BadModel(
+            f"{spec.name} was fitted without names on {count or 'some'} features: give features= with the columns in "
+            "the order of training"
+        )
+    if count is not None and count != len(spec.features):
+        raise BadModel(f"{spec.name} was fitted on {count} features, features= names {len(spec.features)}")
+    return tuple(spec.features)
+
+
+def takes_missing(estimator: Any) -> bool:
+    """Whether the estimator says that it takes NaN for a missing value itself (an imputer's pipeline, tree models)."""
+    steps = getattr(estimator, "steps", None)
+    if steps:
+        first = next((s for _, s in steps if s not in (None, "passthrough")), None)
+        return first is not None and takes_missing(first)
+    try:
+        return bool(estimator.__sklearn_tags__().input_tags.allow_nan)  # scikit-learn 1.6 and later
+    except Exception:  # older, or an estimator of somebody's own: what it says is not known
+        tags: dict[str, Any] = getattr(estimator, "_get_tags", dict)()
+        return bool(tags.get("allow_nan", False))
+
+
+# ---------------------------------------------------------------- in the driver
+
+
+def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
+    """Compares the features the model was fitted with and the source's columns. Raises BadModel, MissingExtra.
+
+    The model is loaded for it, where that is allowed; loading is what these small models cost.
+    """
+    if spec.method not in _COLUMNS:
+        raise BadModel(f"{spec.name}: method is {spec.method!r}: it is one of {', '.join(_COLUMNS)}")
+    path = model_file(spec.model, "scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"))
+    digests = digests_of(path.parent, [path], spec.sha256, spec.name)  # before the file is opened
+    estimator = load_estimator(spec)
+    features = features_of(spec, estimator)
+    check_columns(schema, features, spec.name, "was fitted with column")
+    if schema is not None and not any(hasattr(estimator, a) for a in _TAKES_OTHERS):
+        check_numbers(schema, features, spec.name)
+    return ModelInfo(
+        spec.name,
+        columns=features,
+        outputs=(_output(spec),),
+        digest=digests.all,
+        digests=digests.by_file,
+        keeps_columns=True,
+    )
+
+
+def _output(spec: SklearnModel) -> str:
+    return spec.output or _COLUMNS[spec.method]
+
+
+# ---------------------------------------------------------------- in a worker
+
+
+def open_model(spec: SklearnModel, place: Place) -> LoadedEstimator:
+    """Loads the estimator, after comparing the pinned digest once more."""
+    return LoadedEstimator(spec, place)
+
+
+class LoadedEstimator:
+    """A `SklearnModel` at work. Rows have no lengths."""
+
+    def __init__(self, spec: SklearnModel, place: Place) -> None:
+        path = model_file(spec.model, "scikit-learn")
+        digests_of(path.parent, [path], spec.sha256, spec.name)
+        self._name = spec.name
+        self._output = _output(spec)
+        self._estimator = load_estimator(spec)
+        self._features = features_of(spec, self._estimator)
+        self._named = hasattr(self._estimator, "feature_names_in_") and installed("pandas")
+        self._missing = takes_missing(self._estimator)
+        self._call = getattr(self._estimator, spec.method)
+        self._metadata = self._labels(spec.method)
+        self._threads = require("threadpoolctl", "sklearn", spec.name).threadpool_limits(place.threads)
+        self.about = {"backend": "sklearn", "device": "cpu", "threads": place.threads}
+
+    def prepare(self, rows: pa.Table) -> Prepared:
+        """Numbers stacked (float32 where all are, else float64); a table where some columns are no numbers.
+
+        Rows with null, NaN or infinite features are refused, unless the model takes missing values itself.
+        """
+        check_columns(rows.schema, self._features, self._name, "was fitted with column")
+        kinds = [rows.schema.field(c).type for c in self._features]
+        if not all(is_number(k) for k in kinds):
+            return self._prepared_table(rows)
+        dtype = "float32" if all(k in (pa.float32(), pa.float16()) for k in kinds) else "float64"
+        stacker = Stacker(rows, self._name, missing=self._missing)
+        return Prepared(rows.num_rows, stacker.matrix(self._features, dtype), None, stacker.refused)
+
+    def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
+        """One output for each row at `index`; several values a row as a fixed-size list."""
+        values = self._called(take(prepared.inputs, index))
+        if isinstance(values, list):
+            raise BadModel(f"{self._name}: a method that gives several arrays (several targets) is not supported")
+        check_rows(values, len(index), self._name, self._output)
+        column = as_column(values, len(index), self._name, self._output)
+        return pa.table([column], schema=pa.schema([pa.field(self._output, column.type, metadata=self._metadata)]))
+
+    def close(self) -> None:
+        """Gives the thread limits back."""
+        self._threads.restore_original_limits()
+
+    def _called(self, rows: Any) -> Any:
+        if isinstance(rows, pa.Table):
+            return self._call(require("pandas", "pandas", self._name) and rows.to_pandas())
+        if self._named:
+            import pandas as pd
+
+            return self._call(pd.DataFrame(rows, columns=list(self._features), copy=False))
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="X does not have valid feature names"
+            )  # they were compared before
+            return self._call(rows)
+
+    def _prepared_table(self, rows: pa.Table) -> Prepared:
+        table = rows.select(list(self._features))
+        refused: dict[int, Refusal] = {}
+        for column in self._features if not self._missing else ():
+            nulls = table.column(column).is_null(nan_is_null=True) if table.column(column).null_count else None
+            for row in np.flatnonzero(nulls.to_numpy(zero_copy_only=False)) if nulls is not None else ():
+                refused.setdefault(int(row), Refusal(int(row), "null", "NullFeature", f"column {column!r} is null"))
+        return Prepared(rows.num_rows, table, None, tuple(refused[r] for r in sorted(refused)))
+
+    def _labels(self, method: str) -> dict[str, str] | None:
+        classes = getattr(self._estimator, "classes_", None)
+        if method == "predict" or classes is None or isinstance(classes, list):
+            return None
+        return {"labels": json.dumps([str(c) for c in classes], ensure_ascii=False)}

@@ -1,0 +1,245 @@
+"""ONNX graphs over feature columns, and the signature reader against onnx itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pyarrow as pa
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import kit
+from gristmill.errors import BadModel
+from gristmill.models import registry
+from gristmill.models.onnx_graph import read_graph
+from gristmill.plan.contracts import Place
+from gristmill.plan.specs import OnnxModel
+
+RNG = np.random.default_rng(0)
+
+
+def save(path, nodes, inputs, outputs, weights=()):
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializer=list(weights))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+    return path
+
+
+def info(name, dtype, shape):
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+@pytest.fixture
+def linear(tmp_path):
+    """x [n, 3] → y [n, 2] and total [n, 1]."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [3, 2], RNG.random(6).astype(np.float32))
+    ones = helper.make_tensor("o", TensorProto.FLOAT, [3, 1], np.ones(3, np.float32))
+    return save(
+        tmp_path / "linear.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("MatMul", ["x", "o"], ["total"])],
+        [info("x", TensorProto.FLOAT, ["n", 3])],
+        [info("y", TensorProto.FLOAT, ["n", 2]), info("total", TensorProto.FLOAT, ["n", 1])],
+        [weight, ones],
+    )
+
+
+@pytest.fixture
+def two_inputs(tmp_path):
+    """a [n] float, b [n] int64 → c = a + b."""
+    return save(
+        tmp_path / "two.onnx",
+        [
+            helper.make_node("Cast", ["b"], ["bf"], to=TensorProto.FLOAT),
+            helper.make_node("Add", ["a", "bf"], ["c"]),
+        ],
+        [info("a", TensorProto.FLOAT, ["n"]), info("b", TensorProto.INT64, ["n"])],
+        [info("c", TensorProto.FLOAT, ["n"])],
+    )
+
+
+TABLE = pa.table(
+    {
+        "p": pa.array([1.0, 2.0, None, 4.0, float("nan")], pa.float64()),
+        "q": pa.array([1, 2, 3, 4, 5], pa.int32()),
+        "r": pa.array([0.5, float("inf"), 0.5, 0.5, 0.5], pa.float32()),
+        "v": pa.array([[1, 2, 3]] * 5, pa.list_(pa.float32(), 3)),
+        "ragged": pa.array([[1, 2, 3], [1, 2, 3], [1], [4, 5, 6], None], pa.list_(pa.float64())),
+        "text": ["a"] * 5,
+    }
+)
+
+
+def run(spec, table=TABLE, index=None):
+    description = registry.describe(registry.resolve(spec), table.schema)
+    model = registry.open(spec, Place())
+    prepared = model.prepare(table)
+    refused = {r.row: r for r in prepared.refused}
+    index = np.array([i for i in range(table.num_rows) if i not in refused]) if index is None else np.array(index)
+    output = model.predict(prepared, index)
+    assert tuple(output.column_names) == description.outputs
+    if description.schema is not None:
+        assert output.schema.equals(description.schema)
+    return output, refused
+
+
+def test_features_are_stacked_and_bad_rows_refused(linear):
+    """Columns go side by side in the order given; null, NaN and infinite features are refused by column."""
+    output, refused = run(OnnxModel(str(linear), features=("p", "q", "r")))
+    assert sorted(refused) == [1, 2, 4]
+    assert {r.kind for r in refused.values()} == {"null"}
+    assert [refused[i].message for i in (1, 2, 4)] == [
+        "column 'r' is NaN or infinite",
+        "column 'p' is null",
+        "column 'p' is NaN or infinite",
+    ]
+    matrix = np.array([[1, 1, 0.5], [4, 4, 0.5]], np.float32)
+    wanted = ort.InferenceSession(str(linear)).run(None, {"x": matrix})
+    assert np.allclose(np.array(output["y"].to_pylist()), wanted[0])
+    assert output["total"].to_pylist() == [2.5, 8.5]
+
+
+def test_lists_fixed_and_ragged(linear):
+    """A column of lists is a matrix; rows of another length are refused as invalid."""
+    output, refused = run(OnnxModel(str(linear), inputs={"x": "v"}))
+    assert output["total"].to_pylist() == [6] * 5
+    output, refused = run(OnnxModel(str(linear), inputs={"x": "ragged"}))
+    assert {i: r.kind for i, r in refused.items()} == {2: "invalid", 4: "null"}
+    assert output["total"].to_pylist() == [6, 6, 15]
+
+
+def test_any_order_of_rows(linear):
+    """predict answers for the rows asked for, in that order."""
+    output, _ = run(OnnxModel(str(linear), inputs={"x": "ragged"}, outputs={"total": "sum"}), index=[3, 0, 1])
+    assert output.to_pydict() == {"sum": [15, 6, 6]}
+
+
+def test_inputs_by_name(two_inputs):
+    """Without features or inputs each graph input gets the column of its name."""
+    table = pa.table({"a": pa.array([0.5, 1.5]), "b": pa.array([1, 2], pa.int8())})
+    output, _ = run(OnnxModel(str(two_inputs)), table)
+    assert output.to_pydict() == {"c": [1.5, 3.5]}
+    output, _ = run(OnnxModel(str(two_inputs), inputs={"a": "b", "b": "b"}, output="double"), table)
+    assert output.to_pydict() == {"double": [2, 4]}
+
+
+def test_a_graph_for_one_row(tmp_path):
+    """A first axis of 1 means row by row."""
+    path = save(
+        tmp_path / "one.onnx",
+        [helper.make_node("Neg", ["x"], ["y"])],
+        [info("x", TensorProto.FLOAT, [1, 2])],
+        [info("y", TensorProto.FLOAT, [1, 2])],
+    )
+    table = pa.table({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]})
+    output, _ = run(OnnxModel(str(path), features=("a", "b")), table)
+    assert output["y"].to_pylist() == [[-1, -4], [-2, -5], [-3, -6]]
+
+
+@pytest.mark.real_model
+def test_magika():
+    """A real model with an int32 vector in: probabilities equal onnxruntime's own."""
+    data = RNG.integers(0, 256, (20, 2048), dtype=np.int32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(data.reshape(-1)), 2048)
+    output, _ = run(OnnxModel(str(kit.magika_onnx()), inputs={"bytes": "content"}), pa.table({"content": column}))
+    wanted = ort.InferenceSession(str(kit.magika_onnx())).run(None, {"bytes": data})[0]
+    found = output["target_label"].combine_chunks().flatten().to_numpy().reshape(20, -1)
+    assert np.abs(found - wanted).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("fixture", "options", "says"),
+    [
+        ("linear", {}, "takes 3 values a row, and the source has no column of that name: give features="),
+        ("linear", {"features": ("p", "q")}, "takes 3 values a row, p, q give 2"),
+        ("linear", {"features": ("p", "q", "text")}, "column 'text' as a number, but it is string"),
+        ("linear", {"features": ("p", "q", "t")}, "reads column 't', which the source does not have"),
+        ("linear", {"inputs": {"X": "v"}}, "did you mean 'x'?"),
+        ("linear", {"inputs": {"x": "v"}, "features": ("p",)}, "both given"),
+        ("linear", {"inputs": {"x": "v"}, "output": "z"}, "renames one column, but there are y, total"),
+        ("linear", {"inputs": {"x": "v"}, "outputs": {"z": "z"}}, "the model has y, total"),
+        ("linear", {"inputs": {"x": "v"}, "sha256": "ab"}, "sha256 is pinned as ab"),
+        ("two_inputs", {}, "the source has no column for the graph's a, b"),
+        ("two_inputs", {"features": ("p", "q")}, "features are for one input"),
+        ("two_inputs", {"inputs": {"a": "p"}}, "no column for the graph's b"),
+        ("two_inputs", {"inputs": {"a": "q", "b": "p"}}, "takes int64, column 'p' is double: numbers would be cut"),
+        ("two_inputs", {"inputs": {"a": "v", "b": "q"}}, "takes one value a row, column 'v' is"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_runs(fixture, options, says, request):
+    """Inputs, ranks, dtypes and names are compared with the source's columns, in one line."""
+    path = request.getfixturevalue(fixture)
+    with pytest.raises(BadModel) as caught:
+        registry.describe(OnnxModel(str(path), **options), TABLE.schema)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.real_model
+def test_graphs_with_other_inputs_are_refused():
+    """A graph with a scalar or a state among its inputs says which."""
+    schema = pa.schema({"chunk": pa.list_(pa.float32(), 512)})
+    spec = OnnxModel(str(kit.silero_onnx()), inputs={"input": "chunk", "state": "chunk", "sr": "chunk"})
+    with pytest.raises(BadModel, match=r"'state' takes exactly 2 rows"):
+        registry.describe(spec, schema)
+
+
+def test_files_that_are_no_models(tmp_path):
+    """Missing, empty, cut and foreign files are named as such."""
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    (tmp_path / "text.onnx").write_text("this is text, not protobuf")
+    (tmp_path / "cut.onnx").write_bytes(kit.magika_onnx().read_bytes()[:1000])
+    for name in ("empty", "text", "cut"):
+        with pytest.raises(BadModel, match="is no ONNX model"):
+            registry.describe(OnnxModel(str(tmp_path / f"{name}.onnx")), None)
+    with pytest.raises(BadModel, match="did you mean"):
+        registry.describe(OnnxModel(str(tmp_path / "emty.onnx")), None)
+    with pytest.raises(BadModel, match=r"a folder, where one file \(ONNX\).* it holds cut.onnx"):
+        registry.describe(OnnxModel(str(tmp_path)), None)
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize(
+    "name", ["minilm_onnx", "minilm_int8", "magika_onnx", "silero_onnx", "sentiment_classifier_onnx"]
+)
+def test_signatures_are_those_that_onnx_reads(name):
+    """Inputs, outputs and operators of real files, read without loading them, are what the onnx package says."""
+    path = getattr(kit, name)()
+    path = path / "onnx" / "model.onnx" if path.is_dir() else path
+    found = read_graph(path)
+    wanted = onnx.load(str(path), load_external_data=False).graph
+    weights = {w.name for w in wanted.initializer}
+    assert [v.name for v in found.inputs] == [v.name for v in wanted.input if v.name not in weights]
+    for mine, theirs in zip(found.outputs, wanted.output, strict=True):
+        kind = theirs.type.tensor_type
+        assert mine.name == theirs.name
+        assert np.dtype(mine.dtype) == helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        assert mine.shape == tuple(d.dim_value or None for d in kind.shape.dim)
+    assert found.operators == {n.op_type for n in wanted.node}
+    assert found.precision == ("int8" if name == "minilm_int8" else "float32")
+
+
+def test_external_weights_are_part_of_the_digest(tmp_path):
+    """Weights in a file of their own are found, digested, and missed if they are gone."""
+    values = RNG.random((64, 64)).astype(np.float32)
+    weight = numpy_helper.from_array(values, "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [info("x", TensorProto.FLOAT, ["n", 64])], [info("y", TensorProto.FLOAT, ["n", 64])], [weight],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path = tmp_path / "big.onnx"
+    onnx.save_model(
+        model,
+        str(path),
+        save_as_external_data=True,
+        location="big.onnx.data",
+        size_threshold=0,
+        convert_attribute=False,
+    )
+    found = registry.describe(OnnxModel(str(path), inputs={"x": "v"}), None)
+    assert set(found.digests) == {"big.onnx", "big.onnx.data"}
+    (tmp_path / "big.onnx.data").unlink()
+    with pytest.raises(BadModel, match=r"big.onnx.data beside it, which is missing"):
+        registry.describe(OnnxModel(str(path), inputs={"x": "v"}), None)

@@ -1,0 +1,195 @@
+"""scikit-learn estimators over feature columns."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+
+import joblib
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import kit
+from gristmill.errors import BadModel
+from gristmill.models import registry
+from gristmill.plan.contracts import Place
+from gristmill.plan.specs import SklearnModel
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame({"a": RNG.random(200), "b": RNG.random(200), "c": RNG.choice(["x", "y"], 200)})
+TARGET = np.where(FRAME.a + FRAME.b > 1, "high", "low")
+
+
+def dump(estimator, path):
+    """Saves with joblib; gives the options that allow it."""
+    joblib.dump(estimator, path)
+    return {"model": str(path), "allow_pickle": True, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def run(spec, table):
+    description = registry.describe(spec, table.schema)
+    model = registry.open(spec, Place(threads=1))
+    prepared = model.prepare(table)
+    refused = [r.row for r in prepared.refused]
+    index = RNG.permutation([i for i in range(table.num_rows) if i not in refused])
+    output = model.predict(prepared, index)
+    model.close()
+    assert tuple(output.column_names) == description.outputs
+    return output.take(np.argsort(index)), refused
+
+
+def table(frame=FRAME):
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
+def test_methods_equal_the_estimator(tmp_path, method):
+    """Every method gives what the estimator gives; several values a row are a fixed-size list with class names."""
+    estimator = LogisticRegression().fit(FRAME[["a", "b"]], TARGET)
+    options = dump(estimator, tmp_path / "m.joblib")
+    output, _ = run(SklearnModel(**options, method=method), table())
+    wanted = getattr(estimator, method)(FRAME[["a", "b"]])
+    name = {"predict": "prediction", "predict_proba": "probabilities", "decision_function": "decision"}[method]
+    assert output.column_names == [name]
+    if method == "predict":
+        assert output[name].to_pylist() == wanted.tolist()
+    else:
+        assert np.allclose(np.array(output[name].to_pylist()), wanted)
+        assert output.schema.field(name).metadata[b"labels"] == b'["high", "low"]'
+
+
+def test_features_go_in_by_name_whatever_their_order(tmp_path):
+    """The source's columns are taken in the order of training."""
+    estimator = LinearRegression().fit(FRAME[["a", "b"]], FRAME.a - FRAME.b)
+    options = dump(estimator, tmp_path / "m.joblib")
+    output, _ = run(SklearnModel(**options, features=("b", "a"), output="y"), table(FRAME[["c", "b", "a"]]))
+    assert np.allclose(output["y"].to_numpy(), FRAME.a - FRAME.b)
+
+
+def test_missing_values_are_refused_unless_the_model_takes_them(tmp_path):
+    """A null is refused for a linear model, and passed on to an imputer or to boosted trees, which know what to do."""
+    holes = FRAME[["a", "b"]].copy()
+    holes.loc[3, "a"] = np.nan
+    linear = dump(LogisticRegression().fit(FRAME[["a", "b"]], TARGET), tmp_path / "linear.joblib")
+    output, refused = run(SklearnModel(**linear), table(holes))
+    assert refused == [3]
+    assert output.num_rows == 199
+    for estimator in (HistGradientBoostingClassifier(max_iter=5), make_pipeline(SimpleImputer(), LogisticRegression())):
+        estimator.fit(holes, TARGET)
+        output, refused = run(SklearnModel(**dump(estimator, tmp_path / "m.joblib")), table(holes))
+        assert refused == []
+        assert output["prediction"].to_pylist() == estimator.predict(holes).tolist()
+
+
+def test_columns_that_are_no_numbers_reach_a_column_transformer(tmp_path):
+    """A pipeline that encodes text columns gets them."""
+    encode = make_column_transformer((OneHotEncoder(), ["c"]), (StandardScaler(), ["a", "b"]))
+    estimator = make_pipeline(encode, LogisticRegression()).fit(FRAME, TARGET)
+    output, _ = run(SklearnModel(**dump(estimator, tmp_path / "m.joblib")), table())
+    assert output["prediction"].to_pylist() == estimator.predict(FRAME).tolist()
+
+
+def test_transform_of_a_pipeline(tmp_path):
+    """transform gives vectors."""
+    scaler = StandardScaler().fit(FRAME[["a", "b"]].to_numpy())
+    output, _ = run(
+        SklearnModel(**dump(scaler, tmp_path / "m.joblib"), features=("a", "b"), method="transform"), table()
+    )
+    assert np.allclose(np.array(output["transformed"].to_pylist()), scaler.transform(FRAME[["a", "b"]].to_numpy()))
+
+
+def test_flights(tmp_path):
+    """Boosted trees on real rows with real nulls: the same predictions as the estimator's own, in the rows' order."""
+    flights = kit.flights().slice(0, 20_000)
+    features = ["dep_delay", "distance", "hour", "month", "air_time"]
+    frame = flights.select(features).to_pandas().astype(float)
+    late = flights["arr_delay"].to_pandas().fillna(0) > 15
+    estimator = HistGradientBoostingClassifier(max_iter=20, random_state=0).fit(frame, late)
+    spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"), method="predict_proba", output="p")
+    output, refused = run(spec, flights)
+    assert refused == []
+    assert np.allclose(np.array(output["p"].to_pylist()), estimator.predict_proba(frame))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"features": ("a", "d")}, "was fitted with a, b; features= lacks b and has d besides"),
+        ({"method": "score"}, "one of predict, predict_proba"),
+        ({"method": "transform"}, "has no method 'transform'"),
+        ({"allow_pickle": False}, "opening a pickle runs whatever is in it"),
+        ({"sha256": None}, "opening a pickle runs whatever is in it"),
+        ({"sha256": "0" * 64}, "sha256 is pinned as 000"),
+        ({"model": "missing.joblib"}, "there is no such file"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_runs(tmp_path, options, says):
+    """Wrong features, methods, missing permission and digests are one line."""
+    estimator = LogisticRegression().fit(FRAME[["a", "b"]], TARGET)
+    spec = SklearnModel(**{**dump(estimator, tmp_path / "m.joblib"), **options})
+    with pytest.raises(BadModel) as caught:
+        registry.describe(spec, table().schema)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_source_columns_are_compared_with_the_fitted_ones(tmp_path):
+    """A feature that the source lacks is named, with a suggestion; so is one that is no number."""
+    estimator = LogisticRegression().fit(FRAME[["a", "b"]].rename(columns={"a": "height", "b": "width"}), TARGET)
+    spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"))
+    with pytest.raises(BadModel, match=r"was fitted with column 'height'.*did you mean 'heigth'"):
+        registry.describe(spec, pa.schema({"heigth": pa.float64(), "width": pa.float64()}))
+    with pytest.raises(BadModel, match="'height' as a number, but it is string"):
+        registry.describe(spec, pa.schema({"height": pa.string(), "width": pa.float64()}))
+    unnamed = LogisticRegression().fit(FRAME[["a", "b"]].to_numpy(), TARGET)
+    options = dump(unnamed, tmp_path / "u.joblib")
+    with pytest.raises(BadModel, match="without names on 2 features"):
+        registry.describe(SklearnModel(**options), None)
+    with pytest.raises(BadModel, match="fitted on 2 features, features= names 1"):
+        registry.describe(SklearnModel(**options, features=("a",)), None)
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_a_pickle_is_not_opened_unless_it_is_the_pinned_one(tmp_path):
+    """Nothing in a pickle runs without allow_pickle, and nothing of another file than the pinned one."""
+    path = tmp_path / "bomb.pkl"
+    path.write_bytes(pickle.dumps(Bomb(tmp_path / "burst")))
+    for options in ({}, {"allow_pickle": True}, {"allow_pickle": True, "sha256": "0" * 64}):
+        for step in (lambda s: registry.describe(s, None), lambda s: registry.open(s, Place())):
+            with pytest.raises(BadModel):
+                step(SklearnModel(str(path), features=("a",), **options))
+    assert not (tmp_path / "burst").exists()
+
+
+def test_skops_files(tmp_path):
+    """skops files need no permission, except for parts that skops itself does not trust."""
+    skops_io = pytest.importorskip("skops.io")
+    linear = LogisticRegression().fit(FRAME[["a", "b"]], TARGET)
+    skops_io.dump(linear, tmp_path / "linear.skops")
+    output, _ = run(SklearnModel(str(tmp_path / "linear.skops")), table())
+    assert output["prediction"].to_pylist() == linear.predict(FRAME[["a", "b"]]).tolist()
+    trees = HistGradientBoostingClassifier(max_iter=3).fit(FRAME[["a", "b"]], TARGET)
+    path = tmp_path / "trees.skops"
+    skops_io.dump(trees, path)
+    with pytest.raises(BadModel, match="does not trust by itself"):
+        registry.describe(SklearnModel(str(path)), None)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    output, _ = run(SklearnModel(str(path), allow_pickle=True, sha256=digest), table())
+    assert output["prediction"].to_pylist() == trees.predict(FRAME[["a", "b"]]).tolist()
