@@ -18,6 +18,7 @@ from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import JobSpec, Source
+from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Selection
 from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextEmbedder
 
@@ -87,7 +88,7 @@ def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
         from gristmill.io.partition import partitioned
 
         sink_format = partitioned(sink_format, job.sink.partition_by)
-    fs, listed = paths.resolve(source)
+    fs, listed = paths.resolve(replace(source, uri=reveal(source.uri), storage=reveal(source.storage)))
     source_format = registry.source_format(source, listed)
     files, skipped = _inspected(source, source_format, fs, listed)
     schema = unify(files)

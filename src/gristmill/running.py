@@ -173,6 +173,7 @@ class Run:
         choice = self._chosen(r)
         self.resolved = choice.resolved
         if choice.generation is None:
+            publishing.clean_again(self._files, self.root)
             self.report = self._published_report("nothing to do")
             self._say(phase="done")
             return
@@ -500,7 +501,7 @@ def recipe(r: Resolved, sink: Sink, files: LocalFiles) -> Recipe:
         job.steps, r.model, r.info.columns, job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, tokens, rows, window,
-        files=files,
+        files=files, secrets=tuple(secrets_in(job)),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from gristmill.commit.store import LocalFiles
 from gristmill.errors import RunFailed
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import WorkFile
-from gristmill.plan.secret import Secret
+from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare
 from gristmill.worker.recipe import Output, Recipe, Task
@@ -138,9 +138,8 @@ class _DeadLetters:
 
     def write(self, letter: Letter, task: Task, secrets: tuple[Secret, ...]) -> None:
         body = {**vars(letter), "generation": task.generation, "shard": task.shard.number}
-        self._file.write(
-            json.dumps(body, ensure_ascii=False, allow_nan=True).encode("utf-8", "backslashreplace") + b"\n"
-        )
+        line = scrub(json.dumps(body, ensure_ascii=False, allow_nan=True), secrets)
+        self._file.write(line.encode("utf-8", "backslashreplace") + b"\n")
         self._rows += 1
 
     def close(self) -> list[WorkFile]:

@@ -158,10 +158,7 @@ class ShardWorker:
         """What the predicting thread makes of a parcel: a scored window, an end, or nothing for a shard that failed."""
         item, body = parcel.item, parcel.body
         if isinstance(body, _End):
-            if item.key in self._dropped:
-                self._dropped.discard(item.key)
-                return None
-            return parcel
+            return None if item.key in self._dropped else parcel
         if item.key in self._dropped:
             return None
         try:
@@ -194,8 +191,11 @@ class ShardWorker:
 
     def _write(self, scored: queue.Queue[_Parcel | None], emit: Emit) -> None:
         commits: dict[str, ShardCommit] = {}
+        failed: set[str] = set()  # attempts whose outcome is said already; what follows of them is dropped
         while (parcel := scored.get()) is not None:
             item, body = parcel.item, parcel.body
+            if item.key in failed:
+                continue
             task: Task = item.value
             try:
                 if isinstance(body, _End) and body.failure is not None:
@@ -206,14 +206,13 @@ class ShardWorker:
                 commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
                 commits[item.key] = commit
                 if isinstance(body, Scored):
-                    if item.key not in self._dropped:
-                        commit.add(body)
+                    commit.add(body)
                     continue
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
             except BaseException as e:
-                if not isinstance(body, _End):
-                    self._dropped.add(item.key)
+                failed.add(item.key)
+                self._dropped.add(item.key)
                 if (broken := commits.pop(item.key, None)) is not None:
                     broken.abort()
                 emit(Outcome(self._name, item.key, None, scrubbed(classified(e), self._recipe.secrets)))
