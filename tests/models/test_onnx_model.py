@@ -151,7 +151,7 @@ def test_magika():
 @pytest.mark.parametrize(
     ("fixture", "options", "says"),
     [
-        ("linear", {}, "takes 3 values a row, and the source has no column of that name: give features="),
+        ("linear", {}, "takes 3 values a row, and no column has its name: give features="),
         ("linear", {"features": ("p", "q")}, "takes 3 values a row, p, q give 2"),
         ("linear", {"features": ("p", "q", "text")}, "column 'text' as a number, but it is string"),
         ("linear", {"features": ("p", "q", "t")}, "reads column 't', which the source does not have"),

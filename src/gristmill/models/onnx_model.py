@@ -53,8 +53,8 @@ def feeds_of(spec: OnnxModel, graph: Graph, schema: pa.Schema | None) -> tuple[F
     if missing and len(graph.inputs) == 1:
         width = Feed(graph.inputs[0], (), True).width
         raise BadModel(
-            f"{spec.name}: the graph's input {missing[0]!r} takes {width or 'several'} values a row, and the source has "
-            "no column of that name: give features= with the columns in the order of training"
+            f"{spec.name}: the graph's input {missing[0]!r} takes {width or 'several'} values a row, and no column has "
+            "its name: give features= with the columns in the order of training"
         )
     if missing:
         raise BadModel(
