@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from gristmill.commit.generation import META, SUCCESS, Generation, decode_schema, meta, success
+from gristmill.commit.generation import META, SUCCESS, Generation, decode_schema, generations, meta, success
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.commit.store import LocalFiles, seal, sha256_of
 from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed
 
+_OURS = re.compile(r"^(?:part-\d{7,}|merged)\.g(\d+)\b")
 INLINE_FILES = 2000  # more live files than this are listed in a table beside the plan
 
 
@@ -71,7 +73,6 @@ def _link(files: LocalFiles, work: str, target: str, part: Part) -> None:
 
 def publish(files: LocalFiles, generation: Generation, about: dict[str, Any], live: Sequence[Live]) -> None:
     """Replace `_SUCCESS` by one that lists `live`: the one atomic step. `about` holds counts, model and digests."""
-    before = success(generation.root)
     listed: dict[str, Any] = {"files": [vars(f) for f in live]}
     if len(live) > INLINE_FILES:
         path = os.path.join(generation.folder, "live.parquet")
@@ -79,7 +80,7 @@ def publish(files: LocalFiles, generation: Generation, about: dict[str, Any], li
         listed = {"files_table": os.path.relpath(path, generation.root), "files_sha256": sha256_of(path)}
     body = {"format": 1, "generation": generation.number, **about, **listed}
     files.write_over(os.path.join(generation.root, SUCCESS), seal(body))
-    clean(files, generation, [] if before is None else list(_live(generation.root, before)), live)
+    clean(files, generation.root, generation.number, live)
 
 
 def _write_table(files: LocalFiles, path: str, live: Sequence[Live]) -> None:
@@ -91,14 +92,25 @@ def _write_table(files: LocalFiles, path: str, live: Sequence[Live]) -> None:
         files.sync(out)
 
 
-def clean(files: LocalFiles, generation: Generation, before: Sequence[Live], live: Sequence[Live]) -> None:
-    """Remove what no longer counts: files that were live and are not, and all work files of this generation."""
-    names = {f.name for f in live}
-    for old in before:
-        if old.name not in names:
-            files.remove(os.path.join(generation.root, old.name))
-    files.remove_folder(generation.work)
-    files.remove_folder(generation.suspects)
+def clean(files: LocalFiles, root: str, number: int, live: Sequence[Live]) -> None:
+    """Remove what no longer counts up to generation `number`: parts that are not live, all work files and suspects.
+
+    Done again by a run that finds nothing to do, because the one that published may have been killed before it was here.
+    """
+    for name in strangers(root, {f.name for f in live}):
+        made = _OURS.match(os.path.basename(name))
+        if made and int(made.group(1)) <= number:
+            files.remove(os.path.join(root, name))
+    for generation in generations(root):
+        if generation.number <= number:
+            files.remove_folder(generation.work)
+            files.remove_folder(generation.suspects)
+
+
+def clean_again(files: LocalFiles, root: str) -> None:
+    """Finish the cleaning of the last run that published."""
+    body, live = published(root)
+    clean(files, root, int(body["generation"]), live)
 
 
 def _live(root: str, body: dict[str, Any]) -> Iterator[Live]:
