@@ -1,0 +1,138 @@
+"""Real models over real text, from the command line: resumed after a kill, and each format in and out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gristmill as gm
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+GRISTMILL = [sys.executable, "-m", "gristmill"]
+
+
+def vectors(table: pa.Table) -> np.ndarray:
+    """The embedding column as [rows, dimensions]."""
+    return np.stack(table["embedding"].to_numpy(zero_copy_only=False))
+
+
+@pytest.mark.real_model
+def test_kill_9_and_the_same_command_again(minilm_onnx: Path, reviews: pa.Table, tmp_path: Path) -> None:
+    """A killed embed, run again, gives what an uninterrupted run gives, and scores no committed shard twice."""
+    pq.write_table(reviews.slice(0, 1200), tmp_path / "reviews.parquet")
+    options = ["--text", "text", "--model", str(minilm_onnx), "--keep", "review_id", "--set", "running.shard_rows=60"]
+    command = [*GRISTMILL, "embed", str(tmp_path / "reviews.parquet"), str(tmp_path / "killed"), *options]
+    running = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list((tmp_path / "killed").rglob("receipts/*.json"))) < 3:
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not (tmp_path / "killed" / "_SUCCESS").exists()
+    before = {p.name: p.read_bytes() for p in (tmp_path / "killed").rglob("receipts/*.json")}
+    assert 3 <= len(before) < 20
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0, again.stderr
+    after = {p.name: p.read_bytes() for p in (tmp_path / "killed").rglob("receipts/*.json")}
+    assert all(after[name] == data for name, data in before.items()), "a committed shard was done again"
+    whole = gm.embed(
+        tmp_path / "reviews.parquet", tmp_path / "whole", text="text", model=str(minilm_onnx), keep=["review_id"]
+    )
+    one, two = whole.read().to_table(), gm.read(tmp_path / "killed").to_table()
+    assert one["review_id"].to_pylist() == two["review_id"].to_pylist()
+    assert np.abs(vectors(one) - vectors(two)).max() < 1e-5
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("workers", [0, 2])
+def test_embeddings_equal_those_of_sentence_transformers(
+    minilm: Path, docstrings: list[str], tmp_path: Path, workers: int
+) -> None:
+    """Row i's vector is that of text i, as sentence-transformers computes it, on texts of very mixed length."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = [*docstrings[:150], "", "  ", "ü" * 3000]
+    table = gm.embed([{"text": t} for t in texts], text="text", model=str(minilm), backend="torch", workers=workers, shard_rows=40)
+    expected = SentenceTransformer(str(minilm), device="cpu").encode(texts, normalize_embeddings=True)
+    found = vectors(table)
+    cosine = (found * expected).sum(axis=1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    assert cosine.min() >= 0.9999
+
+
+@pytest.mark.real_model
+def test_classify_jsonl_to_jsonl(sentiment_classifier_onnx: Path, reviews: pa.Table, tmp_path: Path) -> None:
+    """JSON lines in, labels out as JSON lines; an unreadable line and a null text are dead letters with their place."""
+    lines = [json.dumps({"id": i, "text": t}) for i, t in enumerate(reviews["text"].to_pylist()[:60])]
+    lines[7] = '{"id": 7, "text": '
+    lines[9] = '{"id": 9, "text": null}'
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    options = ["--text", "text", "--model", str(sentiment_classifier_onnx), "--format", "jsonl", "--keep", "id"]
+    done = subprocess.run(
+        [*GRISTMILL, "classify", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(x) for p in sorted((tmp_path / "out").glob("*.jsonl")) for x in p.read_text().splitlines()]
+    assert [r["id"] for r in rows] == [i for i in range(60) if i not in (7, 9)]
+    assert {r["label"] for r in rows} <= {"fresh", "rotten"}
+    assert all(0.5 <= r["score"] <= 1 for r in rows)
+    letters = sorted(gm.dead(tmp_path / "out").to_pylist(), key=lambda x: x["position"])
+    assert [x["stage"] for x in letters] == ["read", "model"]
+    assert letters[0]["position"] == len("\n".join(lines[:7])) + 1 or letters[0]["position"] > 0
+    assert "in.jsonl" in letters[0]["message"]
+
+
+@pytest.mark.real_model
+def test_npy_with_ids_and_manifest(minilm_int8: Path, tmp_path: Path) -> None:
+    """float32 shards, ids beside them row by row, and a manifest of which input went where."""
+    for name in ("a", "b"):
+        (tmp_path / "docs").mkdir(exist_ok=True)
+        table = pa.table({"id": [f"{name}{i}" for i in range(30)], "text": [f"{name} text number {i}" for i in range(30)]})
+        pq.write_table(table, tmp_path / "docs" / f"{name}.parquet")
+    report = gm.embed(tmp_path / "docs", tmp_path / "out", text="text", model=str(minilm_int8), keep=["id"], format="npy")
+    manifest = pq.read_table(tmp_path / "out" / "manifest.parquet").to_pylist()
+    assert sum(row["rows"] for row in manifest) == 60 == report.rows_ok
+    assert {Path(row["input_path"]).name for row in manifest} == {"a.parquet", "b.parquet"}
+    ids = []
+    for part in sorted((tmp_path / "out").glob("part-*.npy")):
+        array = np.load(part, mmap_mode="r")
+        aligned = pq.read_table(str(part).removesuffix(".npy") + ".ids.parquet")["id"].to_pylist()
+        assert array.dtype == np.float32
+        assert array.shape == (len(aligned), 384)
+        ids += aligned
+    assert ids == [f"{n}{i}" for n in "ab" for i in range(30)]
+
+
+@pytest.mark.real_model
+def test_documents_in_folders_are_chunked_and_embedded(minilm_int8: Path, tmp_path: Path) -> None:
+    """One row a file, flat_map into chunks, a prompt, a stable row id: the example of the Python contract."""
+    for i in range(5):
+        (tmp_path / "docs" / f"d{i}").mkdir(parents=True)
+        (tmp_path / "docs" / f"d{i}" / "x.md").write_text("\n\n".join(f"Paragraph {j} of {i}." for j in range(i + 1)))
+
+    def chunk(row: dict[str, str]) -> list[dict[str, str]]:
+        return [{"text": piece} for piece in row["text"].split("\n\n")]
+
+    job = gm.Job(
+        source=gm.source(str(tmp_path / "docs" / "**" / "*.md"), format="text"),
+        steps=[gm.filter("length(text) > 0"), gm.flat_map(chunk)],
+        model=gm.TextEmbedder(str(minilm_int8), text="text", output="vector", prompt="passage: "),
+        sink=gm.sink(str(tmp_path / "chunks"), keep=["path"], row_id="chunk_id"),
+    )
+    assert job.preview(2).num_rows >= 2
+    report = job.run()
+    table = report.read().to_table()
+    assert (report.rows_in, report.rows_ok) == (5, 15)
+    assert table.column_names == ["chunk_id", "path", "vector"]
+    assert len(set(table["chunk_id"].to_pylist())) == 15
