@@ -37,6 +37,12 @@ def loud(batch):
     return {"score": batch["x"]}
 
 
+def chatty(batch):
+    time.sleep(0.1)
+    print("batch of", len(batch["x"]), "rows")
+    return {"score": batch["x"]}
+
+
 class Slow:
     def __init__(self, seconds=0.01):
         self.seconds = seconds

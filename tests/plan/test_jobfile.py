@@ -491,6 +491,20 @@ def test_functions_are_written_by_name_and_lambdas_refused() -> None:
         dump(gm.Job([{"x": 1}], json.dumps, "o/").spec)
 
 
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda p: p.name)
+def test_the_examples_are_jobs(path: Path) -> None:
+    """With each of their profiles, and as the schema has it."""
+    jsonschema = pytest.importorskip("jsonschema")
+    from gristmill.plan.jobschema import json_schema
+
+    environ = {"WAREHOUSE_KEY": "key", "WAREHOUSE_SECRET": "secret"}
+    text = read_document(path.read_bytes(), path.name).value
+    jsonschema.validate(text, json_schema(), cls=jsonschema.Draft202012Validator)
+    for profile in (None, *text.get("profiles", {})):
+        spec = read_job_file(path, profile=profile, environ=environ)
+        assert spec.sink is not None
+
+
 # ---------------------------------------------------------------- the schema
 
 

@@ -111,8 +111,8 @@ def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _holder(holder: Any) -> str:
-    if isinstance(holder, Mapping):
-        return ", ".join(f"{key} {value}" for key, value in holder.items())
+    if isinstance(holder, Mapping) and {"pid", "host", "started"} <= holder.keys():
+        return f"process {holder['pid']} on {holder['host']}, since {holder['started']}"
     return str(holder)
 
 
