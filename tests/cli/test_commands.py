@@ -341,6 +341,15 @@ def test_a_signal_stops_a_run_that_can_be_resumed(folder: Folder, number: int, c
     assert done.code == 0 and "were done before" in done.out
 
 
+def test_a_job_with_a_secret_as_it_is_is_not_remembered(folder: Folder) -> None:
+    """A token typed on the command line is not copied into the sink (fault 39)."""
+    (folder.path / "scoring.py").write_text("def f(batch, token, size): return {'y': batch['x']}\n")
+    assert folder.apply("f", "out", "--arg", "token=s3cr3t-t0ken", "--arg", "size=3").code == 0
+    for path in (folder.path / "out").rglob("*"):
+        assert not path.is_file() or b"s3cr3t" not in path.read_bytes(), path
+    assert "give it with --job" in folder.run("retry-dead", "out").err
+
+
 def test_secrets_are_nowhere(folder: Folder) -> None:
     """Not in plan, receipts, report, log, dead letters or errors, though the function was given it (fault 39)."""
     (folder.path / "job.yaml").write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -101,6 +102,9 @@ def main(arguments: list[str]) -> int:
     # The folder a command is started in is importable, as with `python -m`; a worker is given the same path.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     debug = "--debug" in arguments or os.environ.get("GRISTMILL_DEBUG", "") not in ("", "0")
     try:
         result: Any = gristmill.main(arguments, prog_name="gristmill", standalone_mode=False)

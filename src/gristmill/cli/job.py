@@ -90,11 +90,12 @@ def plan(job: str, **given: Any) -> int:
     """
     from gristmill.viewing import plan as planned
 
-    view = planned(described(job, given))
+    spec = described(job, given)
+    view = planned(spec)
     if given["as_json"]:
         sys.stdout.write(json.dumps(plan_dict(view), ensure_ascii=False) + "\n")
     else:
-        for line in plan_lines(view):
+        for line in plan_lines(view, conditions=bool(spec.source.where) or any(s.kind == "filter" for s in spec.steps)):
             sys.stdout.write(line + "\n")
     return 3 if view.problems else 0
 
@@ -109,12 +110,13 @@ def plan_dict(view: Any) -> dict[str, Any]:
     return {**out, "model": model, "notes": list(view.notes), "problems": list(view.problems)}
 
 
-def plan_lines(view: Any) -> list[str]:
-    """A plan for a person."""
+def plan_lines(view: Any, conditions: bool = False) -> list[str]:
+    """A plan for a person. Rows are counted before any `conditions`, which only reading will decide."""
     from gristmill.observe import units
 
     about = "about " if view.rows_estimated else ""
     rows = "unknown until read" if view.rows is None else f"{about}{units.count(view.rows)}"
+    rows += ", before where and filters" if conditions else ""
     shards = units.count(view.shards)
     returns = "" if view.model.outputs is not None else f", and what {view.model.name} returns"
     lines = [

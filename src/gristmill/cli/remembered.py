@@ -1,16 +1,22 @@
 """The job that last published a sink, as a job file inside the sink, so that `retry-dead SINK` needs no other.
 
 It is a copy for convenience: the plan's fingerprint decides whether a job is the same. Secrets stand in it as
-`${env:NAME}`, as everywhere.
+`${env:NAME}`, as everywhere; a job that seems to hold one as it is (a password in a URI, a token) is not copied.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.plan.job import JobSpec
+from gristmill.plan.secret import Secret
+
+_SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$|key(_?id)?$", re.IGNORECASE)
 
 
 def _path(root: str) -> str:
@@ -18,12 +24,14 @@ def _path(root: str) -> str:
 
 
 def remember(spec: JobSpec, root: str) -> None:
-    """Write the job beside the plans. A job that only Python can hold leaves none, and takes an older one away."""
+    """Write the job beside the plans. A job that cannot be written leaves none, and takes an older one away."""
     from gristmill.plan.jobfile import dump
 
     path = _path(root)
     with contextlib.suppress(OSError):  # a convenience: what is published is published
         try:
+            if _holds_secret(spec):
+                raise BadJob("a secret stands in the job")
             text = f"# What last published this sink; started in {os.getcwd()}\n{dump(spec)}"
         except BadJob:
             os.remove(path)
@@ -31,6 +39,29 @@ def remember(spec: JobSpec, root: str) -> None:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(path + ".tmp", path)
+
+
+def _holds_secret(spec: JobSpec) -> bool:
+    from gristmill.io.redact import redact
+
+    uris = [*spec.source.uri, *([spec.sink.uri] if spec.sink else [])]
+    if any(redact(uri) != uri for uri in uris):
+        return True
+    held: list[Any] = [spec.source.storage, spec.source.options, spec.engine.options]
+    held += [spec.sink.storage, spec.sink.options] if spec.sink else []
+    calls = [getattr(spec.model, "call", None), *(step.call for step in (*spec.steps, *spec.post))]
+    return any(_named_secret(value) for value in [*held, *(call.args for call in calls if call is not None)])
+
+
+def _named_secret(value: Any) -> bool:
+    """Whether a mapping, or one in it, has plain text under a name that says that it is a secret."""
+    if isinstance(value, Mapping):
+        return any(
+            (_SECRET_NAME.search(str(key)) and isinstance(item, str) and not isinstance(item, Secret))
+            or _named_secret(item)
+            for key, item in value.items()
+        )
+    return isinstance(value, (list, tuple)) and any(_named_secret(item) for item in value)
 
 
 def recall(root: str) -> JobSpec:
