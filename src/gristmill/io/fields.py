@@ -43,13 +43,19 @@ class Fields:
                     f"{path}: column {field.name!r} cannot be read from CSV as {field.type}: read it as 'string'"
                 )
         wire = {f.name: pa.float32() if pa.types.is_float16(f.type) else f.type for f in self._target}
-        self._wire = wire or {self._names[0]: pa.string()}  # rows are counted also where no column is wanted
+        self._wire = wire or dict.fromkeys(
+            self._names[:1], pa.string()
+        )  # rows are counted also where no column is wanted
 
     def block(self, found: Lines) -> Block:
         """Every record as a row, filtered, or bad."""
         bad = {i: _not_text(found, i) for i in not_utf8(found)}
         last = len(found) - 1
-        if last >= 0 and found.stop[last] == len(found.data) and self._dialect.left_open(found.line(last)):
+        if (
+            last >= 0
+            and found.data[int(found.stop[last]) :] in (b"", b"\r")
+            and self._dialect.left_open(found.line(last))
+        ):
             bad[last] = _bad(found, last, "UnclosedQuote", "a quote opens and is not closed before the end of the file")
         found = blanked(found, bad, b"\n")
         return assembled(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gristmill.errors import BadSource
 from gristmill.io.lines import Lines
-from gristmill.io.schema import INFERRED, wider
+from gristmill.io.schema import INFERRED, MIXED, wider
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,26 +22,40 @@ def infer(path: str, sample: Sequence[Lines], types: Mapping[str, pa.DataType]) 
     """The schema of the sampled lines; `types` overrules it. Lines that are no objects are passed over.
 
     int and float make float, null and anything that. Text stays text, also where it looks like a date, as another line
-    may hold other text. Raises BadSource where a column has values of two kinds, with both and the way out.
+    may hold other text. A column with values of two kinds is marked, with both: reading it raises BadSource, as nothing
+    else can be done without being told; a job that does not read it runs.
     """
     import pyarrow as pa
 
+    if not types:
+        _check_objects(path, sample)
     found: dict[str, pa.DataType] = {}
+    mixed: dict[str, str] = {}
     for part in sample:
-        for name, kind in _types(path, part, types):
+        for name, kind, where in _types(part, mixed):
             known = found.get(name, kind)
             both = wider(known, kind, text=True)
-            if both is None and name not in types:
-                raise _conflict(path, name, known, kind)
-            found[name] = kind if both is None else both
-    if not found and not types:
-        _check_objects(path, sample)
-    found.update(types)
-    return pa.schema([pa.field(n, k) for n, k in found.items()], metadata={INFERRED: b"sparse"})
+            if both is None:
+                mixed.setdefault(name, f"{known} and {kind} ({where})")
+            found[name] = known if both is None else both
+    fields = [_field(path, n, k, mixed.get(n)) for n, k in found.items() if n not in types]
+    at = {n: i for i, n in enumerate(found)}
+    fields += [pa.field(n, k) for n, k in types.items()]
+    fields.sort(key=lambda f: at.get(f.name, len(at)))
+    return pa.schema(fields, metadata={INFERRED: b"sparse"})
 
 
-def _types(path: str, part: Lines, types: Mapping[str, pa.DataType]) -> Iterable[tuple[str, pa.DataType]]:
-    """By pyarrow where it takes all lines, else line by line."""
+def _field(path: str, name: str, kind: pa.DataType, mixed: str | None) -> pa.Field:
+    import pyarrow as pa
+
+    if mixed is None:
+        return pa.field(name, kind)
+    hint = f"say which with types={{{name!r}: 'string'}}, which reads it as text, or another type"
+    return pa.field(name, pa.string(), metadata={MIXED: f"{path}: column {name!r} is {mixed}: {hint}".encode()})
+
+
+def _types(part: Lines, mixed: dict[str, str]) -> Iterator[tuple[str, pa.DataType, str]]:
+    """Columns, types and where they were met: by pyarrow where it takes all lines, else line by line."""
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -53,10 +66,12 @@ def _types(path: str, part: Lines, types: Mapping[str, pa.DataType]) -> Iterable
         try:
             table = pj.read_json(pa.BufferReader(view), read_options=pj.ReadOptions(block_size=last - first + 16))
             if table.num_rows == len(part):
-                return [(f.name, _as_text(f.type)) for f in table.schema]
+                where = f"after byte {part.position[0]}"
+                yield from ((f.name, _as_text(f.type), where) for f in table.schema)
+                return
         except (pa.ArrowException, UnicodeDecodeError):
             pass
-    return _by_line(path, part, types).items()
+    yield from _by_line(part, mixed)
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
@@ -76,11 +91,7 @@ class _Conflict(Exception):
     pass
 
 
-def _by_line(path: str, part: Lines, types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    import pyarrow as pa
-
-    found: dict[str, pa.DataType] = {}
-    where: dict[str, int] = {}
+def _by_line(part: Lines, mixed: dict[str, str]) -> Iterator[tuple[str, pa.DataType, str]]:
     for i in range(len(part)):
         try:
             row = json.loads(part.line(i))
@@ -88,19 +99,17 @@ def _by_line(path: str, part: Lines, types: Mapping[str, pa.DataType]) -> dict[s
             continue
         for name, value in row.items() if isinstance(row, dict) else ():
             try:
-                kind = _kind(value)
+                yield name, _kind(value), f"byte {part.position[i]}"
             except _Conflict as e:
-                if name in types:
-                    continue
-                raise BadSource(f"{path}: byte {part.position[i]}: column {name!r}: {e}: {_hint(name)}") from None
-            known = found.get(name, pa.null())
-            both = wider(known, kind, text=True)
-            if both is None and name not in types:
-                raise _conflict(path, name, known, kind, (where[name], int(part.position[i])))
-            if both is not None and both != known:
-                where[name] = int(part.position[i])
-            found[name] = known if both is None else both
-    return found
+                mixed.setdefault(name, f"{e} (byte {part.position[i]})")
+                yield name, _nothing(), ""
+
+
+def _nothing() -> pa.DataType:
+    """The type of no value."""
+    import pyarrow as pa
+
+    return pa.null()
 
 
 def _kind(value: Any) -> pa.DataType:
@@ -127,19 +136,12 @@ def _kind(value: Any) -> pa.DataType:
     return pa.list_(inner)
 
 
-def _conflict(path: str, name: str, one: Any, other: Any, at: tuple[int, int] | None = None) -> BadSource:
-    places = ("", "") if at is None else (f" (byte {at[0]})", f" (byte {at[1]})")
-    return BadSource(f"{path}: column {name!r} is {one}{places[0]} and {other}{places[1]}: {_hint(name)}")
-
-
-def _hint(name: str) -> str:
-    return f"say which with types={{{name!r}: 'string'}}, or another type"
-
-
 def _check_objects(path: str, sample: Sequence[Lines]) -> None:
     """A whole JSON document is a common mistake, and would come out as nothing but bad rows."""
-    if sample and sample[0].position[0] == 0 and re.match(rb"\s*(\[|\{\s*$)", sample[0].line(0)):
+    if not sample or sample[0].position[0] != 0:
+        return
+    first, several = sample[0].line(0), len(sample[0]) > 1
+    if first in (b"[", b"{") if several else first.startswith(b"[{"):
         raise BadSource(
-            f"{path}: looks like one JSON document over several lines, not JSON Lines: write one object a line "
-            "(jq -c '.[]' does it)"
+            f"{path}: looks like one JSON document, not JSON Lines: write one object a line (jq -c '.[]' does it)"
         )

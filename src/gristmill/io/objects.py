@@ -10,6 +10,7 @@ import numpy as np
 from gristmill.errors import BadSource
 from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.io.lines import Lines
+from gristmill.io.schema import check
 from gristmill.plan.contracts import BadRow, Block, Reading
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Objects:
 
         self._reading = reading
         self._target = wanted(reading)[1]
+        check(reading.schema, self._target.names)
         self._wire = pa.schema([pa.field(f.name, _wire(f.name, f.type)) for f in self._target])
 
     def block(self, found: Lines) -> Block:

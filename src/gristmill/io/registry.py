@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.errors import BadJob, BadSource
-from gristmill.io.schema import unify
+from gristmill.io.schema import check, unify
 from gristmill.plan.contracts import SinkFormat, SourceFile, SourceFormat
 from gristmill.plan.job import Source
 
-__all__ = ["format_options", "sink_format", "source_format", "suffix_of", "unify"]
+__all__ = ["check", "format_options", "sink_format", "source_format", "suffix_of", "unify"]
 
 _COMPRESSED = (".gz", ".zst", ".bz2")
 

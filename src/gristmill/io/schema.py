@@ -11,8 +11,9 @@ from gristmill.plan.contracts import FileInfo
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["INFERRED", "conform", "from_names", "plain", "unify", "wider"]
+__all__ = ["INFERRED", "MIXED", "check", "conform", "from_names", "plain", "unify", "wider"]
 
+MIXED = b"gristmill.mixed"  # in a field's metadata: why the column has no type, and the way out
 INFERRED = (
     b"gristmill.inferred"  # in a schema's metadata: types come from a sample of text, so that text can be read wider
 )
@@ -46,7 +47,7 @@ def unify(infos: Sequence[FileInfo], columns: Iterable[str] | None = None) -> pa
             continue
         one = _one_type(name, kinds, problems)
         if one is not None:
-            fields.append(pa.field(name, one))
+            fields.append(pa.field(name, one, metadata=_mixed(name, kinds)))
     if problems:
         more = f"; and {len(problems) - 10} columns more" if len(problems) > 10 else ""
         raise BadSource(
@@ -74,6 +75,19 @@ def _one_type(name: str, kinds: dict[pa.Schema, list[str]], problems: list[str])
             return None
         one = both
     return one
+
+
+def _mixed(name: str, kinds: Iterable[pa.Schema]) -> dict[bytes, bytes] | None:
+    found = (s.field(name).metadata or {} for s in kinds if name in s.names)
+    return next(({MIXED: m[MIXED]} for m in found if MIXED in m), None)
+
+
+def check(schema: pa.Schema, columns: Iterable[str]) -> None:
+    """Raises BadSource where a column that is wanted has values of two kinds in its file."""
+    for name in columns:
+        why = (schema.field(name).metadata or {}).get(MIXED) if name in schema.names else None
+        if why is not None:
+            raise BadSource(why.decode())
 
 
 def _listed(paths: Sequence[str]) -> str:

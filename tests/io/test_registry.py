@@ -1,0 +1,139 @@
+"""Which format a source or sink has, and the one schema of its files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.errors import BadJob, BadSource
+from gristmill.io.registry import sink_format, source_format, suffix_of
+from gristmill.plan.contracts import SourceFile
+from gristmill.plan.job import source
+
+
+def by_suffix(*names: str, **options: Any) -> str:
+    return source_format(source("x", **options), [SourceFile(n, 1, "") for n in names]).name
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("/a/b.parquet", "parquet"),
+        ("/a/b.v2.PARQUET", "parquet"),
+        ("b.jsonl", "jsonl"),
+        ("b.ndjson.gz", "jsonl"),
+        ("b.jsonl.zst", "jsonl"),
+        ("b.csv", "csv"),
+        ("b.csv.bz2", "csv"),
+        ("b.tsv", "tsv"),
+        ("b.md", "text"),
+        ("b.png", "binary"),
+        ("https://h/b.csv?version=1.2", "csv"),
+    ],
+)
+def test_the_suffix_tells(name: str, form: str) -> None:
+    """In any case, compressed or not."""
+    assert by_suffix(name) == form
+
+
+def test_format_overrules_the_suffix() -> None:
+    """A file may be called anything."""
+    assert by_suffix("events.log", format="jsonl") == "jsonl"
+    assert by_suffix("a.csv", "b.weird", format="tsv") == "tsv"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a.parqet", r"\.parqet.*did you mean \.parquet"),
+        ("a.xyz", r"'\.xyz' is of no known format.*give format="),
+        ("README", "no suffix tells the format"),
+        ("a.json", "format='jsonl'"),
+        ("a.parquet.gz", r"\.parquet\.gz"),
+    ],
+)
+def test_an_unknown_suffix_is_named_with_the_way_out(name: str, said: str) -> None:
+    """With a suggestion where one is near."""
+    with pytest.raises(BadSource, match=said):
+        by_suffix(name)
+
+
+def test_several_formats_need_to_be_told_apart() -> None:
+    """Nothing is left out silently."""
+    with pytest.raises(BadSource, match=r"several formats: parquet \(a\.parquet\), csv \(b\.csv\)"):
+        by_suffix("a.parquet", "b.csv", "c.csv")
+
+
+def test_sinks() -> None:
+    """By name, by suffix, parquet where nothing is said; wrong names have a suggestion."""
+    names = [sink_format(n).name for n in ("jsonl", "npy", "out/", "a/b.jsonl", "s3://x/y.npy", "out.v2")]
+    assert names == ["jsonl", "npy", "parquet", "jsonl", "npy", "parquet"]
+    with pytest.raises(BadJob, match="'parquet'"):
+        sink_format("parqet")
+    with pytest.raises(BadJob, match="'jsonl'"):
+        source_format(source("x", format="jsonll"), [])
+    assert suffix_of("a/b.c.JSONL.gz") == ".jsonl.gz"
+
+
+def schemas(scratch: Any, planned: Any, *fields: list[tuple[str, Any]]) -> pa.Schema:
+    folder = scratch.folder()
+    for i, each in enumerate(fields):
+        pq.write_table(pa.table({n: pa.array([], t) for n, t in each}), folder / f"{i}.parquet")
+    return planned(str(folder)).schema
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (pa.int32(), pa.int64(), pa.int64()),
+        (pa.null(), pa.string(), pa.string()),
+        (pa.float32(), pa.float64(), pa.float64()),
+        (pa.int32(), pa.float64(), pa.float64()),
+        (pa.uint32(), pa.int32(), pa.int64()),
+        (pa.string(), pa.dictionary(pa.int32(), pa.string()), pa.string()),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+        (pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us")),
+        (pa.decimal128(5, 2), pa.decimal128(7, 3), pa.decimal128(7, 3)),
+    ],
+)
+def test_types_that_lose_nothing_are_widened(scratch: Any, planned: Any, one: Any, other: Any, both: Any) -> None:
+    """Whichever file comes first."""
+    for pair in ((one, other), (other, one)):
+        assert schemas(scratch, planned, [("a", pair[0])], [("a", pair[1])]).field("a").type == both
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.int64(), pa.string()),
+        (pa.int64(), pa.float64()),
+        (pa.uint64(), pa.int64()),
+        (pa.list_(pa.float32(), 3), pa.list_(pa.float32(), 4)),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+    ],
+)
+def test_types_that_cannot_be_one_are_named_with_column_and_files(
+    scratch: Any, planned: Any, one: Any, other: Any
+) -> None:
+    """Fault 13, when planning."""
+    with pytest.raises(BadSource, match=r"column 'a' is .* in .*0\.parquet, .* in .*1\.parquet"):
+        schemas(scratch, planned, [("a", one)], [("a", other)])
+
+
+def test_a_column_missing_in_some_files_is_named_with_them(scratch: Any, planned: Any) -> None:
+    """Fault 13; and all that is wrong at once."""
+    a, b, c = ("a", pa.int64()), ("b", pa.int64()), ("b", pa.string())
+    with pytest.raises(BadSource, match=r"column 'b' is missing in .*1\.parquet, of 3 files"):
+        schemas(scratch, planned, [a, b], [a], [a, c])
+
+
+def test_a_difference_in_columns_that_are_not_wanted_does_not_matter(scratch: Any, planned: Any) -> None:
+    """`unify` looks at the columns asked for."""
+    from gristmill.io.registry import unify
+
+    first = planned(scratch.file("0.csv", b"a,b\n1,x\n"))
+    second = planned(scratch.file("1.csv", b"a,c\n2,x\n"))
+    assert unify([*first.infos, *second.infos], columns=["a"]).names == ["a"]
