@@ -31,11 +31,24 @@ ORDER = [
     {"viewing"},
     {"tuning"},
     {"parallel", "parallel_map"},
-    {"api", "batched", "aio", "inference", "spark", "testing"},
+    {"inference"},
+    {"api", "batched", "aio", "spark", "testing"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
-HEAVY = {"numpy", "pyarrow", "torch", "transformers", "onnxruntime", "sklearn", "duckdb", "pandas", "polars", "rich", "click"}
+HEAVY = {
+    "numpy",
+    "pyarrow",
+    "torch",
+    "transformers",
+    "onnxruntime",
+    "sklearn",
+    "duckdb",
+    "pandas",
+    "polars",
+    "rich",
+    "click",
+}
 
 
 def modules() -> list[Path]:

@@ -15,7 +15,9 @@ FEATURES = [f"f{i}" for i in range(16)]
 
 
 def cheap(folder: Path, rows: int = 3_000_000) -> None:
-    """`rows` of 16 float32 features and an id, row groups of 122,880 rows; weights of a softmax regression beside them."""
+    """`rows` of 16 float32 features and an id, row groups of 122,880 rows; weights of a softmax regression beside
+    them.
+    """
     rng = np.random.default_rng(0)
     columns = {"id": np.arange(rows), **{f: rng.standard_normal(rows, dtype=np.float32) for f in FEATURES}}
     pq.write_table(pa.table(columns), folder / "features.parquet", row_group_size=122_880)

@@ -56,14 +56,16 @@ class Job:
         accept: bool = False,
         observer: Observer | None = None,
     ) -> Report:
-        """Score every row and publish. Running again resumes, or says "nothing to do". See errors.py for what it raises."""
+        """Score every row and publish. Running again resumes, or says "nothing to do". See errors.py for what it
+        raises.
+        """
         from gristmill.running import run
 
         spec = self.spec
         if engine is not None:
             named = replace(spec.engine, name=engine) if isinstance(engine, str) else engine
             spec = replace(spec, engine=named)
-        return run(spec, restart=restart, append=append, accept=accept, observer=_observer(observer))
+        return run(spec, restart=restart, append=append, accept=accept, observer=observer)
 
     def preview(self, rows: int = 20) -> Any:
         """The output of the first rows as an Arrow table; leaves nothing in the sink."""
@@ -94,7 +96,8 @@ class Job:
 def embed(source: Any, sink: Any = None, *, text: str, model: str, output: str = "embedding", **options: Any) -> Any:
     """Embed a text column: adds `output`, a vector. With a sink a Report; without one, the result as an Arrow table.
 
-    Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and Job.
+    Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and
+    Job.
     """
     names = _fields(TextEmbedder)
     spec = TextEmbedder(model, text, output, **{k: options.pop(k) for k in list(options) if k in names})
@@ -178,10 +181,6 @@ def _fields(spec: type) -> set[str]:
     return {f.name for f in dataclasses.fields(spec)} - {"model", "text"}
 
 
-def _observer(observer: Observer | None) -> Observer | None:
-    return observer
-
-
 def _root(sink_or_job: Any) -> str:
     from gristmill.running import sink_root
 
@@ -189,7 +188,7 @@ def _root(sink_or_job: Any) -> str:
         if sink_or_job.spec.sink is None:
             raise BadJob("the job has no sink")
         return sink_root(sink_or_job.spec.sink)
-    text = os.fspath(sink_or_job)
+    text: str = os.fspath(sink_or_job)
     if os.path.isdir(text):
         return os.path.abspath(text)
     if text.endswith((".yaml", ".yml", ".py")) or ":" in text:

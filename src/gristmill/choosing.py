@@ -98,7 +98,9 @@ def inputs_of(members: Sequence[Generation]) -> dict[str, str]:
 
 
 def only_new(r: Resolved, stored: dict[str, str]) -> Resolved:
-    """The same job over the files that are not in `stored`. Raises BadJob where new rows cannot be told from old ones."""
+    """The same job over the files that are not in `stored`. Raises BadJob where new rows cannot be told from old
+    ones.
+    """
     if r.job.source.limit is not None or r.job.source.sample is not None:
         raise BadJob("--append together with limit or sample: which rows are new cannot be told")
     files = tuple(f for f in r.files if f.file.path not in stored)

@@ -128,7 +128,9 @@ class ShardFeed:
         return DONE
 
     def _judge_doubted(self) -> None:
-        """Shards on which the model failed throughout: if it worked elsewhere, their rows are to blame, else the model."""
+        """Shards on which the model failed throughout: if it worked elsewhere, their rows are to blame, else the
+        model.
+        """
         if self.ok_rows > 0:
             for number in self._doubted:
                 self._attempts[number].proven = True

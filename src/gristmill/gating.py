@@ -40,13 +40,15 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
     possible = planned - counts.filtered - counts.derived_filtered
     if possible > 0 and (possible - dead) / possible < gates.min_ok:
         raise GateFailed(
-            f"min_ok {gates.min_ok} can no longer hold: {dead} of at most {possible} rows are dead letters{worst(errors)}; "
-            "nothing new was published (--accept publishes all the same)"
+            f"min_ok {gates.min_ok} can no longer hold: {dead} of at most {possible} rows are dead letters"
+            f"{worst(errors)}; nothing new was published (--accept publishes all the same)"
         )
 
 
 def final(gates: Gates, counts: Counts, errors: Mapping[str, float], letters: str) -> None:
-    """Raises GateFailed where the result is empty or too few rows were scored. `letters` says where dead rows can be read."""
+    """Raises GateFailed where the result is empty or too few rows were scored. `letters` says where dead rows can be
+    read.
+    """
     dead = counts.dead + counts.derived_dead
     scored = counts.ok + dead
     if counts.ok == 0 and not gates.allow_empty:
@@ -70,7 +72,7 @@ def warning(gates: Gates, counts: Counts, errors: Mapping[str, float]) -> str | 
 
 
 def audit(hooks: Iterable[Any], staged: Any) -> None:
-    """Give the staged result to every hook. One that returns False, or raises, refuses it: GateFailed with its words."""
+    """Give the staged result to every hook; one that returns False, or raises, refuses it: GateFailed, its words."""
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         try:

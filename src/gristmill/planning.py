@@ -262,7 +262,9 @@ def _no_column(name: str, schema: pa.Schema, what: str) -> BadSource:
 
 
 def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] | None:
-    """The columns carried over; None for all that there are but the model's own. Raises BadJob for a name that clashes."""
+    """The columns carried over; None for all that there are but the model's own. Raises BadJob for a name that
+    clashes.
+    """
     sink = job.sink
     given = None if sink is None else sink.keep
     steps = any(s.kind != "filter" for s in job.steps)
@@ -276,8 +278,8 @@ def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] |
     for name in added:
         if names.count(name) + added.count(name) > 1:
             raise BadJob(
-                f"column {name!r} would stand twice in the output: rename the new one (--output NAME, output=) or leave "
-                f"the old one out (--keep {','.join(n for n in names if n != name) or 'none'})"
+                f"column {name!r} would stand twice in the output: rename the new one (--output NAME, output=) or "
+                f"leave the old one out (--keep {','.join(n for n in names if n != name) or 'none'})"
             )
     return keep
 
@@ -402,6 +404,6 @@ def _check_gates(r: Resolved) -> None:
     nulls = max((r.nulls.get(c, 0) for c in columns), default=0)
     if rows and (rows - nulls) / rows < r.job.gates.min_ok:
         raise GateFailed(
-            f"{nulls} of {rows} rows have a null in {', '.join(columns)}, so at most {(rows - nulls) / rows:.4f} of them can be "
-            f"scored, under min_ok {r.job.gates.min_ok}: filter them (where, on_null: skip) or lower the gate"
+            f"{nulls} of {rows} rows are null in {', '.join(columns)}, so at most {(rows - nulls) / rows:.4f} of them "
+            f"can be scored, under min_ok {r.job.gates.min_ok}: filter them (where, on_null: skip) or lower the gate"
         )

@@ -188,7 +188,9 @@ class Run:
     # ------------------------------------------------ the sink
 
     def _open_sink(self) -> None:
-        """Fails before anything is loaded where the sink cannot be written (fault 6) or holds others' files (fault 34)."""
+        """Fails before anything is loaded where the sink cannot be written (fault 6) or holds others' files (fault
+        34).
+        """
         publishing.refuse_foreign(self.root, self.sink.overwrite)
         try:
             self._files.make_folder(generations.meta(self.root))
@@ -298,7 +300,7 @@ class Run:
         return Task("probe", Shard(0, _pieces(r, rows * 64)), g.number, g.folder, self.root, rows=rows, only=r.only)
 
     def _planned(self, r: Resolved, feed: ShardFeed) -> None:
-        """The probe has answered: fix schema and shards, and write the plan; or look at more rows if none was scored."""
+        """The probe has answered: fix schema and shards, write the plan; or look at more rows if none was scored."""
         answer, asked = feed.probed, feed.probe
         assert asked is not None and asked.rows is not None
         if answer["schema"] is None and answer["rows"] >= asked.rows:
@@ -535,8 +537,8 @@ def _check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
     doubled = kept or [n for n in names if names.count(n) > 1]
     if doubled:
         raise BadJob(
-            f"column {doubled[0]!r} would stand twice in the output: {r.model.name} returns it and keep carries it over; "
-            "rename one (output=) or leave it out of keep"
+            f"column {doubled[0]!r} would stand twice in the output: {r.model.name} returns it and keep carries it "
+            "over; rename one (output=) or leave it out of keep"
         )
     missing = [n for n in (*(r.keep or ()), *sink.partition_by) if n not in names]
     if missing:

@@ -1,4 +1,6 @@
-"""The tally of a run: what its events add up to, for progress and reports. Committed rows and those on their way apart."""
+"""The tally of a run: what its events add up to, for progress and reports. Committed rows and those on their way
+apart.
+"""
 
 from __future__ import annotations
 

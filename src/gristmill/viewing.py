@@ -43,7 +43,9 @@ class PlanView:
 
 
 def plan(spec: JobSpec) -> PlanView:
-    """What would run, from metadata alone. Raises BadJob where the job cannot run at all; broken gates are `problems`."""
+    """What would run, from metadata alone. Raises BadJob where the job cannot run at all; broken gates are
+    `problems`.
+    """
     problems = []
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         try:
@@ -62,12 +64,14 @@ def plan(spec: JobSpec) -> PlanView:
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     return PlanView(
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
-        timed or rows is None, r.workers, r.nulls, [(f.name, str(f.type)) for f in r.schema], output, r.info, r.notes, problems,
-    )  # fmt: skip
+        timed or rows is None, r.workers, r.nulls, [(f.name, str(f.type)) for f in r.schema], output, r.info, r.notes,
+    problems, )  # fmt: skip
 
 
 def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> pa.Table:
-    """The output of the first `rows` rows (for which `where` holds), scored by the job itself into a folder that goes."""
+    """The output of the first `rows` rows (for which `where` holds), scored by the job itself into a folder that
+    goes.
+    """
     limit = min(rows, spec.source.limit or rows)
     source = replace(spec.source, limit=None if spec.source.sample else limit)
     if spec.source.sample:
@@ -88,8 +92,8 @@ def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> pa.Ta
 
 
 def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table]:
-    """Output tables, one a shard, in plan order. Parts are written to a folder of their own and removed as they are read,
-    so that disk and memory hold only what is on its way.
+    """Output tables, one a shard, in plan order. Parts are written to a folder of their own and removed as they are
+    read, so that disk and memory hold only what is on its way.
     """
     import pyarrow.parquet as pq
 

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import functions
-import gristmill as gm
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import gristmill as gm
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_another_input_is_refused_and_restart_replaces(numbers: str, tmp_path: P
 def test_other_code_is_refused(numbers: str, tmp_path: Path) -> None:
     """Another function on the same sink is exit 4."""
     gm.apply(numbers, tmp_path / "out", fn=functions.double, keep=["id"])
-    with pytest.raises(gm.PlanChanged, match="Scorer|double"):
+    with pytest.raises(gm.PlanChanged, match=r"Scorer|double"):
         gm.apply(numbers, tmp_path / "out", fn=functions.Scorer, args={"factor": 2.0}, keep=["id"])
 
 
@@ -179,7 +180,9 @@ def test_a_step_that_drops_rows_silently_stops_the_job(numbers: str, tmp_path: P
 def test_a_class_is_built_once_a_worker(numbers: str, tmp_path: Path) -> None:
     """Each worker builds the class once, however many shards it scores."""
     log = tmp_path / "built"
-    gm.apply(numbers, tmp_path / "out", fn=functions.Scorer, args={"factor": 3.0, "log": str(log)}, shard_rows=50, workers=2)
+    gm.apply(
+        numbers, tmp_path / "out", fn=functions.Scorer, args={"factor": 3.0, "log": str(log)}, shard_rows=50, workers=2
+    )
     built = log.read_text().split()
     assert len(built) == len(set(built)) <= 2
 
@@ -308,7 +311,7 @@ def test_min_ok_stops_the_run_and_accept_publishes(numbers: str, tmp_path: Path)
         gm.sink(str(tmp_path / "out"), keep=["id"]),
         gates={"min_ok": 0.99},
     )
-    with pytest.raises(gm.GateFailed, match="min_ok 0.99") as failed:
+    with pytest.raises(gm.GateFailed, match=r"min_ok 0\.99") as failed:
         job.run()
     assert failed.value.report is not None
     assert not list((tmp_path / "out").glob("*.parquet"))
@@ -349,4 +352,6 @@ print(gm.apply({numbers!r}, {str(tmp_path / "out")!r}, fn=twice, keep=["id"]).ro
 def test_import_is_cheap() -> None:
     """`import gristmill` brings in neither numpy nor pyarrow."""
     code = "import sys, gristmill; print([m for m in ('numpy', 'pyarrow', 'pydantic', 'rich') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

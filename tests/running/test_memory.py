@@ -47,4 +47,6 @@ def test_ten_times_the_rows_need_no_more_memory(tmp_path: Path) -> None:
         options = ["--fn", "fns:f", "--keep", "c0", "--workers", "2", "--progress", "off"]
         command = [*COMMAND, f"{name}.parquet", f"out-{name}", *options]
         peaks.append(peak(command, tmp_path))
-    assert peaks[1] <= 1.1 * peaks[0], f"{peaks[0] / 1e6:.0f} MB for 500,000 rows, {peaks[1] / 1e6:.0f} MB for 5,000,000"
+    assert peaks[1] <= 1.1 * peaks[0], (
+        f"{peaks[0] / 1e6:.0f} MB for 500,000 rows, {peaks[1] / 1e6:.0f} MB for 5,000,000"
+    )

@@ -10,11 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import gristmill as gm
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import gristmill as gm
 
 GRISTMILL = [sys.executable, "-m", "gristmill"]
 
@@ -60,7 +61,9 @@ def test_embeddings_equal_those_of_sentence_transformers(
     from sentence_transformers import SentenceTransformer
 
     texts = [*docstrings[:150], "", "  ", "ü" * 3000]
-    table = gm.embed([{"text": t} for t in texts], text="text", model=str(minilm), backend="torch", workers=workers, shard_rows=40)
+    table = gm.embed(
+        [{"text": t} for t in texts], text="text", model=str(minilm), backend="torch", workers=workers, shard_rows=40
+    )
     expected = SentenceTransformer(str(minilm), device="cpu").encode(texts, normalize_embeddings=True)
     found = vectors(table)
     cosine = (found * expected).sum(axis=1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
@@ -98,9 +101,13 @@ def test_npy_with_ids_and_manifest(minilm_int8: Path, tmp_path: Path) -> None:
     """float32 shards, ids beside them row by row, and a manifest of which input went where."""
     for name in ("a", "b"):
         (tmp_path / "docs").mkdir(exist_ok=True)
-        table = pa.table({"id": [f"{name}{i}" for i in range(30)], "text": [f"{name} text number {i}" for i in range(30)]})
+        table = pa.table(
+            {"id": [f"{name}{i}" for i in range(30)], "text": [f"{name} text number {i}" for i in range(30)]}
+        )
         pq.write_table(table, tmp_path / "docs" / f"{name}.parquet")
-    report = gm.embed(tmp_path / "docs", tmp_path / "out", text="text", model=str(minilm_int8), keep=["id"], format="npy")
+    report = gm.embed(
+        tmp_path / "docs", tmp_path / "out", text="text", model=str(minilm_int8), keep=["id"], format="npy"
+    )
     manifest = pq.read_table(tmp_path / "out" / "manifest.parquet").to_pylist()
     assert sum(row["rows"] for row in manifest) == 60 == report.rows_ok
     assert {Path(row["input_path"]).name for row in manifest} == {"a.parquet", "b.parquet"}

@@ -1,4 +1,6 @@
-"""Generations: one plan with its receipts and parts. A sink's folder holds them all; which are live is for `_SUCCESS` to say."""
+"""Generations: one plan with its receipts and parts. A sink's folder holds them all; which are live is for `_SUCCESS`
+to say.
+"""
 
 from __future__ import annotations
 

@@ -55,11 +55,9 @@ class Lease:
 def holder(folder: str) -> dict[str, Any] | None:
     """Who holds the lease of a sink now, or None."""
     path = os.path.join(folder, "lock")
-    try:
-        file = open(path, "r+")
-    except FileNotFoundError:
+    if not os.path.exists(path):
         return None
-    with file:
+    with open(path, "r+") as file:
         try:
             _lock(file)
         except OSError:

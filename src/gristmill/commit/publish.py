@@ -95,7 +95,8 @@ def _write_table(files: LocalFiles, path: str, live: Sequence[Live]) -> None:
 def clean(files: LocalFiles, root: str, number: int, live: Sequence[Live]) -> None:
     """Remove what no longer counts up to generation `number`: parts that are not live, all work files and suspects.
 
-    Done again by a run that finds nothing to do, because the one that published may have been killed before it was here.
+    Done again by a run that finds nothing to do, because the one that published may have been killed before it was
+    here.
     """
     for name in strangers(root, {f.name for f in live}):
         made = _OURS.match(os.path.basename(name))

@@ -61,8 +61,8 @@ class LocalFiles:
         except OSError as e:
             if e.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise BadJob(
-                    f"{os.path.dirname(target)}: this file system has no hard links ({e.strerror}), which a commit needs: "
-                    "use another disk"
+                    f"{os.path.dirname(target)}: this file system has no hard links ({e.strerror}), "
+                    "which a commit needs: use another disk"
                 ) from e
             raise
 
@@ -76,10 +76,8 @@ class LocalFiles:
 
     def remove(self, path: str) -> None:
         """Remove a file; no error if it is not there."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        except FileNotFoundError:
-            pass
 
     def mkdir(self, path: str) -> None:
         """Make one folder; no error if it is there."""
@@ -161,7 +159,9 @@ def seal(body: dict[str, Any]) -> bytes:
 
 
 def unseal(path: str) -> dict[str, Any]:
-    """The body of a sealed file. Raises CorruptStore if it is not what was sealed, FileNotFoundError if it is not there."""
+    """The body of a sealed file. Raises CorruptStore if it is not what was sealed, FileNotFoundError if it is not
+    there.
+    """
     raw = Path(path).read_bytes()
     try:
         body = json.loads(raw)

@@ -286,7 +286,9 @@ def serve(name: str, parent: int) -> None:
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The protocol's own copies of stdin and stdout; what user code prints then goes to stderr, what it reads is empty."""
+    """The protocol's own copies of stdin and stdout; what user code prints then goes to stderr, what it reads is
+    empty.
+    """
     commands = os.fdopen(os.dup(0), "rb")
     reports = os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)

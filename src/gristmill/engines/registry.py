@@ -11,7 +11,9 @@ NAMES = ("local", "ray", "spark")
 
 
 def open_engine(name: str, **options: Any) -> Any:
-    """The engine called `name`. Raises BadJob for a name there is none for, MissingExtra where its package is missing."""
+    """The engine called `name`. Raises BadJob for a name there is none for, MissingExtra where its package is
+    missing.
+    """
     if name == "local":
         from gristmill.engines.local import Local
 

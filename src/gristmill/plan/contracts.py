@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source as a listing shows it. `path` has no secrets in it; `stamp` changes when the content does."""
+    """One file of a source as a listing shows it. `path` has no secrets in it; `stamp` changes with the content."""
 
     path: str
     size: int
@@ -67,7 +67,9 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows read from one file: `rows` and their `position` (int64, same length), those `where` left out, the bad ones."""
+    """Rows read from one file: `rows` and their `position` (int64, same length), those `where` left out, the bad
+    ones.
+    """
 
     rows: pa.Table
     position: np.ndarray
@@ -85,7 +87,9 @@ class Where(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """What to read of a file: the columns wanted (None: all), their types as planned, a condition, and a block's bytes."""
+    """What to read of a file: the columns wanted (None: all), their types as planned, a condition, and a block's
+    bytes.
+    """
 
     columns: tuple[str, ...] | None
     schema: pa.Schema
@@ -131,7 +135,7 @@ class WorkFile:
 
 
 class Writer(Protocol):
-    """Writes one shard's output. `close` flushes, syncs and returns the finished files, also when there were no rows."""
+    """Writes one shard's output. `close` syncs and returns the finished files, also when there were no rows."""
 
     def write(self, rows: pa.Table) -> None: ...
 
@@ -188,7 +192,7 @@ class SinkFormat(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model runs, decided outside of it. `device` is "cpu", "cuda", "cuda:0", "mps"; `threads` for CPU maths."""
+    """Where a model runs, decided outside of it. `device` is "cpu", "cuda", "cuda:0", "mps"."""
 
     device: str = "cpu"
     dtype: str = "auto"
@@ -201,7 +205,8 @@ class ModelInfo:
     """What is known of a model without loading it.
 
     `columns` it reads (None: whatever there is); `outputs` it adds, where known; `digest` of its files ("" for
-    functions); `digests` file by file, for a readable difference; `text_columns` are inputs dropped from `keep` by default.
+    functions); `digests` file by file, for a readable difference; `text_columns` are inputs dropped from `keep` by
+    default.
     """
 
     name: str
@@ -394,7 +399,9 @@ class Engine(Protocol):
     """Moves items to workers that keep their state, and reports. It never retries and decides nothing."""
 
     def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
-        """Runs until the feed is DONE and everything handed out has ended. Closing the iterator leaves nothing running."""
+        """Runs until the feed is DONE and everything handed out has ended. Closing the iterator leaves nothing
+        running.
+        """
         ...
 
 

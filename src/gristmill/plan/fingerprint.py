@@ -1,4 +1,6 @@
-"""The fingerprint of a plan: a table of digests of everything that shapes its output, and the readable difference of two."""
+"""The fingerprint of a plan: a table of digests of everything that shapes its output, and the readable difference of
+two.
+"""
 
 from __future__ import annotations
 

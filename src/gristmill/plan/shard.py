@@ -1,9 +1,12 @@
-"""Shards: descriptions of which rows of which files are scored and committed together, and how a source is cut into them."""
+"""Shards: descriptions of which rows of which files are scored and committed together, and how a source is cut into
+them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,7 +107,9 @@ def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, work
 
 
 def _end(info: FileInfo, at: int, stop: int, room: float, slack: float) -> int:
-    """Where a shard that starts at `at` ends, with about `room` positions left in it; `at` if it had better start anew."""
+    """Where a shard that starts at `at` ends, with about `room` positions left in it; `at` if it had better start
+    anew.
+    """
     if stop - at <= room + min(slack, room):
         return stop
     whole = room >= slack * 3 * 0.999  # the shard is empty: something must go into it
@@ -154,7 +159,7 @@ class ShardTable:
         c = self._columns
         files = c["file"][a:b]
         edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), b - a] if b > a else []
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for first, last in pairwise(edges):
             index = int(files[first])
             spans = zip(
                 c["start"][a + first : a + last].tolist(), c["stop"][a + first : a + last].tolist(), strict=True

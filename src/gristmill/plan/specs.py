@@ -59,7 +59,7 @@ def _function_or_class(target: Any) -> bool:
 @dataclass(frozen=True)
 class Step:
     """A CPU step on a batch, before or after the model. `kind`: "map" keeps the rows, "flat_map" makes one row many
-    (per-row function returning a list of rows), "filter" drops rows (`expression`, or a function giving one bool a row).
+    (per-row function returning a list of rows), "filter" drops rows (`expression`, or one bool a row).
     """
 
     kind: Literal["map", "flat_map", "filter"]
@@ -79,7 +79,9 @@ class Step:
 
 @dataclass(frozen=True)
 class FunctionModel:
-    """A user's function or class as the model. `returns` fixes output columns and types ("float32", "list<float>", …)."""
+    """A user's function or class as the model. `returns` fixes output columns and types ("float32", "list<float>",
+    …).
+    """
 
     call: Call
     returns: Mapping[str, str] | None = None
@@ -236,7 +238,7 @@ def flat_map(target: Any, *, batch_format: BatchFormat = "rows", **args: Any) ->
 
 
 def filter(condition: Any, *, batch_format: BatchFormat = "numpy", **args: Any) -> Step:
-    """A step that keeps the rows for which `condition` holds: an SQL expression, or a function giving one bool a row."""
+    """A step that keeps the rows for which `condition` holds: an SQL expression, or a function giving a bool a row."""
     if isinstance(condition, str):
         return Step("filter", None, condition)
     return Step("filter", Call(condition, dict(args), batch_format))

@@ -96,9 +96,9 @@ class ShardCommit:
 
     def _check(self, counts: Counts) -> None:
         wrong = counts.discrepancy()
-        if wrong is None and self._task.shard.rows is not None and counts.rows_in != self._task.shard.rows:
-            if self._task.only is None:
-                wrong = f"{self._task.shard.rows} rows planned, {counts.rows_in} read"
+        planned = self._task.shard.rows if self._task.only is None else None
+        if wrong is None and planned is not None and counts.rows_in != planned:
+            wrong = f"{planned} rows planned, {counts.rows_in} read"
         buried = sum(f.rows for f in self._finished if f.role == "dead")
         if buried != counts.dead + counts.derived_dead:
             wrong = wrong or f"{counts.dead + counts.derived_dead} rows died, {buried} dead letters were written"
@@ -176,7 +176,7 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
 
 
 def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with the planned columns and types; columns it lacks are null. Raises RunFailed where types do not fit."""
+    """`table` with the planned columns and types; those it lacks are null. Raises RunFailed for types that do not fit."""
     columns = []
     for f in schema:
         if f.name not in table.column_names:

@@ -25,7 +25,9 @@ SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this man
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a row is: number of its piece in the shard, position in that file, copy made by steps. Arrays of one length."""
+    """Who a row is: number of its piece in the shard, position in that file, copy made by steps. Arrays of one
+    length.
+    """
 
     piece: np.ndarray
     position: np.ndarray
@@ -77,7 +79,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Window:
-    """Rows of one shard ready for the model, in source order. Also what travels between machines when stages are apart."""
+    """Rows of one shard ready for the model, in source order. Also what travels between machines when stages are
+    apart.
+    """
 
     rows: pa.Table
     identity: Identity
@@ -255,7 +259,9 @@ def _part(chunk: Chunk, start: int, rows: int) -> Chunk:
 
 
 def _retried(chunk: Chunk, task: Task, paths: list[str]) -> Chunk:
-    """Of a retried shard's rows those that were dead. A source row of which some copies had lived is not counted again."""
+    """Of a retried shard's rows those that were dead. A source row of which some copies had lived is not counted
+    again.
+    """
     who = chunk.identity
     wanted = [task.only.wanted(path) for path in paths]
     copies = [wanted[p].get(n, set()) for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]

@@ -72,8 +72,8 @@ class Task:
     """One shard to score and commit. `schema` is the planned output schema.
 
     `kind` "probe" scores the first rows, commits nothing and answers with the schema they have. `careful` attempts note
-    each batch before predicting it; `blame` says that the death before this attempt was its rows' doing; `proven` says that the model worked elsewhere, so that failing rows are the rows'
-    own fault.
+    each batch before predicting it; `blame` says that the death before this attempt was its rows' doing; `proven` says
+    that the model worked elsewhere, so that rows which fail are to blame themselves.
     """
 
     kind: Literal["score", "probe"]

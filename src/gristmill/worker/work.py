@@ -241,7 +241,9 @@ class ShardWorker:
 
 
 class CarefulScore:
-    """Scores a window of a shard that killed a worker: suspects first and apart, each batch noted before it is predicted."""
+    """Scores a window of a shard that killed a worker: suspects first and apart, each batch noted before it is
+    predicted.
+    """
 
     def __init__(self, predict: Predict, task: Task, window: Window, before: Any) -> None:
         self._predict = predict
