@@ -132,6 +132,7 @@ def write_plan(
                 writer.write_table(table)
             files.sync(out)
         stored[what] = {"path": os.path.basename(path), "sha256": sha256_of(path)}
+    files.sync_folder(generation.folder)  # plan.json must not outlive the names of its tables
     files.write_new(os.path.join(generation.folder, "plan.json"), seal({**about, "tables": stored}))
     return read_plan(generation)
 

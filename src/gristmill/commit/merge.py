@@ -57,6 +57,7 @@ def _write(
     rows, wanted = sum(f.rows for f in written if f.role == "rows"), sum(p.rows for p in parts)
     if rows != wanted:
         raise RunFailed(f"{generation.root}: merged {rows} of {wanted} rows")
+    files.sync_folder(generation.work)
     measured = tuple(receipts.measure(f, generation.root) for f in written)
     mine = Receipt(number, nonce, (0,) * 8, measured)
     files.make_folder(folder)

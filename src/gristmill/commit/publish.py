@@ -90,6 +90,7 @@ def _write_table(files: LocalFiles, path: str, live: Sequence[Live]) -> None:
     with files.create(path) as out:
         pq.write_table(pa.Table.from_pylist([vars(f) for f in live]), out, compression="zstd")
         files.sync(out)
+    files.sync_folder(os.path.dirname(path))
 
 
 def clean(files: LocalFiles, root: str, number: int, live: Sequence[Live]) -> None:

@@ -1,0 +1,184 @@
+"""Faults 2, 3 and 4: the run is killed at every operation that it does to disk, and goes on in another process.
+
+The crash is data: the number of an operation, and what is lost with it. recording.py counts the operations.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gristmill as gm
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from gristmill.commit.generation import success
+
+import crashing
+import oracles
+import recording
+import victims
+from apart import Apart, Ended
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A job about to be run: its folders, and what the sink holds before (`base`, or nothing)."""
+
+    apart: Apart
+    folder: Path
+    source: str
+    base: Path | None = None
+    verbs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def root(self) -> str:
+        return str(self.folder / "out")
+
+    @property
+    def log(self) -> str:
+        return str(self.folder / "calls")
+
+    @property
+    def journal(self) -> str:
+        return str(self.folder / "journal")
+
+    def begin(self) -> None:
+        """Everything as it was before the run."""
+        for path in (self.root, self.journal):
+            shutil.rmtree(path, ignore_errors=True)
+        Path(self.log).unlink(missing_ok=True)
+        if self.base is not None:
+            shutil.copytree(self.base, self.root)
+
+    def run(self, at: int | None = None, **others: Any) -> Ended:
+        """Run the job; where `at` is given, it is killed at that operation."""
+        harm = None if at is None else {"at": at, "kind": "kill"}
+        return self.apart.run(
+            "crashing:run", source=self.source, sink=self.root, log=self.log, journal=self.journal, harm=harm,
+            **{**dict(self.verbs), **others},
+        )  # fmt: skip
+
+    def crashed(self, at: int) -> bool:
+        """A run killed at operation `at`; False where it ended before it came there."""
+        self.begin()
+        ended = self.run(at)
+        assert ended.code in (0, -9), ended.printed
+        return ended.code == -9
+
+    def committed(self) -> set[int]:
+        """Ids that need no scoring again. A restart that has published is begun anew by the same command."""
+        verbs = dict(self.verbs)
+        if verbs.get("restart") and (success(self.root) or {}).get("generation") == 2:
+            return set()
+        return oracles.committed(self.root, self.source, after=1 if "restart" in verbs or "retry" in verbs else 0)
+
+    def resumed(self, rows: int, wanted: pa.Table) -> None:
+        """The same command again: all oracles hold."""
+        oracles.nothing_partial(self.root)
+        done = self.committed()
+        Path(self.log).unlink(missing_ok=True)
+        ended = self.run()
+        assert ended.code == 0, ended.printed
+        oracles.nothing_lost_nothing_twice(self.root, list(range(rows)), crashing.filtered(rows))
+        oracles.same_values(self.root, wanted)
+        assert not done & set(oracles.called(self.log)), "the model was called for a committed shard"
+        oracles.tidy(self.root)
+
+
+@pytest.fixture
+def scene(apart: Apart, quick: Path) -> Scene:
+    """A first run of 60 rows in two files, four shards."""
+    return Scene(apart, quick, victims.write_input(str(quick / "in"), 60))
+
+
+def whole(scene: Scene, rows: int) -> pa.Table:
+    """What an uninterrupted run publishes."""
+    scene.begin()
+    ended = scene.run()
+    assert ended.code == 0, ended.printed
+    oracles.nothing_lost_nothing_twice(scene.root, list(range(rows)), crashing.filtered(rows))
+    return gm.read(scene.root).to_table().combine_chunks()
+
+
+def test_fault_02_killed_at_every_operation(scene: Scene) -> None:
+    """SIGKILL at operation k, for every k of the job; the next run finishes it: nothing lost, nothing twice."""
+    wanted = whole(scene, 60)
+    at = 0
+    while scene.crashed(at):
+        if success(scene.root) is None:
+            with pytest.raises(gm.BadSource, match="no result"):
+                gm.read(scene.root)
+        scene.resumed(60, wanted)
+        at += 1
+    assert at > 80, f"only {at} operations were counted"
+
+
+@pytest.mark.parametrize("how", ["names", "contents", "some"])
+def test_fault_03_power_fails_and_unsynced_writes_are_lost(scene: Scene, how: str) -> None:
+    """As 02, but what was not synced goes too: names, contents, or any mixture of both."""
+    wanted = whole(scene, 60)
+    at = {"names": 0, "contents": 1, "some": 2}[how]
+    while scene.crashed(at):
+        recording.lose_unsynced(scene.journal, scene.root, how, seed=at)
+        shutil.rmtree(scene.journal)
+        scene.resumed(60, wanted)
+        at += 4
+    recording.lose_unsynced(scene.journal, scene.root, how, seed=at)
+    oracles.nothing_lost_nothing_twice(scene.root, list(range(60)), crashing.filtered(60))
+    oracles.same_values(scene.root, wanted)
+
+
+def restarted(scene: Scene) -> Scene:
+    """A finished result of other code, about to be restarted."""
+    assert scene.run(bad=[5]).code == 0
+    return scene
+
+
+def appended(scene: Scene) -> Scene:
+    """A finished result, and a new input file."""
+    assert scene.run(append=False).code == 0
+    pa.parquet.write_table(victims.table(10, 20), os.path.join(scene.source, "1.parquet"))
+    return scene
+
+
+def retried(scene: Scene) -> Scene:
+    """A finished result with dead letters, whose cause is mended."""
+    assert scene.run(retry=False, bad=[3, 13]).code == 0
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("before", "verbs", "rows"),
+    [
+        (restarted, {"restart": True, "bad": [3]}, 20),
+        (appended, {"append": True, "bad": [3]}, 30),
+        (retried, {"retry": True, "accept_code_change": True, "bad": []}, 20),
+    ],
+)
+def test_fault_04_killed_while_one_result_replaces_another(
+    before: Callable[[Scene], Scene], verbs: dict[str, Any], rows: int, apart: Apart, quick: Path
+) -> None:
+    """Restart, append and retry-dead killed at every operation: readers see the old result or the new one, never a mix."""
+    source = victims.write_input(str(quick / "in"), 20, files=1)
+    first = Scene(apart, quick / "work", source, None, tuple(verbs.items()))
+    first.folder.mkdir()
+    if before is restarted:
+        first = Scene(apart, first.folder, source)
+    before(first)
+    old = gm.read(first.root).to_table().combine_chunks()
+    base = quick / "base"
+    shutil.copytree(first.root, base)
+    scene = Scene(apart, first.folder, source, base, tuple(verbs.items()))
+    wanted = whole(scene, rows)
+    at = 0
+    while scene.crashed(at):
+        seen = gm.read(scene.root).to_table().combine_chunks()
+        assert seen.equals(old) or seen.equals(wanted)
+        scene.resumed(rows, wanted)
+        at += 1
+    assert at > 30, f"only {at} operations were counted"
