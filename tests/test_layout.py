@@ -32,7 +32,8 @@ ORDER = [
     {"tuning"},
     {"parallel", "parallel_map"},
     {"inference"},
-    {"api", "batched", "aio", "spark", "testing"},
+    {"aio"},
+    {"api", "batched", "spark", "testing"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -176,7 +176,7 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
 
 
 def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with the planned columns and types; those it lacks are null. Raises RunFailed for types that do not fit."""
+    """`table` with the planned columns and types, null where it lacks one. Raises RunFailed where types do not fit."""
     columns = []
     for f in schema:
         if f.name not in table.column_names:
