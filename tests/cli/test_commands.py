@@ -104,7 +104,7 @@ MISTAKES = [
     (("emebd",), 2, "no command 'emebd': did you mean 'embed'? (gristmill --help)"),
     (("embed", "a", "b"), 2, "missing option '--model'"),
     (("apply", "rows.parquet"), 2, "issing"),
-    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--kep", "id"), 2, "'--kep'"),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--kep", "id"), 2, "--kep"),
     (("apply", "rows.parqet", "out", "--fn", "scoring:double"), 2, "rows.parquet"),
     (("apply", "rows.parquet", "out", "--fn", "scoring:duble"), 2, "scoring:duble"),
     (("apply", "rows.parquet", "out", "--fn", "scorring:double"), 2, "scorring"),

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gristmill import __version__
-from gristmill.cli.ending import end, ended
+from gristmill.cli.ending import USAGE, end, ended
 from gristmill.cli.shape import unwrapped
 
 # Name, where it lives, its line in --help.
@@ -107,6 +107,9 @@ def main(arguments: list[str]) -> int:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     debug = "--debug" in arguments or os.environ.get("GRISTMILL_DEBUG", "") not in ("", "0")
     try:
+        if not arguments:
+            click.echo(gristmill.get_help(click.Context(gristmill, info_name="gristmill")), err=True)
+            return ended(USAGE)
         result: Any = gristmill.main(arguments, prog_name="gristmill", standalone_mode=False)
     except BaseException as error:
         return ended(end(error, debug))

@@ -35,9 +35,6 @@ def end(error: BaseException, debug: bool) -> int:
     if isinstance(error, GristmillError):
         say(str(error))
         return error.exit_code
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        _write(error.format_message() + "\n")
-        return USAGE
     if isinstance(error, click.UsageError):
         say(usage(error))
         return USAGE
