@@ -1,0 +1,5 @@
+"""`batched.inference`."""
+
+from gristmill.inference import dynamically
+
+__all__ = ["dynamically"]

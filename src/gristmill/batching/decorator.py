@@ -1,0 +1,380 @@
+"""What the decorators return: a batched function, and its form bound to an instance or a class.
+
+The four decorators (`gristmill.dynamically`, `gristmill.inference.dynamically` and their twins under `gristmill.aio`)
+differ in their options and in these four classes, not in how calls are batched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+from gristmill.batching.batcher import Batcher
+from gristmill.batching.cached import through
+from gristmill.batching.padding import Features
+from gristmill.batching.settings import Settings, WhenFull, settle
+from gristmill.batching.stats import Stats
+from gristmill.batching.work import Lists, Work, is_asynchronous
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class _Shared:
+    """What a batched function and all its bound forms have in common: the batchers, one an owner."""
+
+    def __init__(self, function: Callable[..., Any], chosen: Settings) -> None:
+        self.function = function
+        self.settings = chosen
+        self._unbound = self._make(method=False)
+        self._bound: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
+
+    def batcher(self, owner: Any, *, bound: bool) -> Batcher:
+        """The owner's batcher. It is gone when the owner is, and does not keep it alive."""
+        if not bound:
+            return self._unbound
+        found = self._bound.get(id(owner))
+        if found is None or found[0]() is not owner:
+            # By identity: instances may be unhashable, or equal to each other.
+            found = self._bound.setdefault(id(owner), (self._watch(owner), self._make(method=True)))
+        return found[1]
+
+    def _make(self, *, method: bool) -> Batcher:
+        chosen = self.settings
+        work = Work(self.function, chosen.layout, method=method, retry_alone=chosen.retry_alone)
+        return Batcher(work, chosen.rules, chosen.options)
+
+    def _watch(self, owner: Any) -> weakref.ref[Any]:
+        key, batchers = id(owner), self._bound
+
+        def gone(ref: weakref.ref[Any]) -> None:
+            if key in batchers and batchers[key][0] is ref:
+                del batchers[key]
+
+        try:
+            return weakref.ref(owner, gone)
+        except TypeError:
+            kind = type(owner).__name__
+            raise TypeError(
+                f"{kind} has __slots__ without '__weakref__', so its batched methods cannot tell when an instance is "
+                "gone: add '__weakref__' to them"
+            ) from None
+
+
+class Dynamic:
+    """A function whose concurrent calls are grouped. Base of the four forms, which say what a call looks like.
+
+    A function of a module has one queue; a method has one for each instance (a class method for each class), which is
+    collected with it.
+    """
+
+    _blocking = True
+
+    def __init__(self, function: Callable[..., Any], chosen: Settings) -> None:
+        self._kind: Any = type(function) if isinstance(function, (staticmethod, classmethod)) else None
+        plain: Any = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
+        if not callable(plain):
+            raise TypeError(f"{plain!r} cannot be called: give a function that takes a batch")
+        if self._blocking and is_asynchronous(plain):
+            home = "gristmill.aio.inference" if isinstance(chosen.layout, Features) else "gristmill.aio"
+            raise TypeError(f"{_name(plain)} is a coroutine function: decorate it with {home}.dynamically")
+        functools.update_wrapper(self, plain)  # type: ignore[arg-type]
+        self._shared = _Shared(plain, chosen)
+        self._batcher = self._shared.batcher(None, bound=False)
+        self._owner: Any = None
+        self._is_bound = False
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        target = (owner if owner is not None else type(instance)) if self._kind is classmethod else instance
+        if target is None or self._is_bound or self._kind is staticmethod:
+            return self
+        bound = object.__new__(type(self))
+        batcher = self._shared.batcher(target, bound=True)
+        bound.__dict__.update(self.__dict__, _batcher=batcher, _owner=target, _is_bound=True)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<batched {_name(self._shared.function)}{f' of {self._owner!r}' if self._is_bound else ''}>"
+
+    def __reduce__(self) -> Any:
+        function = self._shared.function
+        name, module = _name(function), getattr(function, "__module__", None)
+        if self._is_bound:
+            return getattr, (self._owner, function.__name__)
+        if module != "__main__" and _found(module, name) is self:
+            return name
+        # Functions of a script travel by value where the pickler can do that (cloudpickle).
+        wrapped = function if self._kind is None else self._kind(function)
+        return type(self), (wrapped, self._shared.settings)
+
+    @property
+    def stats(self) -> Stats:
+        """What was done so far, as a frozen picture: counts, averages, histograms."""
+        cache = self._shared.settings.cache
+        report = getattr(cache, "stats", None)
+        return self._batcher.stats(report() if callable(report) else None)
+
+    def clear_stats(self) -> None:
+        """Count from nothing again."""
+        self._batcher.clear_stats()
+
+    def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
+        """Take no more calls: they raise BatcherClosed. Those that wait are served first; with `cancel`, or after
+        `timeout` seconds, they raise BatcherClosed too. A batch that has left is not stopped.
+
+        Waits for the thread; from inside the batch function, and for coroutine functions (see `aclose`), it does not.
+        """
+        self._batcher.close(cancel=cancel, timeout=timeout)
+
+    shutdown = close
+
+    async def aclose(self, *, cancel: bool = False, timeout: float | None = None) -> None:
+        """`close` that waits for what is served on this loop, without blocking it."""
+        await self._batcher.aclose(cancel=cancel, timeout=timeout)
+
+    def _target(self, args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Whose call it is, and what is called with: `Class.method(instance, item)` names both."""
+        if len(args) == 1:
+            return self, args[0]
+        if len(args) == 2 and not self._is_bound and self._kind is None:
+            return self.__get__(args[0]), args[1]
+        raise TypeError(f"{_name(self._shared.function)} takes one item or a list of items, not {len(args)} arguments")
+
+    async def _through(self, items: list[Any], timeout: float | None, priority: float | None) -> Sequence[Any]:
+        """The results of some items, from the cache where it has them."""
+        chosen = self._shared.settings
+        if chosen.cache is None:
+            return await self._batcher.acall(self._owner, items, timeout, priority)
+        return await through(
+            chosen.cache,
+            [chosen.layout.key(item) for item in items],
+            lambda places: self._batcher.acall(self._owner, [items[place] for place in places], timeout, priority),
+        )
+
+
+class _Items(Dynamic, Generic[T, U]):
+    """A call is one item, or a list of items."""
+
+    @overload
+    async def acall(
+        self, items: list[T], /, *, timeout: float | None = ..., priority: float | None = ...
+    ) -> list[U]: ...
+    @overload
+    async def acall(self, item: T, /, *, timeout: float | None = ..., priority: float | None = ...) -> U: ...
+    @overload
+    async def acall(
+        self, owner: object, item: Any, /, *, timeout: float | None = ..., priority: float | None = ...
+    ) -> Any: ...
+    async def acall(self, *args: Any, timeout: float | None = None, priority: float | None = None) -> Any:
+        """One result for one item, a list of results in order for a list of items; on any event loop.
+
+        `timeout` is in seconds, for the call in all. `priority` is in seconds too: the call is served as if it had come
+        that much later. Raises the batch function's error, CallTimeout, QueueFull, BatcherClosed, WrongOutput.
+        """
+        if len(args) != 1:
+            target, item = self._target(args)
+            return await target.acall(item, timeout=timeout, priority=priority)
+        item = args[0]
+        if isinstance(item, list):
+            return await self._through(list(item), timeout, priority) if item else []
+        if self._shared.settings.cache is None:
+            return (await self._batcher.acall(self._owner, [item], timeout, priority))[0]
+        return (await self._through([item], timeout, priority))[0]
+
+
+class _Model(Dynamic):
+    """A call is a dict of features, or keyword arguments."""
+
+    async def acall(self, *args: Any, **features: Any) -> Any:
+        """`await f.acall(features)` with a dict, or with keyword arguments; on any event loop.
+
+        The first axis of features (or their list) is the rows, often one. Returns what the function does (an array or
+        tensor, or a list, tuple or dict of them) with the rows of this call alone. `timeout=` and `priority=` as
+        everywhere; raises the same, and ValueError for features of unequally many rows.
+        """
+        target, given, told = self._given(args, features)
+        items = target._layout.items(given)
+        return target._answer(given, items, await target._through(items, **told))
+
+    @property
+    def _layout(self) -> Features:
+        layout = self._shared.settings.layout
+        assert isinstance(layout, Features)
+        return layout
+
+    def _given(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        # A feature is never a bare number, so these names are free for features, too.
+        told = {key: keywords.pop(key) for key in ("timeout", "priority") if _is_number(keywords.get(key, _MISSING))}
+        if not keywords and args:
+            target, features = self._target(args)
+        elif args and (len(args) > 1 or isinstance(args[0], Mapping)):
+            raise TypeError(f"features are given as a dict or by keyword, not both: {', '.join(keywords)}")
+        else:
+            target, features = (self.__get__(args[0]) if args else self), keywords
+        return target, features, {"timeout": None, "priority": None, **told}
+
+    def _answer(self, features: Any, items: Sequence[Any], rows: Sequence[Any]) -> Any:
+        return self._layout.result(items, rows, ragged=self._layout.ragged(features))
+
+
+class Batched(_Items[T, U]):
+    """What `gristmill.dynamically` makes of a function: callable from any thread, and awaitable through `acall`."""
+
+    @overload
+    def __call__(self, items: list[T], /, *, timeout: float | None = ..., priority: float | None = ...) -> list[U]: ...
+    @overload
+    def __call__(self, item: T, /, *, timeout: float | None = ..., priority: float | None = ...) -> U: ...
+    @overload
+    def __call__(
+        self, owner: object, item: Any, /, *, timeout: float | None = ..., priority: float | None = ...
+    ) -> Any: ...
+    def __call__(self, *args: Any, timeout: float | None = None, priority: float | None = None) -> Any:
+        """`acall` for threads: blocks until the results are there."""
+        if len(args) != 1:
+            target, item = self._target(args)
+            return target(item, timeout=timeout, priority=priority)
+        item = args[0]
+        if not isinstance(item, list):
+            return self._batcher.call(self._owner, [item], timeout, priority)[0]
+        return self._batcher.call(self._owner, list(item), timeout, priority) if item else []
+
+
+class AioBatched(_Items[T, U]):
+    """What `gristmill.aio.dynamically` makes of a function, which may be a coroutine function: awaitable."""
+
+    _blocking = False
+    __call__ = _Items.acall
+
+
+class BatchedModel(_Model):
+    """What `gristmill.inference.dynamically` makes of a function: features in, outputs with as many rows out."""
+
+    def __call__(self, *args: Any, **features: Any) -> Any:
+        """`acall` for threads: blocks until the outputs are there."""
+        target, given, told = self._given(args, features)
+        items = target._layout.items(given)
+        return target._answer(given, items, target._batcher.call(target._owner, items, **told))
+
+
+class AioBatchedModel(_Model):
+    """What `gristmill.aio.inference.dynamically` makes of a function, which may be a coroutine function."""
+
+    _blocking = False
+    __call__ = _Model.acall
+
+
+class Decorator(Protocol):
+    """`dynamically(…)` with options: takes the function."""
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], Iterable[U]], /) -> Batched[T, U]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[T]], Iterable[U]], /) -> Batched[T, U]: ...
+
+
+class AioDecorator(Protocol):
+    """`aio.dynamically(…)` with options: takes the function, which may be a coroutine function."""
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[Iterable[U]]], /) -> AioBatched[T, U]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[T]], Awaitable[Iterable[U]]], /) -> AioBatched[T, U]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Iterable[U]], /) -> AioBatched[T, U]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[T]], Iterable[U]], /) -> AioBatched[T, U]: ...
+
+
+@overload
+def dynamically(func: Callable[[list[T]], Iterable[U]], /, *args: Any, **options: Any) -> Batched[T, U]: ...
+@overload
+def dynamically(func: Callable[[Any, list[T]], Iterable[U]], /, *args: Any, **options: Any) -> Batched[T, U]: ...
+@overload
+def dynamically(
+    func: None = None,
+    /,
+    batch_size: int = ...,
+    timeout_ms: float = ...,
+    small_batch_threshold: int | None = ...,
+    *,
+    cost: Callable[[Any], float] | None = ...,
+    max_batch_cost: float | None = ...,
+    priority: Callable[[Any], float] | None = ...,
+    max_queue: int | None = ...,
+    when_full: WhenFull = ...,
+    timeout: float | None = ...,
+    retry_alone: bool = ...,
+) -> Decorator: ...
+def dynamically(
+    func: Any = None,
+    /,
+    batch_size: int = 32,
+    timeout_ms: float = 5.0,
+    small_batch_threshold: int | None = 8,
+    *,
+    cost: Callable[[Any], float] | None = None,
+    max_batch_cost: float | None = None,
+    priority: Callable[[Any], float] | None = None,
+    max_queue: int | None = None,
+    when_full: WhenFull = "wait",
+    timeout: float | None = None,
+    retry_alone: bool = False,
+) -> Any:
+    """Group concurrent calls of a function on a list: `@dynamically`, or `@dynamically(batch_size=64)`.
+
+    The function takes a list of items and returns one result an item (a list, an array, or a generator of them). It
+    runs in one thread of its own, one batch at a time; `f(item)`, `f([items])` and `await f.acall(item)` may come from
+    any thread and loop, from inside the function, too.
+
+    A batch leaves when it has `batch_size` items (or costs `max_batch_cost`), or when its oldest item has waited
+    `timeout_ms`; with 0, as soon as the function is idle. Calls of more than `small_batch_threshold` items go after
+    smaller ones, but keep a quarter of the places. `cost` measures an item (default with `max_batch_cost`: its length).
+    `priority` gives an item's, in seconds of lateness: 1 lets everything that comes within a second go first.
+    Of more than `max_queue` waiting items the rest wait in front of the queue, or with `when_full="refuse"` raise
+    QueueFull. `timeout` is the seconds a call may take, where it says nothing itself. With `retry_alone`, the items of
+    a failed batch are tried one by one, so that only those that are at fault fail.
+
+    Raises ValueError or TypeError for options that cannot be, and TypeError for a coroutine function.
+    """
+    chosen = settle(
+        layout=Lists(),
+        batch_size=batch_size,
+        timeout_ms=timeout_ms,
+        small_batch_threshold=small_batch_threshold,
+        cost=cost,
+        max_batch_cost=max_batch_cost,
+        priority=priority,
+        max_queue=max_queue,
+        when_full=when_full,
+        timeout=timeout,
+        retry_alone=retry_alone,
+    )
+    return decorate(Batched, func, chosen)
+
+
+def decorate(form: Callable[[Any, Settings], Any], func: Any, chosen: Settings) -> Any:
+    """The batched function, or a decorator that makes it, when it was used with options only."""
+    if func is None:
+        return lambda function: form(function, chosen)
+    return form(func, chosen)
+
+
+_MISSING = object()
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float))
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def _found(module: str | None, name: str) -> Any:
+    try:
+        return functools.reduce(getattr, name.split("."), sys.modules[module or ""])
+    except (AttributeError, KeyError):
+        return None

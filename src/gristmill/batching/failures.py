@@ -1,0 +1,69 @@
+"""The errors of dynamic batching, and how one error of a batch becomes an error of each caller's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class QueueFull(RuntimeError):
+    """The call was refused: `max_queue` items wait already, and `when_full="refuse"`."""
+
+
+class BatcherClosed(RuntimeError):
+    """The call came after `close()`, or was still waiting when the batcher was closed with `cancel=True`."""
+
+
+class CallTimeout(TimeoutError):
+    """The call's `timeout` passed. If its batch had left, the function finishes it, and the result is dropped."""
+
+
+class WrongOutput(ValueError):
+    """The batch function returned something that is not one result per item."""
+
+
+class BatchFailed(RuntimeError):
+    """The batch function ended with what is no ordinary error (SystemExit, KeyboardInterrupt, StopIteration, a
+    cancellation), which would end its caller's thread or loop: it is this error's `__cause__`.
+    """
+
+
+def ordinary(error: BaseException) -> Exception:
+    """The error that callers may be given for what the batch function raised."""
+    if isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration)):
+        return error
+    failed = BatchFailed(f"the batch function raised {type(error).__name__}({str(error)!r}) and gave no results")
+    failed.__cause__ = error
+    return failed
+
+
+def personal(error: Exception) -> Exception:
+    """A twin of `error`, with its type, arguments, attributes, notes, cause and traceback.
+
+    Each caller of a failed batch raises its own, because raising writes to an exception (its traceback grows), and
+    because what one caller adds to it is no other caller's business. `__init__` of a class written in Python is not run
+    again: it may take other arguments than it passes on.
+    """
+    try:
+        twin = _twin(error)
+    except Exception:  # a class with an unusual __new__
+        twin = BatchFailed(f"{type(error).__name__}: {error}")
+        twin.__cause__ = error
+        return twin
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(error.__traceback__)
+
+
+def _twin(error: Exception) -> Exception:
+    kind: Any = type(error)
+    builtin: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    # The built-in base knows what its C fields were made from: the file name of an OSError is not in `args`.
+    arguments, *state = builtin.__reduce__(error)[1:]
+    twin: Exception = kind.__new__(kind, *arguments)
+    builtin.__init__(twin, *arguments)
+    twin.args = error.args
+    if state:
+        BaseException.__setstate__(twin, state[0])
+    if notes := getattr(error, "__notes__", None):
+        vars(twin)["__notes__"] = list(notes)
+    return twin
