@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,7 +66,7 @@ class Job:
         if engine is not None:
             named = replace(spec.engine, name=engine) if isinstance(engine, str) else engine
             spec = replace(spec, engine=named)
-        return run(spec, restart=restart, append=append, accept=accept, observer=observer)
+        return run(spec, restart=restart, append=append, accept=accept, observer=observer or _terminal())
 
     def preview(self, rows: int = 20) -> Any:
         """The output of the first rows as an Arrow table; leaves nothing in the sink."""
@@ -181,7 +182,16 @@ def _fields(spec: type) -> set[str]:
     return {f.name for f in dataclasses.fields(spec)} - {"model", "text"}
 
 
+def _terminal() -> Observer | None:
+    """The progress bar where a person is watching a terminal; otherwise nothing."""
+    from gristmill.observe.progress import make_observer
+    from gristmill.observe.streams import is_terminal
+
+    return make_observer("auto", sys.stderr) if is_terminal(sys.stderr) else None
+
+
 def _root(sink_or_job: Any) -> str:
+    from gristmill.plan.jobfile import is_job
     from gristmill.running import sink_root
 
     if isinstance(sink_or_job, Job):
@@ -191,6 +201,6 @@ def _root(sink_or_job: Any) -> str:
     text: str = os.fspath(sink_or_job)
     if os.path.isdir(text):
         return os.path.abspath(text)
-    if text.endswith((".yaml", ".yml", ".py")) or ":" in text:
+    if is_job(text):
         return _root(load_job(text))
     raise BadJob(f"{text}: no such sink or job: give the folder a job writes to, or the job")

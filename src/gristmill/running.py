@@ -155,9 +155,13 @@ class Run:
     def shards(self) -> Iterator[Receipt]:
         """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise."""
         try:
+            self._say(phase="planning")
+            publishing.refuse_foreign(self.root, self.sink.overwrite)
+            # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
+            r = planning.resolve(self.spec) if self.spec.source.data is None else None
             self._open_sink()
             with Lease(self.sink.uri, generations.meta(self.root)):
-                yield from self._held()
+                yield from self._held(r)
         except GristmillError as e:
             if e.report is None and self._plan is not None:
                 e.report = self._partial_report(e)
@@ -165,9 +169,9 @@ class Run:
         finally:
             self._observer.close()
 
-    def _held(self) -> Iterator[Receipt]:
-        self._say(phase="planning")
-        r = planning.resolve(self.spec, os.path.join(generations.meta(self.root), "inputs"))
+    def _held(self, r: Resolved | None) -> Iterator[Receipt]:
+        if r is None:
+            r = planning.resolve(self.spec, os.path.join(generations.meta(self.root), "inputs"))
         for note in r.notes:
             self._note("warning", note)
         choice = self._chosen(r)
@@ -188,10 +192,7 @@ class Run:
     # ------------------------------------------------ the sink
 
     def _open_sink(self) -> None:
-        """Fails before anything is loaded where the sink cannot be written (fault 6) or holds others' files (fault
-        34).
-        """
-        publishing.refuse_foreign(self.root, self.sink.overwrite)
+        """Fails before anything is loaded where the sink cannot be written (fault 6)."""
         try:
             self._files.make_folder(generations.meta(self.root))
             probe = os.path.join(generations.meta(self.root), f"writable.{os.getpid()}.tmp")
