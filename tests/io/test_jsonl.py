@@ -288,3 +288,14 @@ def test_a_line_of_100_mb(scratch: Any) -> None:
     assert lengths == f"[5, {100 << 20}, 4]"
     assert int(grown) * (1 if sys.platform == "darwin" else 1024) < 8 * (100 << 20)
     assert resource  # measured in the child
+
+
+def test_a_mixed_column_in_one_file_is_no_drift(scratch: Any, planned: Any) -> None:
+    """The other files may have it as numbers; it is refused where it is read, and only there."""
+    folder = scratch.folder()
+    (folder / "a.jsonl").write_bytes(b'{"a": 1, "b": 1}\n')
+    (folder / "b.jsonl").write_bytes(b'{"a": 1, "b": 2}\n{"a": [], "b": 3}\n')
+    plan = planned(str(folder))
+    assert plan.read(columns=["b"]).rows["b"].to_pylist() == [1]
+    with pytest.raises(BadSource, match=r"b\.jsonl: column 'a' is int64 and list"):
+        plan.read(columns=["a"])

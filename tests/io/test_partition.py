@@ -44,7 +44,8 @@ def test_one_file_a_partition_read_by_other_tools(scratch: Any) -> None:
     read = ds.dataset(folder, partitioning=ds.partitioning(keys, flavor="hive")).to_table()
     assert read.sort_by("id").select(ROWS.column_names).to_pylist() == ROWS.to_pylist()
     files_read = f"read_parquet('{folder}/**/*.parquet', hive_partitioning=true)"
-    sql = f"SELECT id, day, k::TINYINT k, text FROM {files_read} ORDER BY id"
+    day = "nullif(day, '__HIVE_DEFAULT_PARTITION__')"  # which older versions of DuckDB do not know
+    sql = f"SELECT id, {day}, k::TINYINT k, text FROM {files_read} ORDER BY id"
     assert duckdb.sql(sql).fetchall() == [tuple(r.values()) for r in ROWS.to_pylist()]
     one = ds.dataset(folder / "day=2026-01-01" / "k=0").to_table()
     assert one.column_names == ["id", "text"]

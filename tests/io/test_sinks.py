@@ -171,7 +171,7 @@ EVERYTHING = pa.table(
         "i": pa.array([1, None, -5], pa.int8()),
         "f": [1.0, 0.1, math.nan],
         "f32": pa.array([0.1, None, -0.0], pa.float32()),
-        "f16": pa.array([0.5, None, 2.0], pa.float16()),
+        "f16": pa.array([np.float16(0.5), None, np.float16(2)], pa.float16()),
         "s": ['a"b\\c\n\x01é😀', None, ""],
         "large": pa.array(["x", None, "\t"], pa.large_string()),
         "b": [b"\xff\x00", None, b""],

@@ -16,7 +16,7 @@ ROWS = pa.table(
         "lang": ["en", None, "de", "en"],
         "text": ["a", "bb", None, "dddd"],
         "n": [1, 2, 3, 4],
-        "half": pa.array([1.0, 2.0, 3.0, 4.0], pa.float16()),
+        "half": np.array([1.0, 2.0, 3.0, 4.0], np.float16),
         "where_": pa.array([{"x": i} for i in range(4)]),
         "Two Words": [True, False, True, None],
     }
@@ -34,7 +34,7 @@ ROWS = pa.table(
         ("where_.x = 2", ("where_",), [0, 0, 1, 0]),
         ('"Two Words"', ("Two Words",), [1, 0, 1, 0]),
         ("text LIKE '%;%' OR true", ("text",), [1, 1, 1, 1]),
-        ("null", (), [0, 0, 0, 0]),
+        ("NULL::BOOLEAN", (), [0, 0, 0, 0]),
         ("true", (), [1, 1, 1, 1]),
         ("list_contains([1, 4], n)", ("n",), [1, 0, 0, 1]),
     ],

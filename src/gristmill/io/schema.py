@@ -30,18 +30,14 @@ def unify(infos: Sequence[FileInfo], columns: Iterable[str] | None = None) -> pa
 
     if not infos:
         return pa.schema([])
-    kinds: dict[pa.Schema, list[str]] = {}
-    for info in infos:
-        if info.extent == 0 and not len(info.schema):
-            continue  # an empty text file has no columns and differs from nothing
-        kinds.setdefault(info.schema, []).append(info.file.path)
+    kinds = _kinds(infos)
     only = None if columns is None else set(columns)
-    inferred = all((schema.metadata or {}).get(INFERRED) == b"sparse" for schema in kinds)
-    names = [n for n in dict.fromkeys(n for s in kinds for n in s.names) if only is None or n in only]
+    inferred = all((schema.metadata or {}).get(INFERRED) == b"sparse" for schema, _ in kinds)
+    names = [n for n in dict.fromkeys(n for s, _ in kinds for n in s.names) if only is None or n in only]
     problems: list[str] = []
     fields = []
     for name in names:
-        missing = [] if inferred else [p for s, paths in kinds.items() if name not in s.names for p in paths]
+        missing = [] if inferred else [p for s, paths in kinds if name not in s.names for p in paths]
         if missing:
             problems.append(f"column {name!r} is missing in {_listed(missing)}, of {len(infos)} files")
             continue
@@ -57,10 +53,27 @@ def unify(infos: Sequence[FileInfo], columns: Iterable[str] | None = None) -> pa
     return pa.schema(fields)
 
 
-def _one_type(name: str, kinds: dict[pa.Schema, list[str]], problems: list[str]) -> pa.DataType | None:
+Kinds = list[tuple["pa.Schema", list[str]]]  # each schema with the files that have it
+
+
+def _kinds(infos: Sequence[FileInfo]) -> Kinds:
+    found: dict[bytes, tuple[pa.Schema, list[str]]] = {}
+    for info in infos:
+        if info.extent == 0 and not len(info.schema):
+            continue  # an empty text file has no columns and differs from nothing
+        key = info.schema.serialize().to_pybytes()  # a schema with metadata has no hash in older versions of pyarrow
+        found.setdefault(key, (info.schema, []))[1].append(info.file.path)
+    return list(found.values())
+
+
+def _one_type(name: str, kinds: Kinds, problems: list[str]) -> pa.DataType | None:
+    import pyarrow as pa
+
     by_type: dict[pa.DataType, list[str]] = {}
     text = False
-    for schema, paths in kinds.items():
+    if _mixed(name, kinds) is not None:
+        return pa.string()
+    for schema, paths in kinds:
         if name in schema.names:
             by_type.setdefault(plain(schema.field(name).type), []).extend(paths)
             text = text or INFERRED in (schema.metadata or {})
@@ -77,8 +90,8 @@ def _one_type(name: str, kinds: dict[pa.Schema, list[str]], problems: list[str])
     return one
 
 
-def _mixed(name: str, kinds: Iterable[pa.Schema]) -> dict[bytes, bytes] | None:
-    found = (s.field(name).metadata or {} for s in kinds if name in s.names)
+def _mixed(name: str, kinds: Kinds) -> dict[bytes, bytes] | None:
+    found = (s.field(name).metadata or {} for s, _ in kinds if name in s.names)
     return next(({MIXED: m[MIXED]} for m in found if MIXED in m), None)
 
 
