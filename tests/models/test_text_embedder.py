@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -230,6 +232,27 @@ def test_export_on_request(tmp_path, monkeypatch, caplog):
     assert np.abs(found - peer(kit.minilm(), values)).max() < 1e-5
     assert len([r for r in caplog.records if "exporting" in r.message]) == 1
     assert len(list((tmp_path / "exports").glob("*/model.onnx"))) == 1
+
+
+@pytest.mark.real_model
+def test_onnx_needs_no_torch():
+    """The ONNX path imports neither torch nor transformers nor sentence-transformers."""
+    script = (
+        "import sys, numpy as np, pyarrow as pa\n"
+        "from gristmill.models import registry\n"
+        "from gristmill.plan.contracts import Place\n"
+        "from gristmill.plan.specs import TextEmbedder\n"
+        "spec = registry.resolve(TextEmbedder(sys.argv[1], text='text'))\n"
+        "text = pa.StringArray.from_buffers(2, pa.py_buffer(np.int32([0, 1, 4])), pa.py_buffer(b'ab c'))\n"
+        "table = pa.table({'text': text})\n"
+        "assert not {'onnxruntime', 'tokenizers'} & set(sys.modules)\n"
+        "registry.describe(spec, table.schema)\n"
+        "assert not {'onnxruntime', 'tokenizers'} & set(sys.modules)\n"
+        "model = registry.open(spec, Place())\n"
+        "assert model.predict(model.prepare(table), np.arange(2)).num_rows == 2\n"
+        "assert not {'torch', 'transformers', 'sentence_transformers', 'sklearn', 'pandas'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(kit.minilm_int8())], check=True)
 
 
 # ---------------------------------------------------------------- rows

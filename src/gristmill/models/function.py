@@ -162,7 +162,7 @@ class LoadedFunction:
 
     def prepare(self, rows: pa.Table) -> Prepared:
         """The rows themselves; for "numpy" already as arrays, so that the model's thread has only to slice them."""
-        inputs = to_batch(rows.combine_chunks(), "numpy") if self._format == "numpy" else rows
+        inputs = to_batch(rows, "numpy") if self._format == "numpy" else rows
         return Prepared(rows.num_rows, inputs)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:

@@ -51,7 +51,7 @@ def describe(spec: Any, schema: pa.Schema | None) -> ModelInfo:
 
 
 def open(spec: Any, place: Place) -> Model:
-    """The model, loaded at a place. Slow. What the spec says of backend, dtype and device goes before the place's."""
+    """The model, loaded at a place: the place says device and threads, the spec backend and dtype. Slow."""
     return _home(spec).open_model(spec, place)  # type: ignore[no-any-return]
 
 

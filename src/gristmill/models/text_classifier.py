@@ -145,7 +145,7 @@ class LoadedClassifier:
             )
         scores = self._scores(logits)
         best = scores.argmax(axis=1)
-        columns = [self._labels.take(pa.array(best)), pa.array(scores[np.arange(len(best)), best])]
+        columns = [self._labels.take(from_array(best)), from_array(scores[np.arange(len(best)), best])]
         if len(self._schema) == 3:
             columns.append(from_array(scores))
         return pa.table(columns, schema=self._schema)
