@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from gristmill.cli.ending import hidden, hide
@@ -50,13 +51,19 @@ def _without_pandas() -> None:
     """
     if "pandas" in sys.modules:
         return
-    sys.modules["pandas"] = None  # type: ignore[assignment]
+    sys.meta_path.insert(0, _NoPandas())
     try:
         import pyarrow as pa
 
         pa.array([0])
     finally:
-        del sys.modules["pandas"]
+        del sys.meta_path[0]
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname == "pandas":
+            raise ImportError("pandas is left out here")
 
 
 def shown(spec: JobSpec, given: Mapping[str, Any], work: Callable[[Observer], Report]) -> int:
