@@ -20,6 +20,7 @@ from gristmill.io.redact import redact
         ("https://h/x?access_token=abc&page=2", "https://h/x?page=2"),
         ("https://h/x?author=ann&sv=1", "https://h/x?author=ann&sv=1"),
         ("abfs://container:key@account.dfs/x", "abfs://container@account.dfs/x"),
+        ("s3://k:s@b/part-?", "s3://b/part-?"),
         ("memory://a/b", "memory://a/b"),
         ("/local/a:b@c", "/local/a:b@c"),
         ("no 's3://a:b@c/d' and gs://e:f@g/h here", "no 's3://c/d' and gs://g/h here"),

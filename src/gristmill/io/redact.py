@@ -55,7 +55,8 @@ def _clean(found: re.Match[str]) -> str:
     rest = _without_user(scheme.lower(), rest)
     kept = _kept(query) if question else ""
     fragment = "" if _secret(fragment.partition("=")[0]) else hash_mark + fragment
-    return f"{scheme}://{rest}{'?' + kept if kept else ''}{fragment}"
+    shown = question + query if kept == query else "?" + kept if kept else ""  # a lone ? may be a wildcard
+    return f"{scheme}://{rest}{shown}{fragment}"
 
 
 def _without_user(scheme: str, rest: str) -> str:
