@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -268,6 +269,7 @@ def _filled(values: Sequence[Any], shape: tuple[int, ...], token: Any, name: str
         dtype: Any = first.dtype
         whole = not dtype.is_floating_point and not dtype.is_complex
         full = first.new_full
+        quiet: Any = nullcontext()
     else:
         import numpy as np
 
@@ -276,8 +278,10 @@ def _filled(values: Sequence[Any], shape: tuple[int, ...], token: Any, name: str
             return np.zeros(shape, dtype)
         whole = dtype.kind in "iub"
         full = partial(np.full, dtype=dtype)
+        quiet = np.errstate(invalid="ignore")
     try:
-        held = full((), token).item()
+        with quiet:
+            held = full((), token).item()
     except (OverflowError, RuntimeError, TypeError, ValueError):
         held = None
     if held is None or (whole and held != token):
@@ -311,7 +315,7 @@ class _Column:
 
 def _column(name: str, value: Any) -> _Column:
     if isinstance(value, (list, tuple)):
-        values = [_array(one) for one in value]
+        values = _arrays(value)
         return _Column(values, [_kind(one) for one in values])
     array = _array(value)
     if not array.ndim:
@@ -331,6 +335,17 @@ def _kind(value: Any) -> Any:
 def _length(features: Mapping[str, Any], sequence: str | None) -> int:
     values = (features[sequence],) if sequence is not None else features.values()
     return next((int(value.shape[0]) for value in values if value.ndim), 1)
+
+
+def _arrays(values: Sequence[Any]) -> list[Any]:
+    arrays = [_array(value) for value in values]
+    if any(_is_array(value) for value in values):
+        return arrays
+    import numpy as np
+
+    # Lists of numbers have one dtype together: an empty one, or one without fractions, must not have another.
+    kinds = {array.dtype for array in arrays if array.size}
+    return [array.astype(np.result_type(*kinds), copy=False) for array in arrays] if kinds else arrays
 
 
 def _array(value: Any) -> Any:
