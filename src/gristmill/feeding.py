@@ -10,12 +10,14 @@ from typing import Any
 
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, RunFailed, SourceChanged, WorkerLost
 from gristmill.observe.events import Note
-from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Outcome, Started
+from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
 from gristmill.worker.recipe import Task
 
 TRIES = 3  # attempts at a shard whose failure may pass (a disk that hiccups)
 DEATHS = 64  # workers one shard may cost before the run stops: enough to isolate several rows in it
 KILLS = 20  # kills from outside that one shard may see
+DOUBTS = 8  # shards in a row on which the model may fail throughout, wherever they are, before the run stops
+MOST_PROBED = 16_384  # rows to look for one that can be scored before there is a plan
 UNSTARTED = 3  # workers in a row that may die before they have loaded
 
 _OUTSIDE = {int(getattr(signals, n)) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signals, n)}
@@ -38,7 +40,8 @@ class ShardFeed:
     """Hands out the probe, then shards in order; decides about retries, suspects, doubt and the end.
 
     `task` makes the Task of a shard. `out_of_memory` tells whether a killed worker was killed for want of memory.
-    `most_ahead` bounds how far beyond the consumer of a stream shards are scored.
+    `most_ahead` bounds how far beyond the consumer of a stream shards are scored. `proof` scores rows from elsewhere,
+    for when the model has failed on all that this run has tried.
     """
 
     workers: int
@@ -46,6 +49,7 @@ class ShardFeed:
     careful_start: bool = False
     out_of_memory: Callable[[Death], bool] = lambda death: False
     most_ahead: int | None = None
+    proof: Task | None = None
 
     fatal: GristmillError | None = None
     stopped: bool = False
@@ -63,6 +67,7 @@ class ShardFeed:
     _probe_given: bool = False
     _probe_attempt: _Attempt = field(default_factory=_Attempt)
     _unstarted: int = 0
+    _in_doubt: int = 0  # shards on which the model failed throughout, since one on which it worked
     _consumed: int = -1
 
     # ------------------------------------------------ the engine asks
@@ -73,7 +78,8 @@ class ShardFeed:
             return 0
         if self._task is None:
             return 1 if self.careful_start else self.workers
-        return min(self.workers, len(self._pending) + sum(map(len, self._held.values())) + len(self._doubted))
+        waiting = len(self._pending) + len(self._doubted) + (self.probe is not None)
+        return min(self.workers, waiting + sum(map(len, self._held.values())))
 
     def take(self, worker: str) -> Any:
         """An Item, WAIT or DONE."""
@@ -110,14 +116,21 @@ class ShardFeed:
     def _next(self, worker: str, held: list[int]) -> int | None:
         if not self._pending or (held and len(self._pending) <= self.workers):
             return None  # near the end nobody holds a second item that another could begin
-        if self.most_ahead is not None and self._pending[0] > self._consumed + self.most_ahead:
-            return None
-        if self._probing is not None and self._pending[0] == 0 and worker != self._probing and len(self._pending) > 1:
-            self._pending.rotate(-1)  # shard 0 is for the worker that has its first rows scored already
-            number = self._pending.popleft()
-            self._pending.rotate(1)
-            return number
-        return self._pending.popleft()
+        if self.most_ahead is not None:
+            return None if self._pending[0] > self._consumed + self.most_ahead else self._pending.popleft()
+        at, doubts = 0, len(self._doubted)
+        if doubts:
+            at = len(self._pending) * doubts // (doubts + 1)  # elsewhere, not next to what fails
+        elif self._probing not in (None, worker) and self._pending[0] == 0 and len(self._pending) > 1:
+            at = 1  # shard 0 is for the worker that has its first rows scored already
+        if held and (self._careful(held[0]) or self._careful(self._pending[at])):
+            return None  # a careful attempt has its worker for itself
+        number = self._pending[at]
+        del self._pending[at]
+        return number
+
+    def _careful(self, number: int) -> bool:
+        return number in self._attempts and self._attempts[number].careful
 
     def _idle(self) -> Any:
         if self._pending or any(self._held.values()):
@@ -128,17 +141,26 @@ class ShardFeed:
         return DONE
 
     def _judge_doubted(self) -> None:
-        """Shards on which the model failed throughout: if it worked elsewhere, their rows are to blame, else the
-        model.
-        """
+        """Only shards are left on which the model failed throughout: if it works elsewhere, their rows are to blame."""
         if self.ok_rows > 0:
-            for number in self._doubted:
-                self._attempts[number].proven = True
-                self._again(number)
-            self._doubted.clear()
-            return
+            self._trust()
+        elif self.proof is not None:
+            self.probe, self._probe_given, self._probing = self.proof, False, None
+            self.proof = None
+        else:
+            self._distrust()
+
+    def _trust(self) -> None:
+        """The model works: what it failed on throughout was bad rows, and is bisected."""
+        self._in_doubt = 0
+        for number in self._doubted:
+            self._attempts[number].proven = True
+            self._again(number)
+        self._doubted.clear()
+
+    def _distrust(self) -> None:
         failure = next(iter(self._doubted.values()))
-        self.fatal = RunFailed(
+        self.fatal = self.fatal or RunFailed(
             f"the model fails on every row tried ({failure.type}: {failure.message})\n{failure.traceback}"
         )
 
@@ -172,6 +194,8 @@ class ShardFeed:
             self._ended(event)
         elif isinstance(event, Death):
             self._died(event)
+        elif isinstance(event, Left):
+            self._left(event)
 
     def _ended(self, event: Outcome) -> None:
         if event.key == "":
@@ -181,30 +205,54 @@ class ShardFeed:
             )
             return
         if event.key.startswith("probe."):
-            if event.error is None:
-                self.probed = event.value
-            elif event.error.kind in ("model", "memory"):
-                self._fail_model(event.error)
-            else:
-                self._fail(event.error, "while scoring the first rows")
+            self._probe_ended(event)
             return
         number = int(event.key.partition(".")[0])
         self._release(event.worker, number)
         if event.error is None:
             self.committed[number] = event.value
-            self.ok_rows += event.value["counts"][-1]
+            if (ok := event.value["counts"][-1]) > 0:
+                self.ok_rows += ok
+                self._trust()
         else:
             self._failed(number, event.error)
+
+    def _probe_ended(self, event: Outcome) -> None:
+        error, a = event.error, self._probe_attempt
+        if self._task is not None:  # a proof
+            self.probe = None
+            if error is None and event.value["ok"] > 0:
+                self.ok_rows += event.value["ok"]
+            else:
+                self._distrust()
+        elif error is None:
+            self.probed = event.value
+        elif error.kind in ("model", "memory", "sick"):
+            assert self.probe is not None and self.probe.rows is not None
+            if self.probe.rows >= MOST_PROBED:
+                self._fail(error, "the model fails on every one of the first rows")
+            else:  # bad rows may stand at the beginning: the run is asked for more of them
+                self.probed = {"schema": None, "rows": self.probe.rows, "ok": 0, "figures": {}}
+        elif error.kind in ("io", "other") and a.errors + 1 < TRIES:
+            a.errors, a.number = a.errors + 1, a.number + 1
+            self._probe_given, self._probing = False, None
+            self._note("warning", f"the first rows: {error.type}: {error.message}; trying again")
+        else:
+            self._fail(error, "while scoring the first rows")
 
     def _failed(self, number: int, error: Failure) -> None:
         attempt = self._attempts[number]
         if error.kind in ("model", "memory"):
             self._doubted[number] = error
+            self._in_doubt += 1
             self._note(
                 "warning", f"shard {number}: every row fails ({error.type}: {error.message}); trying other shards first"
             )
-        elif error.kind in ("io", "other") and attempt.errors + 1 < TRIES:
+            if self._in_doubt >= DOUBTS:
+                self._distrust()
+        elif error.kind in ("io", "other", "sick") and attempt.errors + 1 < TRIES:
             attempt.errors += 1
+            attempt.proven = attempt.proven and error.kind != "sick"
             self._again(number)
             self._note("warning", f"shard {number}: {error.type}: {error.message}; trying again")
         else:
@@ -234,6 +282,18 @@ class ShardFeed:
         if self._probing == death.worker:
             self._probing = None
 
+    def _left(self, gone: Left) -> None:
+        """A worker went by itself: nobody's fault, and another one takes its place."""
+        self._held.pop(gone.worker, None)
+        if self._probing == gone.worker:
+            self._probing = None
+        for key in reversed(gone.keys):
+            if key.startswith("probe."):
+                self._probe_given, self._probing = False, None
+            else:
+                self._again(int(key.partition(".")[0]))
+        self._note("warning", f"worker {gone.worker} is replaced: {gone.reason}")
+
     def _to_blame(self, death: Death) -> bool:
         """A kill from outside without evidence of memory exhaustion is nobody's fault (design §6)."""
         return death.signal not in _OUTSIDE or (death.signal == 9 and self.out_of_memory(death))
@@ -255,9 +315,6 @@ class ShardFeed:
         held = self._held.get(worker, [])
         if number in held:
             held.remove(number)
-
-    def _fail_model(self, failure: Failure) -> None:
-        self._fail(failure, "the model fails on every one of the first rows")
 
     def _fail(self, failure: Failure, where: str) -> None:
         if self.fatal is not None:

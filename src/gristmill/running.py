@@ -166,6 +166,10 @@ class Run:
             if e.report is None and self._plan is not None:
                 e.report = self._partial_report(e)
             raise
+        except OSError as e:  # a full or failing disk; what the workers meet of it comes as an outcome
+            text = f"{self.sink.uri}: {e}: nothing that was committed is lost; run again when the disk is well"
+            report = self._partial_report(None) if self._plan is not None else None
+            raise RunFailed(text, report=report) from e
         finally:
             self._observer.close()
 
@@ -234,6 +238,7 @@ class Run:
     def _feed(self) -> ShardFeed:
         r = self.resolved
         feed = ShardFeed(r.workers or 1, careful_start=_small(r), out_of_memory=machine.OutOfMemory())
+        feed.proof = None if self._plan is None else self._probe_task(PROBE_ROWS)
         feed.most_ahead = 4 * max(1, r.workers) if self._stream else None
         return feed
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
-from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Outcome, Printed, Stages, Started
+from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Left, Outcome, Printed, Stages, Started
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
 TAIL = 16_000  # bytes of a worker's last words kept as evidence
@@ -54,6 +54,7 @@ class _Process:
     held: list[str] = field(default_factory=list)
     started: bool = False
     done: bool = False
+    left: Left | None = None
     tail: bytes = b""
 
 
@@ -125,8 +126,13 @@ class Local:
             return
         if isinstance(event, _Ended):
             del living[event.worker]
-            if not process.done or process.held:
+            if process.left is not None:
+                yield replace(process.left, keys=tuple(process.held))
+            elif not process.done or process.held:
                 yield self._death(process, event.code)
+            return
+        if isinstance(event, Left):
+            process.done, process.left = True, event  # told to the feed when the process has ended
             return
         if isinstance(event, Printed):
             process.tail = (process.tail + event.text.encode("utf-8", "replace"))[-TAIL:]

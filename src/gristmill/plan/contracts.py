@@ -346,6 +346,14 @@ class Death(Event):
 
 
 @dataclass(frozen=True)
+class Left(Event):
+    """A worker went by itself and wants to be replaced. `keys` are items it was given and gives back, not begun."""
+
+    keys: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Waiting(Event):
     """The engine waits for something outside, said aloud."""
 
@@ -356,8 +364,9 @@ class Waiting(Event):
 class Failure:
     """An exception as text, so that it crosses any boundary. `kind` is the class of decision it asks for.
 
-    `kind`: "row", "output" (a function broke its contract), "load" (the model cannot load), "source" (source changed),
-    "space" (disk), "memory", "other". `exit_code` is that of a GristmillError, or 1.
+    `kind`: "row", "output" (a broken contract), "load" (the model cannot load), "source" (source changed),
+    "space" (disk), "io" (a disk that may recover), "model" (every row tried fails), "memory" (as "model"),
+    "sick" (a row that worked in this process fails now), "other". `exit_code` is that of a GristmillError, or 1.
     """
 
     kind: str

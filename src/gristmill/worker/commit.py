@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -92,7 +93,8 @@ class ShardCommit:
             if writer is not None:
                 writer.abort()
         for file in self._finished:
-            self._files.remove(file.path)
+            with contextlib.suppress(OSError):
+                self._files.remove(file.path)
 
     def _check(self, counts: Counts) -> None:
         wrong = counts.discrepancy()
@@ -148,9 +150,9 @@ class _DeadLetters:
         return [WorkFile(self._path, self._publish, self._rows, "dead")]
 
     def abort(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # a full disk refuses what is buffered, too
             self._file.close()
-        finally:
+        with contextlib.suppress(OSError):
             self._files.remove(self._path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -44,11 +44,41 @@ class Scores:
     dead: list[DeadRow]
 
 
+class Doubt:
+    """Counts rows that failed with none between them that worked; where they are many, asks whether anything works.
+
+    `known_good` says whether a row that worked still does; None where none has worked yet and those tried fail too.
+    `proven`: the model works for other rows, so that those are the rows' own failures. Lasts as long as what it doubts.
+    """
+
+    def __init__(self, known_good: Callable[[], bool | None]) -> None:
+        self._known_good = known_good
+        self._in_a_row = 0
+        self.proven = False
+
+    def worked(self) -> None:
+        """A row worked."""
+        self._in_a_row = 0
+
+    def failed(self, error: BaseException, memory: bool = False) -> Failure:
+        """A row failed alone. Raises ModelBroken where it is not to blame."""
+        failure = failure_of(error, "memory" if memory else "model")
+        self._in_a_row += 1
+        if memory or self._in_a_row >= DOUBT_AFTER:
+            works = self._known_good()
+            if works is False:
+                raise ModelBroken(replace(failure, kind="sick")) from error
+            if works is None and not self.proven:
+                raise ModelBroken(failure) from error
+            self._in_a_row = 0
+        return failure
+
+
 class Isolation:
     """Scores batches through `call`, bisecting those that raise down to the rows that cause it.
 
     One bad row in a batch of n costs about 2 log2(n) more calls. `shrink` is told when memory ran out and gives the
-    budget to go on with. `out_of_memory` tells such errors from others; `known_good` re-scores a row that worked.
+    budget to go on with. `out_of_memory` tells such errors from others; `before` is told what is called next.
     """
 
     def __init__(
@@ -58,18 +88,15 @@ class Isolation:
         stage: str,
         out_of_memory: Callable[[BaseException], bool],
         shrink: Callable[[int], Budget],
-        known_good: Callable[[], bool | None],
-        proven: bool,
+        doubt: Doubt,
         before: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         self._call = call
         self._stage = stage
         self._out_of_memory = out_of_memory
         self._shrink = shrink
-        self._known_good = known_good
-        self._proven = proven
+        self._doubt = doubt
         self._before = before
-        self._in_a_row = 0
 
     def score(self, batch: np.ndarray) -> Scores:
         """Outputs and dead rows of one batch. Raises BadOutput, and ModelBroken where no row can be blamed."""
@@ -77,13 +104,13 @@ class Isolation:
         pending = [batch]
         while pending:
             rows = pending.pop()
+            if self._before is not None:
+                self._before(rows)
             try:
-                if self._before is not None:
-                    self._before(rows)
                 output = self._call(rows)
-            except GristmillError:
+            except (GristmillError, KeyboardInterrupt):
                 raise
-            except Exception as e:
+            except BaseException as e:  # also SystemExit, and panics of extension modules
                 if self._out_of_memory(e) and len(rows) > 1:
                     size = self._shrink(len(rows)).rows
                     size = min(size, max(1, len(rows) // 2))
@@ -94,18 +121,12 @@ class Isolation:
                 else:
                     found.dead.append(self._blame(int(rows[0]), e))
             else:
-                self._in_a_row = 0
+                self._doubt.worked()
                 found.outputs.append((rows, output))
         return found
 
-    def _blame(self, row: int, error: Exception) -> DeadRow:
-        self._in_a_row += 1
-        memory = self._out_of_memory(error)
-        failure = failure_of(error, "memory" if memory else "model")
-        if (self._in_a_row >= DOUBT_AFTER or memory) and not self._proven:
-            if not self._known_good():
-                raise ModelBroken(failure) from error
-            self._in_a_row = 0
+    def _blame(self, row: int, error: BaseException) -> DeadRow:
+        failure = self._doubt.failed(error, self._out_of_memory(error))
         return DeadRow(row, self._stage, failure.type, failure.message, failure.traceback)
 
 

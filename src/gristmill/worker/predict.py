@@ -15,7 +15,7 @@ from gristmill.batching.policy import Budget, cut, padded_tokens
 from gristmill.errors import BadOutput
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Model, Prepared, Refusal
-from gristmill.worker.failures import DeadRow, Isolation, length_error
+from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
 from gristmill.worker.prepare import Identity, Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import LoadedStep, post_step
@@ -48,6 +48,8 @@ class Predict:
         self._post = [LoadedStep(s) for s in recipe.post]
         self.budget = Budget(recipe.budget_tokens, recipe.budget_rows)
         self._good: tuple[Prepared, np.ndarray] | None = None
+        self._at_hand: Prepared | None = None
+        self._doubt = Doubt(self._works_elsewhere)
         self._kept: list[tuple[Identity, pa.Table]] = []
         self._is_out_of_memory = is_out_of_memory
         self._release_memory = release_memory
@@ -124,7 +126,8 @@ class Predict:
         return cut(prepared.lengths, rows, budget)
 
     def _isolation(self, task: Task, window: Window, before: Guard | None) -> Isolation:
-        prepared = window.prepared
+        prepared = self._at_hand = window.prepared
+        self._doubt.proven = task.proven
 
         def call(index: np.ndarray) -> pa.Table:
             output = self._model.predict(prepared, index)
@@ -138,8 +141,7 @@ class Predict:
             stage="model",
             out_of_memory=self._is_out_of_memory,
             shrink=self._shrink,
-            known_good=lambda: self._works_elsewhere(prepared),
-            proven=task.proven,
+            doubt=self._doubt,
             before=before,
         )
 
@@ -150,21 +152,26 @@ class Predict:
         self.budget = self.budget.halved()
         return Budget(None, max(1, failed_rows // 2))
 
-    def _works_elsewhere(self, prepared: Prepared) -> bool:
-        """Whether the model still scores a row that it has scored, or any of some rows spread over the window."""
+    def _works_elsewhere(self) -> bool | None:
+        """Whether the model still scores a row that it has scored; else True if it scores any of some rows spread over
+        the window, or None.
+        """
         if self._good is not None:
             return self._tried(*self._good)
+        prepared = self._at_hand
+        assert prepared is not None
         refused = {r.row for r in prepared.refused}
         spread = np.unique(np.linspace(0, prepared.rows - 1, num=min(16, prepared.rows)).astype(np.int64))
-        return any(
-            self._tried(prepared, spread[i : i + 1]) for i in range(len(spread)) if int(spread[i]) not in refused
-        )
+        alive = [i for i in range(len(spread)) if int(spread[i]) not in refused]
+        return any(self._tried(prepared, spread[i : i + 1]) for i in alive) or None
 
     def _tried(self, prepared: Prepared, index: np.ndarray) -> bool:
         self._release_memory()
         try:
             self._model.predict(prepared, index)
-        except Exception:  # any failure is the answer to the question asked here
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # any failure is the answer to the question asked here
             return False
         return True
 

@@ -175,6 +175,7 @@ class Prepare:
         flow.dead = len(flow.letters)
         rows_in = rows.num_rows + flow.filtered + flow.dead
         for step in self._steps:
+            step.doubt.proven = task.proven
             self._advance(flow, step, piece, position, paths)
         copy = _copies(flow.origin) if flow.expanded is not None else np.zeros(len(flow.origin), dtype=np.int32)
         expanded = len(flow.origin) if flow.expanded is None else flow.expanded

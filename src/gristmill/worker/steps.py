@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from gristmill.batching.policy import Budget
 from gristmill.errors import BadOutput
-from gristmill.plan.failing import failure_of
 from gristmill.plan.specs import Step
-from gristmill.worker.failures import DeadRow, Isolation, length_error
+from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
 
 STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, little enough to hold several copies
 ROW = "_row"
@@ -27,7 +26,20 @@ class LoadedStep:
         self.step = step
         self.call: Callable[[Any], Any] | None = None if step.call is None else load_call(step.call)
         self._where: Any = None
-        self._proven = False
+        self._good: Any = None  # what the function was given last when it worked
+        self.doubt = Doubt(self._still_works)
+
+    def _still_works(self) -> bool | None:
+        if self._good is None:
+            return None
+        assert self.call is not None
+        try:
+            self.call(self._good)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # any failure is the answer to the question asked here
+            return False
+        return True
 
     def apply(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
         """The rows after the step, for each of them the number of the row it came from, and the rows that failed.
@@ -95,14 +107,16 @@ class LoadedStep:
             for number, row in enumerate(rows.slice(start, STEP_ROWS).to_pylist(), start):
                 try:
                     pieces = list(self._pieces(self.call(row)))
-                except BadOutput:
+                except (BadOutput, KeyboardInterrupt):
                     raise
-                except Exception as e:
-                    failure = failure_of(e)
+                except BaseException as e:
+                    failure = self.doubt.failed(e)
                     dead.append(
                         DeadRow(number, f"step {self.step.name}", failure.type, failure.message, failure.traceback)
                     )
                 else:
+                    self._good = row
+                    self.doubt.worked()
                     made.extend(pieces)
                     origin.extend([number] * len(pieces))
         index = np.array(origin, dtype=np.int64)
@@ -135,7 +149,10 @@ class LoadedStep:
         def call(index: np.ndarray) -> pa.Table:
             given = numbered.slice(int(index[0]), len(index))
             given = given.set_column(given.num_columns - 1, ROW, pa.array(np.arange(len(index), dtype=np.int64)))
-            result = from_result(function(to_batch(given, form)), None, f"step {name}", "output")
+            batch = to_batch(given, form)
+            result = from_result(function(batch), None, f"step {name}", "output")
+            if len(index) == 1 or self._good is None:
+                self._good = to_batch(given.slice(0, 1), form)
             if ROW not in result.column_names and result.num_rows != len(index):
                 raise length_error(f"step {name}", len(index), result.num_rows)
             return result
@@ -145,13 +162,11 @@ class LoadedStep:
             stage=f"step {name}",
             out_of_memory=lambda e: isinstance(e, MemoryError),
             shrink=lambda n: Budget(None, max(1, n // 2)),
-            known_good=lambda: self._proven,
-            proven=False,
+            doubt=self.doubt,
         )
         outputs: list[tuple[np.ndarray, pa.Table]] = []
         for start in range(0, count, STEP_ROWS):
             found = isolation.score(np.arange(start, min(start + STEP_ROWS, count), dtype=np.int64))
-            self._proven = self._proven or bool(found.outputs)
             outputs += found.outputs
             dead += found.dead
         return outputs

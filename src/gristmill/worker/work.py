@@ -17,11 +17,12 @@ import numpy as np
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
-from gristmill.plan.contracts import Emit, Failure, Item, Outcome, Tick
+from gristmill.plan.contracts import Emit, Failure, Item, Left, Outcome, Tick
 from gristmill.plan.failing import failure_of
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
 from gristmill.worker.failures import DeadRow, ModelBroken
+from gristmill.worker.memory import resident
 from gristmill.worker.predict import Predict, Scored
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
@@ -65,6 +66,7 @@ class _End:
 class _Parcel:
     item: Item
     body: Any
+    answered: threading.Event | None = None
 
 
 class Stopped(Exception):
@@ -89,6 +91,8 @@ class ShardWorker:
         self._ticked = time.monotonic()
         self._unsaid = 0
         self._at_hand = 0  # items being read now
+        self._most = stages.recipe.running.worker_memory if stages.timed else None
+        self._leaving = ""
 
     def stop(self) -> None:
         """Let the batch at hand end, then leave."""
@@ -107,6 +111,10 @@ class ShardWorker:
                 answer = self._answer(parcel, emit)
                 if answer is not None:
                     scored.put(answer)
+                if parcel.answered is not None:
+                    parcel.answered.set()
+                if self._wants_to_leave(parcel.body):
+                    break
         except Stopped:
             self._watch.rest()
             return
@@ -114,7 +122,21 @@ class ShardWorker:
             scored.put(None)
             writing.join()
             self._watch.rest()
+        if self._leaving:
+            emit(Left(self._name, reason=self._leaving))
         self._model.close()
+
+    def _wants_to_leave(self, done: Any) -> bool:
+        """Whether a fresh process should go on: at the end of a shard, for its memory; at once if the model is sick."""
+        if isinstance(done, _End):
+            self._judge(done.failure)
+            if self._most is not None and (held := resident()) > self._most:
+                self._leaving = f"it holds {held >> 20} MB, over worker_memory of {self._most >> 20} MB"
+        return bool(self._leaving)
+
+    def _judge(self, failure: BaseException | None) -> None:
+        if isinstance(failure, ModelBroken) and failure.failure.kind == "sick":
+            self._leaving = f"a row that worked fails now ({failure.failure.type}: {failure.failure.message})"
 
     # ------------------------------------------------ threads
 
@@ -125,7 +147,11 @@ class ShardWorker:
             self._at_hand += 1
             try:
                 for window in self._timed_windows(item.value):
-                    out.put(_Parcel(item, window))
+                    parcel = _Parcel(item, window, threading.Event() if item.value.careful else None)
+                    out.put(parcel)
+                    while parcel.answered is not None and not parcel.answered.wait(0.5):
+                        if self._stopping.is_set():  # a careful attempt does one thing at a time
+                            break
                     if item.key in self._dropped or self._stopping.is_set():
                         break
                 out.put(_Parcel(item, _End()))
@@ -166,6 +192,7 @@ class ShardWorker:
         except Stopped:
             raise
         except BaseException as e:
+            self._judge(e)
             self._dropped.add(item.key)
             return _Parcel(item, _End(e))
 
