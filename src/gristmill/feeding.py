@@ -267,7 +267,7 @@ class ShardFeed:
                     f"{self._unstarted} workers in a row ended while starting ({_how(death)})\n{death.evidence}"
                 )
         blame = self._to_blame(death)
-        for place, key in enumerate(death.keys):
+        for place, key in reversed(list(enumerate(death.keys))):  # so that they are next in the order they had
             name = key.partition(".")[0]
             if name == "probe":
                 self._bury(self._probe_attempt, blame and death.started, death, "the first rows")
