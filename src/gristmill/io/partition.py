@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["folder_name", "partitioned"]
 
-HELD_BYTES = 128 << 20  # of rows that wait in memory, over all partitions of a shard
+HELD_BYTES = 64 << 20  # of rows that wait in memory, over all partitions of a shard
 NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for null; an empty text goes there too, as with them
 _ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")  # as Hive's FileUtils.escapePathName
 
@@ -80,7 +80,7 @@ class _Part:
 class PartitionedWriter:
     """Gathers a shard's rows by partition and writes the files at the end, one after the other.
 
-    So that one file is open at a time, however many partitions there are. Rows beyond 128 MB wait on disk.
+    So that one file is open at a time, however many partitions there are. Rows beyond 64 MB wait on disk.
     """
 
     def __init__(

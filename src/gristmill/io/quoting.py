@@ -25,14 +25,17 @@ class Dialect:
     def ends(self, data: bytes) -> np.ndarray:
         """Indices of the newlines that end records, in bytes that begin with a record."""
         octets = np.frombuffer(data, dtype=np.uint8)
-        newlines = np.flatnonzero(octets == 10)
+        special = octets == 10
         if not self.quote or self.quote not in data:
-            return newlines
-        quotes = np.flatnonzero(octets == self.quote[0])
-        if not self._regular(octets, quotes):
+            return np.flatnonzero(special)
+        special |= octets == self.quote[0]
+        at = np.flatnonzero(special)
+        quotes = octets[at] == self.quote[0]
+        if not self._regular(octets, at[quotes]):
             return self._one_by_one(data)
-        inside = np.searchsorted(quotes, newlines) & 1
-        return newlines if not inside.any() else newlines[inside == 0]
+        outside = np.cumsum(quotes) & 1 == 0
+        ends: np.ndarray = at[~quotes & outside]
+        return ends
 
     def left_open(self, record: bytes) -> bool:
         """Whether a quote in the record is never closed."""
@@ -59,8 +62,11 @@ class Dialect:
     def _at(octets: np.ndarray, at: np.ndarray, wanted: bytes) -> np.ndarray:
         """Whether one of the bytes wanted stands at each index; true beyond the last, as more may follow."""
         found = octets[np.clip(at, 0, len(octets) - 1)]
-        hit = np.isin(found, np.frombuffer(wanted, dtype=np.uint8))
-        return np.where(at < 0, False, hit | (at >= len(octets)))
+        hit = found == wanted[0]
+        for byte in wanted[1:]:
+            hit |= found == byte
+        hit |= at >= len(octets)
+        return np.where(at < 0, False, hit)
 
     def _record(self) -> re.Pattern[bytes]:
         """One record. A quote that opens and does not close reaches to the end of the bytes (the groups)."""
