@@ -327,7 +327,7 @@ def dynamically(
 
     The function takes a list of items and returns one result an item (a list, an array, or a generator of them). It
     runs in one thread of its own, one batch at a time; `f(item)`, `f([items])` and `await f.acall(item)` may come from
-    any thread and loop, from inside the function, too.
+    any thread and loop, from inside the function, too. In a class it stands above @staticmethod or @classmethod.
 
     A batch leaves when it has `batch_size` items (or costs `max_batch_cost`), or when its oldest item has waited
     `timeout_ms`; with 0, as soon as the function is idle. Calls of more than `small_batch_threshold` items go after
