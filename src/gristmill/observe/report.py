@@ -9,9 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows by what became of them. Exactly: rows_in = expanded + filtered + dead; derived = ok + derived_filtered + derived_dead.
+    """Rows by what became of them. Exactly: rows_in = expanded + filtered + dead; derived = ok + derived_filtered +
+    derived_dead.
 
-    The source level ends at the last `flat_map` step (without one, at the model): `expanded` source rows went on as
+    The source level ends at the first `flat_map` step (without one, at the model): `expanded` source rows went on as
     `derived` rows, which are the same number unless a step made one row many.
     """
 
@@ -29,23 +30,36 @@ class Counts:
 
     def values(self) -> tuple[int, ...]:
         """The eight counts in the order of the fields."""
-        return (self.rows_in, self.expanded, self.filtered, self.dead,
-                self.derived, self.derived_filtered, self.derived_dead, self.ok)
+        return (
+            self.rows_in,
+            self.expanded,
+            self.filtered,
+            self.dead,
+            self.derived,
+            self.derived_filtered,
+            self.derived_dead,
+            self.ok,
+        )
 
     def discrepancy(self) -> str | None:
         """What does not add up, as a sentence; None when all does."""
         if self.rows_in != self.expanded + self.filtered + self.dead:
-            return (f"{self.rows_in} source rows, but {self.expanded} went on + {self.filtered} filtered + "
-                    f"{self.dead} dead = {self.expanded + self.filtered + self.dead}")
+            return (
+                f"{self.rows_in} source rows, but {self.expanded} went on + {self.filtered} filtered + "
+                f"{self.dead} dead = {self.expanded + self.filtered + self.dead}"
+            )
         if self.derived != self.ok + self.derived_filtered + self.derived_dead:
-            return (f"{self.derived} rows for the model, but {self.ok} ok + {self.derived_filtered} filtered + "
-                    f"{self.derived_dead} dead = {self.ok + self.derived_filtered + self.derived_dead}")
+            return (
+                f"{self.derived} rows for the model, but {self.ok} ok + {self.derived_filtered} filtered + "
+                f"{self.derived_dead} dead = {self.ok + self.derived_filtered + self.derived_dead}"
+            )
         return None
 
 
 @dataclass(frozen=True)
 class Report:
-    """A finished (or stopped) run. `rows_*` are over all live generations of the sink; times in seconds, sizes in bytes.
+    """A finished (or stopped) run. `rows_*` are over all live generations of the sink; times in seconds, sizes in
+    bytes.
 
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model.
     """
@@ -99,8 +113,14 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "rows_in": self.rows_in, "rows_ok": self.rows_ok, "rows_dead": self.rows_dead,
-                "rows_filtered": self.rows_filtered, "rows_per_second": round(self.rows_per_second, 2)}
+        return {
+            **asdict(self),
+            "rows_in": self.rows_in,
+            "rows_ok": self.rows_ok,
+            "rows_dead": self.rows_dead,
+            "rows_filtered": self.rows_filtered,
+            "rows_per_second": round(self.rows_per_second, 2),
+        }
 
     def read(self) -> Any:
         """A pyarrow Dataset of exactly the published parts."""
