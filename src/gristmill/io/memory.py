@@ -37,5 +37,5 @@ def as_table(data: Any, column: str) -> pa.Table:
     except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
         raise BadSource(f"the {type(data).__name__} given as source cannot be read as a table: {e}") from e
     raise BadSource(
-        f"source is a {type(data).__name__}: give a path, a list of paths, a DataFrame, an Arrow table, or a list of dicts"
+        f"source is a {type(data).__name__}: give a path, several, a DataFrame, an Arrow table, or a list of dicts"
     )
