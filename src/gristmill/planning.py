@@ -79,7 +79,7 @@ def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
     of nulls already break a gate.
     """
     from gristmill.io import paths, registry
-    from gristmill.io.schema import unify
+    from gristmill.io.schema import check, unify
     from gristmill.models import registry as models
 
     source = job.source if job.source.data is None else _held(job, held_data)
@@ -96,6 +96,7 @@ def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
     info = models.describe(model, _widened(schema, job))
     keep = _kept(job, info, schema)
     columns = _read_columns(job, info, keep, schema)
+    check(schema, columns or schema.names)
     where = _where(source, schema)
     selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
     gpus = _gpus(job)

@@ -380,7 +380,8 @@ class Run:
         if self.sink.merge:
             from gristmill.commit.merge import merge
 
-            done = merge(self._files, self.generation, done, self.resolved.sink_format, self.plan.schema)
+            form, options = self.resolved.sink_format, self.sink.options
+            done = merge(self._files, self.generation, done, form, self.plan.schema, options)
         publishing.link_parts(self._files, self.generation, done)
         live = [*live, *publishing.live_of(self.generation, done)]
         if self.plan.about["sink_format"] == "npy":

@@ -293,6 +293,18 @@ def test_merge_gives_one_file_in_plan_order(numbers: str, tmp_path: Path) -> Non
     assert report.read().to_table().num_rows == 1000
 
 
+def test_merge_joins_compressed_json_lines(numbers: str, tmp_path: Path) -> None:
+    """A merged JSONL sink is one readable file, compressed parts included."""
+    import gzip
+
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"], merge=True, format="jsonl", options={"compression": "gz"})
+    report = gm.Job(numbers, functions.double, sink, shard_rows=100).run()
+    (file,) = (tmp_path / "out").glob("*.jsonl.gz")
+    lines = gzip.decompress(file.read_bytes()).splitlines()
+    assert [json.loads(line)["id"] for line in lines] == list(range(1000))
+    assert report.read().to_table()["id"].to_pylist() == list(range(1000))
+
+
 def test_an_empty_result_fails_its_gate(tmp_path: Path) -> None:
     """No rows at all is exit 3 unless allow_empty says that it is meant."""
     pq.write_table(pa.table({"x": pa.array([], pa.float64())}), tmp_path / "in.parquet")

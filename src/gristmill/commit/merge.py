@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +15,13 @@ from gristmill.commit.generation import Generation
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.commit.store import LocalFiles, sha256_of
 from gristmill.errors import BadJob, RunFailed
+from gristmill.plan.contracts import WorkFile, Writer
 
 ROWS = 65_536  # rows held at once while streaming
 
 
 def merge(
-    files: LocalFiles, generation: Generation, done: Sequence[Receipt], form: Any, schema: pa.Schema
+    files: LocalFiles, generation: Generation, done: Sequence[Receipt], form: Any, schema: pa.Schema, options: Any
 ) -> list[Receipt]:
     """The receipts to publish instead of `done`: the same dead letters, and one file `merged.g<N>` with all rows.
 
@@ -29,7 +31,7 @@ def merge(
     number = len(done)  # after all shards
     standing = receipts.valid(receipts.listed(folder).get(number, []))
     if standing is None:
-        standing = _write(files, generation, done, form, schema, folder, number)
+        standing = _write(files, generation, done, form, schema, options, folder, number)
     kept = [_without_rows(r) for r in done]
     return [*kept, standing]
 
@@ -40,20 +42,23 @@ def _write(
     done: Sequence[Receipt],
     form: Any,
     schema: pa.Schema,
+    options: Any,
     folder: str,
     number: int,
 ) -> Receipt:
     parts = [p for r in done for p in r.parts if p.role == "rows"]
     nonce = secrets.token_hex(6)
-    writer = form.writer(files, generation.work, f"merged.g{generation.number}", nonce, schema, {})
-    try:
-        for part in parts:
-            for table in _tables(os.path.join(generation.root, part.work), part, form.name):
-                writer.write(table)
-        written = writer.close()
-    except BaseException:
-        writer.abort()
-        raise
+    stem = f"merged.g{generation.number}"
+    for part in parts:
+        path = os.path.join(generation.root, part.work)
+        if sha256_of(path) != part.sha256:
+            raise RunFailed(f"{path}: is not what its receipt says: run again with --restart")
+    if form.name == "jsonl":
+        written = [_joined(files, generation, parts, stem, nonce)]
+    elif form.name == "parquet":
+        written = _streamed(files, generation, parts, form.writer(files, generation.work, stem, nonce, schema, options))
+    else:
+        raise BadJob(f"merge: a {form.name} sink cannot be merged; read its manifest instead")
     rows, wanted = sum(f.rows for f in written if f.role == "rows"), sum(p.rows for p in parts)
     if rows != wanted:
         raise RunFailed(f"{generation.root}: merged {rows} of {wanted} rows")
@@ -64,23 +69,31 @@ def _write(
     return receipts.commit(files, folder, mine)
 
 
-def _tables(path: str, part: Part, form: str) -> Iterator[pa.Table]:
-    if sha256_of(path) != part.sha256:
-        raise RunFailed(f"{path}: is not what its receipt says: run again with --restart")
-    if form == "parquet":
-        import pyarrow.parquet as pq
+def _streamed(files: LocalFiles, generation: Generation, parts: Sequence[Part], writer: Writer) -> list[WorkFile]:
+    """Parquet parts through one writer, some rows at a time."""
+    import pyarrow.parquet as pq
 
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=ROWS):
-                yield pa.Table.from_batches([batch])
-    elif form == "jsonl":
-        import pyarrow.json as pj
+    try:
+        for part in parts:
+            with pq.ParquetFile(os.path.join(generation.root, part.work)) as file:
+                for batch in file.iter_batches(batch_size=ROWS):
+                    writer.write(pa.Table.from_batches([batch]))
+        return writer.close()
+    except BaseException:
+        writer.abort()
+        raise
 
-        with pj.open_json(path) as reader:
-            for batch in reader:
-                yield pa.Table.from_batches([batch])
-    else:
-        raise BadJob(f"merge: a {form} sink cannot be merged; read its manifest instead")
+
+def _joined(files: LocalFiles, generation: Generation, parts: Sequence[Part], stem: str, nonce: str) -> WorkFile:
+    """JSON lines one part after the other: also where they are compressed, as gzip and zstd files may be joined."""
+    suffix = parts[0].publish[parts[0].publish.index(".jsonl") :] if parts else ".jsonl"
+    path = os.path.join(generation.work, f"{stem}{suffix}.{nonce}.tmp")
+    with files.create(path) as out:
+        for part in parts:
+            with open(os.path.join(generation.root, part.work), "rb") as source:
+                shutil.copyfileobj(source, out, 1 << 20)
+        files.sync(out)
+    return WorkFile(path, f"{stem}{suffix}", sum(p.rows for p in parts))
 
 
 def _without_rows(receipt: Receipt) -> Receipt:
