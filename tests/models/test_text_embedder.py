@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -390,6 +391,47 @@ def test_paths_that_are_no_models(tmp_path):
             registry.resolve(TextEmbedder(str(path), text="text"))
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.real_model
+def test_a_pin_holds_in_the_worker_too(copy):
+    """Files that changed after the driver looked are not loaded where a digest is pinned."""
+    folder = copy(kit.minilm_onnx())
+    spec = registry.resolve(TextEmbedder(str(folder), text="text"))
+    pinned = replace(spec, sha256=registry.describe(spec, None).digest)
+    registry.open(pinned, Place())
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    with pytest.raises(BadModel, match="sha256 is pinned"):
+        registry.open(pinned, Place())
+
+
+def test_hub_ids(tmp_path):
+    """A hub id is found in the hub's local cache; one that is nowhere is one line that says both places."""
+    commit = "0" * 40
+    home = tmp_path / "models--org--name"
+    shutil.copytree(kit.minilm_int8(), home / "snapshots" / commit, copy_function=_linked)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(commit)
+    script = (
+        "import sys\n"
+        "from gristmill.errors import BadModel\n"
+        "from gristmill.models import registry\n"
+        "from gristmill.plan.specs import TextEmbedder\n"
+        "for name in ('org/name', 'org/name@main'):\n"
+        "    info = registry.describe(registry.resolve(TextEmbedder(name, text='text')), None)\n"
+        "    assert 'onnx/model.onnx' in info.digests, info\n"
+        "try:\n"
+        "    registry.resolve(TextEmbedder('org/other', text='text'))\n"
+        "except BadModel as e:\n"
+        "    print(e)\n"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "org/other: there is no such folder" in done.stdout
+    assert "Hugging Face hub" in done.stdout
+    assert done.stdout.count("\n") == 1
 
 
 def test_unsupported_modules_are_named(copy):

@@ -15,7 +15,7 @@ from gristmill.errors import BadModel
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.extras import installed, require
 from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, renamed, take
-from gristmill.models.files import digests_of, model_file
+from gristmill.models.files import Digests, digests_of, model_file
 from gristmill.models.onnx import open_session
 from gristmill.models.onnx_graph import Graph, Value, read_graph
 from gristmill.models.suggest import did_you_mean
@@ -156,11 +156,7 @@ def describe(spec: OnnxModel, schema: pa.Schema | None) -> ModelInfo:
     feeds = feeds_of(spec, parts.graph, schema)
     for feed in feeds:
         check_feed(feed, schema, spec.name)
-    external = [parts.path.parent / n for n in parts.graph.external]
-    lost = [p.name for p in external if not p.is_file()]
-    if lost:
-        raise BadModel(f"{spec.name}: its weights are in {', '.join(lost)} beside it, which is missing")
-    digests = digests_of(parts.path.parent, [parts.path, *external], spec.sha256, spec.name)
+    digests = _digests(parts, spec)
     return ModelInfo(
         spec.name,
         columns=tuple(dict.fromkeys(c for feed in feeds for c in feed.columns)),
@@ -170,6 +166,14 @@ def describe(spec: OnnxModel, schema: pa.Schema | None) -> ModelInfo:
         digests=digests.by_file,
         keeps_columns=True,
     )
+
+
+def _digests(parts: _Parts, spec: OnnxModel) -> Digests:
+    external = [parts.path.parent / n for n in parts.graph.external]
+    lost = [p.name for p in external if not p.is_file()]
+    if lost:
+        raise BadModel(f"{spec.name}: its weights are in {', '.join(lost)} beside it, which is missing")
+    return digests_of(parts.path.parent, [parts.path, *external], spec.sha256, spec.name)
 
 
 def _schema(parts: _Parts) -> pa.Schema | None:
@@ -200,6 +204,8 @@ class LoadedOnnx:
 
     def __init__(self, spec: OnnxModel, place: Place) -> None:
         parts = _parts(spec)
+        if spec.sha256 is not None:
+            _digests(parts, spec)  # the files may have changed since the driver looked
         self._name = spec.name
         self._feeds = feeds_of(spec, parts.graph, None)
         for feed in self._feeds:

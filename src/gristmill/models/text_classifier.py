@@ -21,7 +21,7 @@ from gristmill.models.encoder import (
     model_root,
     open_encoder,
 )
-from gristmill.models.files import digests_of, read_json
+from gristmill.models.files import Digests, digests_of, read_json
 from gristmill.models.text import TextTokens, TokenRules, token_rules
 from gristmill.plan.contracts import ModelInfo, Place, Prepared
 from gristmill.plan.specs import TextClassifier
@@ -97,8 +97,7 @@ def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
         raise BadModel(
             f"{spec.name}: the ONNX file has {logits.shape[-1]} logits, config.json {len(parts.labels)} labels"
         )
-    files = [*configuration(parts.files, code=spec.trust_remote_code), *parts.files.used]
-    digests = digests_of(parts.files.root, files, spec.sha256, spec.name)
+    digests = _digests(parts, spec)
     known = _schema(spec, parts.labels)
     return ModelInfo(
         spec.name,
@@ -109,6 +108,11 @@ def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
         digests=digests.by_file,
         keeps_columns=True,
     )
+
+
+def _digests(parts: _Parts, spec: TextClassifier) -> Digests:
+    files = [*configuration(parts.files, code=spec.trust_remote_code), *parts.files.used]
+    return digests_of(parts.files.root, files, spec.sha256, spec.name)
 
 
 # ---------------------------------------------------------------- in a worker
@@ -124,6 +128,8 @@ class LoadedClassifier:
 
     def __init__(self, spec: TextClassifier, place: Place) -> None:
         parts = _parts(spec)
+        if spec.sha256 is not None:
+            _digests(parts, spec)  # the files may have changed since the driver looked
         self._name = spec.name
         self._schema = _schema(spec, parts.labels)
         self._labels = pa.array(parts.labels, pa.string())

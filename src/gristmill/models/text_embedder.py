@@ -22,7 +22,7 @@ from gristmill.models.encoder import (
     model_root,
     open_encoder,
 )
-from gristmill.models.files import digests_of, read_json
+from gristmill.models.files import Digests, digests_of, read_json
 from gristmill.models.pooling import (
     Dense,
     Layer,
@@ -179,7 +179,7 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
     check_text(schema, spec.text, spec.name)
     check_packages(parts.files, spec.name)
     check_graph(parts.files, "embed", spec.name)
-    digests = digests_of(parts.folder.root, _files(parts, spec), spec.sha256, spec.name)
+    digests = _digests(parts, spec)
     field = _field(spec, parts.folder.dimension)
     return ModelInfo(
         spec.name,
@@ -202,18 +202,15 @@ def _field(spec: TextEmbedder, dimension: int | None) -> pa.Field | None:
     return None if dimension is None else pa.field(spec.output, pa.list_(pa.float32(), dimension))
 
 
-def _files(parts: _Parts, spec: TextEmbedder) -> list[Path]:
+def _digests(parts: _Parts, spec: TextEmbedder) -> Digests:
     root = parts.folder.root
     found = [
         root / str(m.get("path", "")) / "config.json"
         for m in read_json(root / "modules.json", spec.name).get("list") or ()
     ]
     found += [w for layer in parts.folder.after if isinstance(layer, Path) and (w := dense_weights(layer)) is not None]
-    return [
-        *(p for p in found if p.is_file()),
-        *configuration(parts.files, code=spec.trust_remote_code),
-        *parts.files.used,
-    ]
+    files = [p for p in found if p.is_file()] + configuration(parts.files, code=spec.trust_remote_code)
+    return digests_of(root, [*files, *parts.files.used], spec.sha256, spec.name)
 
 
 # ---------------------------------------------------------------- in a worker
@@ -229,6 +226,8 @@ class LoadedEmbedder:
 
     def __init__(self, spec: TextEmbedder, place: Place) -> None:
         parts = _parts(spec)
+        if spec.sha256 is not None:
+            _digests(parts, spec)  # the files may have changed since the driver looked
         self._field = _field(spec, parts.folder.dimension)
         self._output = spec.output
         self._truncate = spec.truncate_dim

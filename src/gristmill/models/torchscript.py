@@ -87,6 +87,8 @@ class LoadedTorchScript:
         self._output = spec.output or DEFAULT_OUTPUT
         self._inputs = inputs_of(spec)
         path = _path(spec)
+        if spec.sha256 is not None:
+            digests_of(path.parent, [path], spec.sha256, spec.name)  # it may have changed since the driver looked
         self._torch = require("torch", "torch", spec.name)
         self._device = open_device(place, spec.name)
         dtype = _DTYPES[spec.dtype]
