@@ -21,6 +21,7 @@ from gristmill.batching.work import Lists, Work, is_asynchronous
 
 T = TypeVar("T")
 U = TypeVar("U")
+D = TypeVar("D", bound="Dynamic")
 
 
 class _Shared:
@@ -36,9 +37,8 @@ class _Shared:
         """The owner's batcher. It is gone when the owner is, and does not keep it alive."""
         if not bound:
             return self._unbound
-        found = self._bound.get(id(owner))
-        if found is None or found[0]() is not owner:
-            # By identity: instances may be unhashable, or equal to each other.
+        found = self._bound.get(id(owner))  # by identity: instances may be unhashable, or equal to each other
+        if found is None:
             found = self._bound.setdefault(id(owner), (self._watch(owner), self._make(method=True)))
         return found[1]
 
@@ -74,7 +74,6 @@ class Dynamic:
     _blocking = True
 
     def __init__(self, function: Callable[..., Any], chosen: Settings) -> None:
-        self._kind: Any = type(function) if isinstance(function, (staticmethod, classmethod)) else None
         plain: Any = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
         if not callable(plain):
             raise TypeError(f"{plain!r} cannot be called: give a function that takes a batch")
@@ -82,12 +81,13 @@ class Dynamic:
             home = "gristmill.aio.inference" if isinstance(chosen.layout, Features) else "gristmill.aio"
             raise TypeError(f"{_name(plain)} is a coroutine function: decorate it with {home}.dynamically")
         functools.update_wrapper(self, plain)  # type: ignore[arg-type]
+        self._kind: Any = None if plain is function else type(function)
         self._shared = _Shared(plain, chosen)
         self._batcher = self._shared.batcher(None, bound=False)
         self._owner: Any = None
         self._is_bound = False
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self: D, instance: Any, owner: Any = None) -> D:
         target = (owner if owner is not None else type(instance)) if self._kind is classmethod else instance
         if target is None or self._is_bound or self._kind is staticmethod:
             return self

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
+from contextlib import suppress
 
 from gristmill.batching import nesting
 from gristmill.batching.admission import Admission, Batch, Rules, Wait
@@ -46,7 +47,7 @@ class LoopLane:
         return self._task is None and not self._policy.queued
 
     def submit(self, call: Call) -> bool:
-        """Queue the call. Nothing here has to be run in place: no finalizer can interrupt a coroutine's own step."""
+        """Queue the call; unlike a thread's, always possible: whatever interrupts a coroutine's step cannot await."""
         if self._closed:
             raise BatcherClosed("the call came after close()")
         if enter(self._policy, call, self.tally) < self._wakes_at:
@@ -56,22 +57,26 @@ class LoopLane:
         return True
 
     def drop(self, call: Call) -> None:
+        """The call's caller has left: what has not begun is not done for it."""
         leave(self._policy, call, self.tally)
 
     async def here(self, call: Call) -> None:
+        """Run the call in this task, by itself, now."""
         for batch in batches_of(call, self._policy.rules):
             await self._work.arun(batch, self.tally)
 
     def count(self, total: Tally) -> None:
+        """Add what was done to `total`."""
         total.add(self.tally)
 
     def clear_counts(self) -> None:
+        """Count from nothing again."""
         self.tally = Tally()
 
     def close(self, *, cancel: bool) -> None:
         """Take no more calls, and serve (or end) those that wait; from any thread, without waiting for that."""
         self._closed = True
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._empty if cancel else self._turn, context=self._context)
 
     async def drained(self, timeout: float | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,16 +13,17 @@ from gristmill.batching.stats import Tally
 
 def enter(policy: Admission, call: Call, tally: Tally) -> float:
     """Offer all of a call to the policy; returns when it wants `next` to be asked. Raises QueueFull, taking nothing."""
-    soonest = math.inf
-    for entry in call.entries:
-        due = policy.offer(entry)
-        if due is None:
-            waiting, limit = policy.queued, policy.rules.max_queue
-            for other in call.entries:
-                policy.drop(other)
-            tally.refused += call.missing
-            raise QueueFull(f"{waiting} items wait, and max_queue={limit}: a call of {call.missing} was refused")
-        soonest = min(soonest, due)
+    if call.parts is None:
+        soonest = policy.offer(call)
+    else:
+        dues = [policy.offer(part) for part in call.parts]
+        soonest = None if None in dues else min(due for due in dues if due is not None)
+    if soonest is None:
+        for entry in call.entries:
+            policy.drop(entry)
+        tally.refused += call.missing
+        limit = policy.rules.max_queue
+        raise QueueFull(f"{policy.queued} items wait, and max_queue={limit}: a call of {call.missing} was refused")
     return soonest
 
 
@@ -36,9 +36,9 @@ def leave(policy: Admission, call: Call, tally: Tally) -> None:
 
 
 def batches_of(call: Call, rules: Rules) -> Iterator[Batch]:
-    """The batches of one call that is alone."""
+    """The batches of one call that is alone, as long as it goes well."""
     policy = Admission(replace(rules, timeout=0.0, max_queue=None))
     for entry in call.entries:
         policy.offer(entry)
-    while isinstance(batch := policy.next(0.0), Batch):
+    while not call.finished and isinstance(batch := policy.next(0.0), Batch):
         yield batch

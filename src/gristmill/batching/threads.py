@@ -28,7 +28,7 @@ from gristmill.batching.work import Work
 # How long the interpreter's end waits for running batches: native code that is cut off in the middle may crash.
 EXIT_S = 1.0
 # Of the threads that wait for a batch, this many are woken at once, and each wakes one more: dozens that contend for
-# the interpreter lock at the same time take a fifth longer (measured with 64 threads on 2 cores).
+# the interpreter lock at the same time take a fifth longer, on a busy machine twice as long (64 threads, 2 cores).
 HEADS = 4
 # After this long the rest are woken whatever became of those; 64 threads need half of it.
 PATIENCE_S = 0.003
@@ -127,7 +127,7 @@ class ThreadLane:
         if cancel:
             self._end_pending()
         _open_gate(self._gate)
-        if thread is None or nesting.inside() is not None:
+        if thread is None or thread is threading.current_thread() or nesting.inside() is not None:
             return
         thread.join(timeout)
         if thread.is_alive():
