@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel, BadOutput
 from gristmill.models.batches import from_result, to_batch
+from gristmill.models.extras import installed, require
 from gristmill.models.returns import cast_lossless, parse_schema
 from gristmill.models.suggest import did_you_mean
 from gristmill.plan.contracts import ModelInfo, Place, Prepared
@@ -133,6 +134,9 @@ def describe(spec: FunctionModel, schema: pa.Schema | None) -> ModelInfo:
     _check_arguments(call)
     if not inspect.isclass(target):
         _refuse_async(target, spec.name)
+    form = spec.call.batch_format
+    if form in ("pandas", "polars") and not installed(form):
+        require(form, form, f"{spec.name} with batch_format={form!r}")
     known = parse_schema(spec.returns) if spec.returns is not None else None
     if known is not None and spec.output is not None and known.names != [spec.output]:
         raise BadModel(
