@@ -507,11 +507,18 @@ def recipe(r: Resolved, sink: Sink, files: LocalFiles) -> Recipe:
     where = job.source.where
     return Recipe(
         Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
-        job.steps, r.model, r.info.columns, job.post,
+        job.steps, _pinned(r), r.info.columns, job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, tokens, rows, window,
         files=files, secrets=tuple(secrets_in(job)),
     )  # fmt: skip
+
+
+def _pinned(r: Resolved) -> Any:
+    """The model spec with the digest found at plan time: a worker loads exactly that, or stops."""
+    if isinstance(r.model, FunctionModel) or not r.info.digest:
+        return r.model
+    return replace(r.model, sha256=r.info.digest)
 
 
 def model_version(r: Resolved) -> str:

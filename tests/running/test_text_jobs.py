@@ -143,3 +143,22 @@ def test_documents_in_folders_are_chunked_and_embedded(minilm_int8: Path, tmp_pa
     assert (report.rows_in, report.rows_ok) == (5, 15)
     assert table.column_names == ["chunk_id", "path", "vector"]
     assert len(set(table["chunk_id"].to_pylist())) == 15
+
+
+@pytest.mark.real_model
+def test_a_model_that_changes_between_runs_is_refused(minilm_int8: Path, tmp_path: Path) -> None:
+    """Another model file on a finished sink is exit 4, and a pinned digest that does not fit is exit 2."""
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(minilm_int8, folder)
+    pq.write_table(pa.table({"id": [1], "text": ["one text"]}), tmp_path / "in.parquet")
+    job = gm.Job(str(tmp_path / "in.parquet"), gm.TextEmbedder(str(folder), text="text"), str(tmp_path / "out"))
+    job.run()
+    pinned = gm.TextEmbedder(str(folder), text="text", sha256="0" * 64)
+    with pytest.raises(gm.BadModel, match="0000"):
+        gm.Job(str(tmp_path / "in.parquet"), pinned, str(tmp_path / "other")).run()
+    config = folder / "config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(gm.PlanChanged, match=r"config\.json"):
+        job.run()
