@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.commit import generation as generations
 from gristmill.commit.generation import Generation
 from gristmill.commit.store import LocalFiles
-from gristmill.errors import BadJob, PlanChanged
+from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.plan import fingerprint
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.shard import Selection
@@ -31,7 +31,8 @@ def choose(files: LocalFiles, root: str, uri: str, r: Resolved, *, restart: bool
     body = generations.success(root)
     live = 0 if body is None else int(body["generation"])
     latest = known[-1] if known else None
-    if latest is not None and latest.number > live:
+    given_up = latest is not None and latest.kind == "retry-dead" and not latest.planned  # the live result is whole
+    if latest is not None and latest.number > live and not given_up:
         return _unfinished(files, root, uri, r, latest, known, restart)
     if latest is None or body is None:
         return Choice(generations.claim(files, root, "new"), False, r)
@@ -47,12 +48,14 @@ def _unfinished(
         if latest.kind == "append":
             return Choice(latest, False, only_new(r, inputs_of(_members(root, known))))
         return Choice(latest, False, r)
-    if latest.kind == "append":
+    try:
         planned = inputs_of([latest])
-        ours = {k: v for k, v in r.fingerprint.inputs.items() if k in planned}
+        ours = {k: v for k, v in r.fingerprint.inputs.items() if k in planned or latest.kind != "append"}
         lines = _compare(latest, replace(r.fingerprint, inputs=ours), planned)
-    else:
-        lines = _compare(latest, r.fingerprint, inputs_of([latest]))
+    except CorruptStore:
+        if not restart:
+            raise
+        lines = ["plan: cannot be read"]
     if not lines:
         return Choice(latest, True, r)
     if not restart:

@@ -145,7 +145,7 @@ class ShardFeed:
         if self.ok_rows > 0:
             self._trust()
         elif self.proof is not None:
-            self.probe, self._probe_given, self._probing = self.proof, False, None
+            self.probe_further(self.proof)
             self.proof = None
         else:
             self._distrust()
@@ -184,6 +184,7 @@ class ShardFeed:
     def probe_further(self, probe: Task) -> None:
         """The probe found no row that could be scored: look at more."""
         self.probe = probe
+        self._probe_attempt.number += 1
         self.probed, self._probe_given, self._probing = None, False, None
 
     def on(self, event: Event) -> None:

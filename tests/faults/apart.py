@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 READY = (
-    "pyarrow.dataset", "pyarrow.parquet", "importlib.metadata", "concurrent.futures", "gristmill.api", "gristmill.running",
+    "pyarrow.dataset", "pyarrow.parquet", "importlib.metadata", "concurrent.futures", "gristmill.api",
+    "gristmill.running",
     "gristmill.retrying", "gristmill.engines.local", "gristmill.io.parquet", "gristmill.io.parquet_sink",
     "gristmill.io.registry", "gristmill.io.paths", "gristmill.models.function", "gristmill.models.batches",
     "gristmill.models.code", "gristmill.models.registry", "gristmill.models.returns", "gristmill.models.failures",

@@ -1,4 +1,4 @@
-"""The modules of this folder can be imported by name, here and in workers; one job runs without faults, to compare with."""
+"""The modules of this folder can be imported by name, here and in workers. Small inputs, in memory where possible."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ def quick() -> Iterator[Path]:
     memory = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def numbers(quick: Path) -> str:
+    """200 rows in two Parquet files."""
+    from victims import write_input
+
+    return write_input(str(quick / "in"), 200)

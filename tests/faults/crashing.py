@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import gristmill as gm
-from gristmill.running import Run, Verbs
-
 import victims
 from recording import Harm, Recorded
+
+import gristmill as gm
+from gristmill.running import Run, Verbs
 
 
 def filtered(rows: int) -> list[int]:

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gristmill as gm
 import pyarrow as pa
+
+import gristmill as gm
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, generations, read_plan, success
 from gristmill.commit.publish import strangers
@@ -66,7 +67,7 @@ def called(log: str) -> list[int]:
 
 
 def nothing_partial(root: str) -> None:
-    """(d) What stands under a final name is whole: a part is what a receipt says, `_SUCCESS` reads back with its files."""
+    """(d) What stands under a final name is whole: a part is what a receipt says, `_SUCCESS` can be read."""
     parts: dict[str, Any] = {}
     for generation in generations(root):
         for paths in receipts.listed(generation.receipts).values():

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gristmill as gm
+import crashing
+import oracles
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from gristmill.commit.generation import success
-
-import crashing
-import oracles
 import recording
 import victims
 from apart import Apart, Ended
+
+import gristmill as gm
+from gristmill.commit.generation import success
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Scene:
 
     def run(self, at: int | None = None, **others: Any) -> Ended:
         """Run the job; where `at` is given, it is killed at that operation."""
-        harm = None if at is None else {"at": at, "kind": "kill"}
+        harm = others.pop("harm", None if at is None else {"at": at, "kind": "kill"})
         return self.apart.run(
             "crashing:run", source=self.source, sink=self.root, log=self.log, journal=self.journal, harm=harm,
             **{**dict(self.verbs), **others},
@@ -163,7 +163,7 @@ def retried(scene: Scene) -> Scene:
 def test_fault_04_killed_while_one_result_replaces_another(
     before: Callable[[Scene], Scene], verbs: dict[str, Any], rows: int, apart: Apart, quick: Path
 ) -> None:
-    """Restart, append and retry-dead killed at every operation: readers see the old result or the new one, never a mix."""
+    """Restart, append, retry-dead killed at every operation: a reader sees the old result or the new, never a mix."""
     source = victims.write_input(str(quick / "in"), 20, files=1)
     first = Scene(apart, quick / "work", source, None, tuple(verbs.items()))
     first.folder.mkdir()
@@ -182,3 +182,19 @@ def test_fault_04_killed_while_one_result_replaces_another(
         scene.resumed(rows, wanted)
         at += 1
     assert at > 30, f"only {at} operations were counted"
+
+
+def test_a_retry_that_died_before_it_had_a_plan(apart: Apart, quick: Path) -> None:
+    """The plain command then finds the live result whole: nothing to do, and not all rows as a retry."""
+    source = victims.write_input(str(quick / "in"), 20, files=1)
+    scene = Scene(apart, quick, source, None, (("bad", [3, 13]),))
+    assert scene.run().code == 0
+    before = gm.read(scene.root).to_table()
+    harm = {"at": 0, "kind": "kill", "ops": ["create"], "path": "retried.parquet"}
+    retry = {"retry": True, "accept_code_change": True, "bad": []}
+    assert scene.run(harm=harm, **retry).code == -9
+    assert scene.run().code == 0
+    assert gm.read(scene.root).to_table().equals(before)
+    assert scene.run(**retry).code == 0
+    oracles.nothing_lost_nothing_twice(scene.root, list(range(20)), crashing.filtered(20))
+    assert oracles.dead_ids(scene.root) == []

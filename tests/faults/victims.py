@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -106,6 +107,104 @@ def odd(batch: Batch) -> Batch:
     return {"_row": batch["_row"][batch["id"] % 10 != 7]}
 
 
+class Loaded:
+    """A model that says when it is loaded."""
+
+    def __init__(self, marker: str) -> None:
+        open(marker, "w").close()
+
+    def __call__(self, batch: Batch) -> Batch:
+        return _answer(batch)
+
+
+_calls = [0]  # of this process
+_leaked: list[bytes] = []
+
+
+def breaks(batch: Batch, marker: str, after: int) -> Batch:
+    """Works for `after` calls of any process, then fails for ever, in every process."""
+    _calls[0] += 1
+    if _calls[0] > after:
+        open(marker, "w").close()
+    return fails_from(batch, marker)
+
+
+def leaks(batch: Batch, log: str, size: int) -> Batch:
+    """Keeps `size` bytes a call, and says in which process."""
+    _leaked.append(b"x" * size)
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return _answer(batch)
+
+
+def unpicklable(batch: Batch, bad: list[int]) -> Batch:
+    """Raises what neither pickle nor str can take."""
+
+    class Odd(Exception):
+        def __init__(self, a: int, b: int) -> None:
+            super().__init__(a, b)
+            self.held = (x for x in ())
+
+        def __reduce__(self) -> Any:
+            raise TypeError("not me")
+
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    if set(bad) & set(batch["id"].tolist()):
+        raise Odd(1, 2)
+    return _answer(batch)
+
+
+def floods(batch: Batch, size: int) -> Batch:
+    """Prints a lot, on both streams, through Python and past it."""
+    print("o" * size)
+    sys.stderr.write("e" * size)
+    os.write(1, b"w" * size)
+    return _answer(batch)
+
+
+def big(batch: Batch, width: int) -> Batch:
+    """An answer that does not compress."""
+    rng = np.random.default_rng(int(batch["id"][0]))
+    return {"y": rng.random((len(batch["id"]), width))}
+
+
+def fails_big(batch: Batch, bad: int) -> Batch:
+    """Rows under `bad` die, with their large payload in the letter."""
+    if (batch["id"] < bad).any():
+        raise ValueError("too big to fail")
+    return {"y": batch["id"] * 1.0}
+
+
+def touches(batch: Batch, path: str, at: int, marker: str) -> Batch:
+    """Changes a source file while it is being read, once."""
+    if at in batch["id"].tolist() and not os.path.exists(marker):
+        open(marker, "w").close()
+        os.utime(path, ns=(1, 1))
+    return _answer(batch)
+
+
+def wrong(batch: Batch, how: str) -> Any:
+    """Breaks the contract of a row for each row."""
+    rows = len(batch["id"])
+    y = batch["x"]
+    return {
+        "few": {"y": y[:-1]},
+        "many": {"y": np.append(y, 0.0)},
+        "none": None,
+        "generator": (v for v in y),
+        "nan": {"y": np.where(batch["id"] == 5, np.nan, y)},
+        "dtype": {"y": y if rows and batch["id"][0] < 100 else np.array(["text"] * rows)},
+        "width": {"y": np.zeros((rows, 3 if rows and batch["id"][0] < 100 else 4))},
+    }[how]
+
+
+def lengths(batch: Batch) -> Batch:
+    """How long a text is; None and its kin are told apart."""
+    return {"n": np.array([-1 if t is None else len(t) for t in batch["text"]], dtype=np.int64)}
+
+
 def table(rows: int, start: int = 0) -> Any:
     """`rows` rows of id and x."""
     import pyarrow as pa
@@ -120,6 +219,6 @@ def write_input(folder: str, rows: int, files: int = 2) -> str:
 
     os.makedirs(folder, exist_ok=True)
     bounds = [rows * i // files for i in range(files + 1)]
-    for n, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for n, (a, b) in enumerate(itertools.pairwise(bounds)):
         pq.write_table(table(b - a, a), os.path.join(folder, f"{n}.parquet"))
     return folder

@@ -187,7 +187,7 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
         column = table.column(f.name)
         try:
             columns.append(column if column.type == f.type else column.cast(f.type, safe=True))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+        except pa.ArrowException as e:
             raise RunFailed(f"column {f.name!r}: {column.type} does not fit the planned {f.type} ({e})") from e
     return pa.Table.from_arrays(columns, schema=schema)
 

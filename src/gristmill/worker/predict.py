@@ -274,7 +274,7 @@ def _cast(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
         raise BadOutput(f"{name} returned columns {table.column_names}, planned were {wanted.names}")
     try:
         return table.cast(wanted, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as e:
+    except (pa.ArrowException, ValueError) as e:
         types = {
             f.name: (str(f.type), str(w.type)) for f, w in zip(table.schema, wanted, strict=True) if f.type != w.type
         }

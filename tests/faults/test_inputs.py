@@ -1,0 +1,252 @@
+"""Faults of inputs, answers, job files and terminals, end to end: 8 to 16, 27, 37 to 40."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jobs
+import oracles
+import processes
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import victims
+
+import gristmill as gm
+from gristmill.plan.specs import SklearnModel
+
+
+def test_fault_08_a_truncated_parquet_file(numbers: str, quick: Path) -> None:
+    """It is named before a model is loaded; on_bad_file skip counts it and scores the rest."""
+    whole = Path(numbers, "1.parquet").read_bytes()
+    Path(numbers, "1.parquet").write_bytes(whole[: len(whole) // 2])
+    marker = str(quick / "loaded")
+    with pytest.raises(gm.BadSource, match=r"1\.parquet"):
+        jobs.run(numbers, str(quick / "out"), "Loaded", {"marker": marker}, workers=0)
+    assert not os.path.exists(marker)
+    source = gm.source(numbers, on_bad_file="skip")
+    report = jobs.run(source, str(quick / "out"), "scored", workers=0)
+    assert report.rows_ok == 100
+    assert any("1.parquet" in note for note in report.notes)
+
+
+def test_fault_08_a_page_that_is_corrupt(numbers: str, quick: Path) -> None:
+    """A Parquet file whose footer is right and whose data is not: the run stops and names the file."""
+    path = Path(numbers, "1.parquet")
+    data = bytearray(path.read_bytes())
+    data[8:200] = os.urandom(192)
+    path.write_bytes(data)
+    with pytest.raises(gm.GristmillError, match=r"1\.parquet") as failed:
+        jobs.run(numbers, str(quick / "out"), "scored", workers=0, shard_rows=50)
+    assert failed.value.exit_code in (1, 2)
+    assert not list(Path(quick, "out").glob("*.parquet"))
+
+
+def test_fault_09_a_bad_line_of_jsonl(quick: Path) -> None:
+    """Lines that are no JSON, or no UTF-8, are dead letters with file and offset, raw bytes as base64."""
+    lines = [json.dumps({"id": i, "x": float(i)}).encode() for i in range(50)]
+    lines[7], lines[20] = b'{"id": 7, "x":', b'{"id": 20, "x": "\xff\xfe"}'
+    (quick / "in.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    root = str(quick / "out")
+    report = jobs.run(str(quick / "in.jsonl"), root, "scored", workers=0)
+    assert (report.rows_in, report.rows_ok, report.rows_dead) == (50, 48, 2)
+    letters = gm.dead(root).to_pylist()
+    offsets = [sum(len(line) + 1 for line in lines[:n]) for n in (7, 20)]
+    assert sorted(x["position"] for x in letters) == offsets
+    assert all("in.jsonl" in x["message"] for x in letters)
+    assert "base64" in letters[0]["payload"]
+
+
+@pytest.mark.parametrize(("on_null", "ok", "dead", "filtered"), [("keep", 4, 0, 0), (None, 4, 0, 0)])
+def test_fault_10_null_and_empty_texts_reach_a_function_as_they_are(
+    quick: Path, on_null: str | None, ok: int, dead: int, filtered: int
+) -> None:
+    """A function is given nulls as None and empty texts as empty: never the string "None"."""
+    pq.write_table(pa.table({"id": [0, 1, 2, 3], "text": ["ab", None, "", "None"]}), quick / "in.parquet")
+    options: dict[str, Any] = {} if on_null is None else {"on_null": on_null}
+    report = jobs.run(str(quick / "in.parquet"), str(quick / "out"), "lengths", workers=0, **options)
+    assert (report.rows_ok, report.rows_dead, report.rows_filtered) == (ok, dead, filtered)
+    assert report.read().to_table()["n"].to_pylist() == [2, -1, 0, 4]
+
+
+def test_fault_11_a_row_of_100_megabytes(quick: Path) -> None:
+    """It is scored like any other row, beside small ones."""
+    texts = ["a" * 10, "b" * 100_000_000, "c"]
+    pq.write_table(pa.table({"id": [0, 1, 2], "text": texts}), quick / "in.parquet")
+    report = jobs.run(str(quick / "in.parquet"), str(quick / "out"), "lengths", workers=1)
+    assert report.read().to_table()["n"].to_pylist() == [10, 100_000_000, 1]
+
+
+def test_fault_12_no_rows_at_all(quick: Path) -> None:
+    """A source without rows fails its gate unless that is allowed; an empty file beside others is nothing special."""
+    pq.write_table(victims.table(0), quick / "empty.parquet")
+    with pytest.raises(gm.GateFailed, match="no rows") as failed:
+        jobs.run(str(quick / "empty.parquet"), str(quick / "out"), "scored", workers=0)
+    assert failed.value.exit_code == 3
+    report = jobs.run(
+        str(quick / "empty.parquet"), str(quick / "out"), "scored", workers=0, gates=gm.Gates(allow_empty=True)
+    )
+    assert (report.rows_in, report.rows_ok) == (0, 0)
+    folder = quick / "in"
+    victims.write_input(str(folder), 20)
+    pq.write_table(victims.table(0), folder / "00.parquet")
+    assert jobs.run(str(folder), str(quick / "out2"), "scored", workers=0).rows_ok == 20
+
+
+def test_fault_13_types_that_differ_between_files(numbers: str, quick: Path) -> None:
+    """Drift between files is told before anything runs, with file and column."""
+    pq.write_table(pa.table({"id": [1], "x": ["text"]}), Path(numbers, "2.parquet"))
+    with pytest.raises(gm.BadSource, match=r"(?s)2\.parquet.*x|x.*2\.parquet"):
+        jobs.run(numbers, str(quick / "out"), "scored", workers=0)
+
+
+def test_fault_14_ids_that_are_null_or_the_same(quick: Path) -> None:
+    """Every row is scored, whatever the user's own ids are."""
+    pq.write_table(
+        pa.table({"key": [1, 1, None, None, 2], "id": [0, 1, 2, 3, 4], "x": [1.0] * 5}), quick / "in.parquet"
+    )
+    report = jobs.run(str(quick / "in.parquet"), str(quick / "out"), "scored", workers=0, keep=["key", "id"])
+    assert report.read().to_table()["key"].to_pylist() == [1, 1, None, None, 2]
+
+
+@pytest.mark.parametrize("how", ["few", "many", "none", "generator"])
+def test_fault_15_answers_that_are_not_one_row_for_each(numbers: str, quick: Path, how: str) -> None:
+    """The job stops and names the function: nothing is zipped short, and nothing bisected."""
+    with pytest.raises(gm.BadOutput, match="wrong") as failed:
+        jobs.run(numbers, str(quick / "out"), "wrong", {"how": how}, workers=0)
+    assert failed.value.exit_code == 1
+    if how in ("few", "many"):
+        assert any(word.strip(":,").isdigit() for word in str(failed.value).split())
+    assert processes.receipts_in(str(quick / "out")) == 0
+
+
+def test_fault_16_nan_is_a_dead_letter(numbers: str, quick: Path) -> None:
+    """A NaN answer is a dead letter by default, and kept where that is asked for."""
+    root = str(quick / "out")
+    report = jobs.run(numbers, root, "wrong", {"how": "nan"}, workers=0)
+    assert (report.rows_ok, oracles.dead_ids(root)) == (199, [5])
+    assert jobs.run(numbers, str(quick / "kept"), "wrong", {"how": "nan"}, workers=0, on_nan="keep").rows_ok == 200
+
+
+@pytest.mark.parametrize("how", ["dtype", "width"])
+def test_fault_16_answers_of_another_type_or_width(numbers: str, quick: Path, how: str) -> None:
+    """Answers that change their type on the way stop the job; nothing is cast with loss."""
+    with pytest.raises(gm.GristmillError, match=r"other types|does not fit|width|differ") as failed:
+        jobs.run(numbers, str(quick / "out"), "wrong", {"how": how}, workers=0, shard_rows=100, batch_rows=50)
+    assert failed.value.exit_code == 1
+
+
+def test_fault_27_a_source_file_changes_during_the_run(numbers: str, quick: Path) -> None:
+    """The shard that read it fails, exit 4; the planned file put back, the run goes on."""
+    root, path = str(quick / "out"), os.path.join(numbers, "1.parquet")
+    stat = os.stat(path)
+    args = {"path": path, "at": 150, "marker": str(quick / "touched")}
+    with pytest.raises(gm.SourceChanged, match=r"1\.parquet") as failed:
+        jobs.run(numbers, root, "touches", args, workers=1, shard_rows=20)
+    assert failed.value.exit_code == 4
+    with pytest.raises(gm.PlanChanged, match=r"1\.parquet"):
+        jobs.run(numbers, root, "touches", args, workers=1, shard_rows=20)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert jobs.run(numbers, root, "touches", args, workers=1, shard_rows=20).rows_ok == 200
+    oracles.nothing_lost_nothing_twice(root, list(range(200)))
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, "too large|too many|nested|alias"),
+        ("source: in\nmodle: {call: 'victims:scored'}\nsink: out\n", "modle"),
+        ("source: in\nmodel: {call: 'victims:scored'}\nsink: out\nrunning: {batch_rows: many}\n", "batch_rows"),
+        (
+            "source: in\nmodel: {call: 'victims:scored'}\nsink: !!python/object/apply:os.system ['touch owned']\n",
+            "tag|python",
+        ),
+    ],
+)
+def test_fault_37_job_files_that_mean_harm_or_are_wrong(quick: Path, text: str, says: str) -> None:
+    """YAML bombs, unknown keys, wrong types and tags: one clear message, exit 2, nothing is run."""
+    import re
+
+    (quick / "job.yaml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill", "run", "job.yaml"], cwd=quick, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(says, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(os.listdir(quick)) == ["job.yaml"]
+
+
+def test_fault_38_a_model_that_is_a_pickle(numbers: str, quick: Path) -> None:
+    """It is not opened, unless allowed and pinned by the sha256 of its bytes."""
+
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (str(quick / "owned"),))
+
+    path = quick / "model.pkl"
+    path.write_bytes(pickle.dumps(Harm()))
+    sink = gm.sink(str(quick / "out"), keep=["id"])
+    pinned = {"allow_pickle": True, "sha256": hashlib.sha256(b"another").hexdigest()}
+    for options in ({}, {"allow_pickle": True}, pinned):
+        with pytest.raises(gm.BadJob, match=r"pickle|sha256"):
+            gm.Job(numbers, SklearnModel(str(path), features=("x",), **options), sink, workers=0).run()
+    assert not (quick / "owned").exists()
+
+
+def test_fault_39_secrets(quick: Path) -> None:
+    """A secret of a job file is nowhere in the sink or in what is printed, although the function raises it."""
+    victims.write_input(str(quick / "in"), 20)
+    (quick / "usercode.py").write_text(
+        "def score(batch, token):\n"
+        "    print('using', token)\n"
+        "    if 3 in batch['id']:\n        raise ValueError('refused: ' + token)\n"
+        "    return {'y': batch['x']}\n"
+    )
+    (quick / "job.yaml").write_text(
+        "source: in\nmodel: {call: 'usercode:score', args: {token: '${env:TOKEN}'}}\nsink: {uri: out, keep: [id]}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill", "run", "job.yaml"], cwd=quick, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "TOKEN": "hunter2-hunter2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert gm.dead(str(quick / "out")).num_rows == 1
+    assert "hunter2" not in done.stdout + done.stderr
+    for path in (quick / "out").rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+
+
+def test_fault_40_a_pipe_that_is_closed(numbers: str, quick: Path) -> None:
+    """Output into a closed pipe, or to no terminal: plain lines, no traceback, and the job is done all the same."""
+    line = [
+        sys.executable,
+        "-m",
+        "gristmill",
+        "apply",
+        numbers,
+        str(quick / "out"),
+        "--fn",
+        "victims:scored",
+        "--keep",
+        "id",
+    ]
+    running = subprocess.Popen(line, cwd=processes.HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.close()
+    printed = running.stderr.read()
+    running.stderr.close()
+    running.wait(60)
+    assert "Traceback" not in printed
+    assert "\x1b[" not in printed
+    oracles.nothing_lost_nothing_twice(str(quick / "out"), list(range(200)))
