@@ -1,0 +1,125 @@
+"""The commit protocol by itself: receipts created once, torn ones superseded, sealed files that tell of changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gristmill.commit import receipt as receipts
+from gristmill.commit.generation import claim, generations
+from gristmill.commit.lease import Lease, holder
+from gristmill.commit.receipt import Part, Receipt
+from gristmill.commit.store import LocalFiles, seal, unseal
+from gristmill.errors import CorruptStore, SinkBusy
+
+FILES = LocalFiles()
+
+
+def receipt(nonce: str, shard: int = 7) -> Receipt:
+    """A receipt of one part."""
+    part = Part(f"work/{nonce}.tmp", f"part-{shard:07d}.g1.parquet", 10, 100, "0" * 64, "rows")
+    return Receipt(shard, nonce, (10, 10, 0, 0, 10, 0, 0, 10), (part,))
+
+
+def test_of_many_attempts_one_commits(tmp_path: Path) -> None:
+    """Attempts that commit one shard at the same time all see the same receipt, and it is one of theirs."""
+    seen: list[Receipt] = []
+    attempts = [
+        threading.Thread(target=lambda n=n: seen.append(receipts.commit(FILES, str(tmp_path), receipt(f"n{n}"))))
+        for n in range(16)
+    ]
+    for attempt in attempts:
+        attempt.start()
+    for attempt in attempts:
+        attempt.join()
+    assert len({r.nonce for r in seen}) == 1
+    assert os.listdir(tmp_path) == ["0000007.json"]
+
+
+def test_the_lowest_whole_receipt_counts(tmp_path: Path) -> None:
+    """A torn receipt is superseded by the next number; if it is whole after all, it is the one that counts."""
+    first = receipts.commit(FILES, str(tmp_path), receipt("first"))
+    path = tmp_path / "0000007.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40])
+    second = receipts.commit(FILES, str(tmp_path), receipt("second"))
+    assert (second.nonce, sorted(os.listdir(tmp_path))) == ("second", ["0000007.1.json", "0000007.json"])
+    listed = receipts.listed(str(tmp_path))[7]
+    found = receipts.valid(listed)
+    assert found is not None
+    assert (found.nonce, found.parts) == ("second", second.parts)
+    path.write_bytes(whole)
+    found = receipts.valid(listed)
+    assert found is not None
+    assert found.nonce == first.nonce
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_one_changed_byte_is_seen(tmp_path: Path, at: int, flip: int) -> None:
+    """A sealed file with any byte changed does not read back, unless only its white space did."""
+    body = json.loads(receipt("x").sealed())
+    data = bytearray(receipt("x").sealed())
+    data[at % len(data)] ^= flip
+    (tmp_path / "sealed").write_bytes(data)
+    try:
+        read = unseal(str(tmp_path / "sealed"))
+    except CorruptStore:
+        return
+    assert {**read, "checksum": body["checksum"]} == body
+
+
+def test_sealed_files_are_readable_by_people_and_round_trip(tmp_path: Path) -> None:
+    """Any JSON comes back as it was; the file is indented text."""
+    body = {"a": [1, 2.5, None, "ü"], "b": {"c": True}}
+    (tmp_path / "f").write_bytes(seal(body))
+    assert unseal(str(tmp_path / "f")) == body
+    assert (tmp_path / "f").read_text().startswith("{\n")
+
+
+def test_claims_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+    """Generations claimed by several at once are numbered 1 to n."""
+    threads = [threading.Thread(target=lambda: claim(FILES, str(tmp_path), "new")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = generations(str(tmp_path))
+    assert [g.number for g in found] == list(range(1, 9))
+    assert len({g.name for g in found}) == 8
+
+
+def test_a_lease_names_its_holder(tmp_path: Path) -> None:
+    """A second one is refused and told who holds it; it is free when the first has ended."""
+    with Lease("out", str(tmp_path)):
+        assert (holder(str(tmp_path)) or {}).get("pid") == os.getpid()
+        with pytest.raises(SinkBusy, match=f"process {os.getpid()}"), Lease("out", str(tmp_path)):
+            pass
+    assert holder(str(tmp_path)) is None
+    with Lease("out", str(tmp_path)):
+        pass
+
+
+def test_whole_files_or_none(tmp_path: Path) -> None:
+    """write_new never replaces, write_over always does; neither leaves a temporary file, also when it fails."""
+    path = str(tmp_path / "deep" / "er" / "file")
+    assert FILES.write_new(path, b"one")
+    assert not FILES.write_new(path, b"two")
+    assert Path(path).read_bytes() == b"one"
+    FILES.write_over(path, b"three")
+    assert Path(path).read_bytes() == b"three"
+
+    class Failing(LocalFiles):
+        def sync(self, file: object) -> None:
+            raise OSError("no")
+
+    for write in (Failing().write_new, Failing().write_over):
+        with pytest.raises(OSError, match="no"):
+            write(path + "2", b"four")
+    assert os.listdir(tmp_path / "deep" / "er") == ["file"]

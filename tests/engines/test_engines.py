@@ -1,0 +1,126 @@
+"""What every engine keeps to, tried with stages that know nothing of shards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+from pretended import Feed, Stages
+
+from gristmill.engines.local import Local
+from gristmill.plan.contracts import Left, Outcome, Printed, Started
+
+ENGINES = {"here": 0, "one": 1, "two": 2}
+
+
+@pytest.fixture(params=list(ENGINES))
+def engine(request: pytest.FixtureRequest) -> Local:
+    """The local engine without workers, with one, with two."""
+    return Local(workers=ENGINES[request.param], path=(os.path.dirname(__file__),), grace=2.0)
+
+
+def driven(engine: Local, feed: Feed, stages: Stages | None = None) -> Feed:
+    """Run to the end."""
+    for event in engine.run(stages or Stages(), feed):
+        feed.on(event)
+    return feed
+
+
+def test_every_item_ends_once(engine: Local) -> None:
+    """Each item has one outcome, values of any size come back whole, errors come back as failures."""
+    items: list[tuple[str, Any]] = [("echo", n) for n in range(50)]
+    items += [("big", 3 << 20), ("fail", 0)]
+    feed = driven(engine, Feed(items))
+    assert sorted(feed.ended) == list(range(52))
+    assert [feed.ended[n][0] for n in range(50)] == list(range(50))
+    assert len(feed.ended[50]) == 3 << 20
+    assert feed.ended[51].message == "no"
+    assert sum(isinstance(e, Outcome) for e in feed.events) == 52
+    assert sum(isinstance(e, Started) for e in feed.events) >= 1
+
+
+def test_nothing_to_do(engine: Local) -> None:
+    """A feed that is done at once ends the run, and nothing is left."""
+    assert driven(engine, Feed([])).deaths() == []
+
+
+def test_closing_leaves_nothing_running(engine: Local) -> None:
+    """Closing the iterator in the middle ends all workers, those that sleep at once."""
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    feed = Feed([("echo", 1), *[("sleep", 30)] * 4])
+    events = engine.run(Stages(), feed)
+    for event in events:
+        feed.on(event)
+        if feed.ended:
+            break
+    begun = time.monotonic()
+    events.close()
+    assert time.monotonic() - begun < 5
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+def test_what_user_code_prints_is_passed_on() -> None:
+    """Both streams, from a worker's process, with the worker's name; the protocol is not disturbed."""
+    feed = driven(Local(1, (os.path.dirname(__file__),)), Feed([("print", f"line {n}") for n in range(20)]))
+    text = "".join(e.text for e in feed.events if isinstance(e, Printed))
+    assert all(text.count(f"line {n}\n") == 2 for n in range(20))
+    assert len(feed.ended) == 20
+
+
+@pytest.mark.parametrize("how", [int(signal.SIGKILL), int(signal.SIGSEGV), "exit"])
+def test_a_death_is_told_with_what_was_held(how: int | str) -> None:
+    """The worker is replaced, the event says how it ended and what it held, the first item being the one that ran."""
+    feed = driven(
+        Local(2, (os.path.dirname(__file__),)), Feed([("echo", 0), ("die", how), *[("echo", n) for n in range(9)]])
+    )
+    assert len(feed.ended) == 11
+    (death,) = feed.deaths()
+    assert death.keys[0] == "1"
+    assert death.started
+    assert (death.signal, death.exit_code) == ((None, 3) if how == "exit" else (how, None))
+
+
+@pytest.mark.parametrize("harm", ["raise", "exit"])
+def test_a_worker_that_cannot_be_opened(harm: str) -> None:
+    """Its exception comes as an outcome without a key, its death as one before the start."""
+    feed = Feed([("echo", 1)], workers=1)
+    events = Local(1, (os.path.dirname(__file__),)).run(Stages(harm), feed)
+    seen = []
+    for event in events:
+        seen.append(event)
+        feed.on(event)
+        if feed.deaths():
+            break
+    events.close()
+    assert not feed.deaths()[0].started
+    told = [e.error for e in seen if isinstance(e, Outcome) and e.key == ""]
+    assert [e.message for e in told if e is not None] == (["cannot be opened"] if harm == "raise" else [])
+
+
+def test_a_worker_that_leaves_gives_back_what_it_holds() -> None:
+    """It is no death; another one goes on."""
+    items = [("echo", 0), ("leave", ""), *[("echo", n) for n in range(6)]]
+    feed = driven(Local(1, (os.path.dirname(__file__),)), Feed(items, workers=1))
+    assert len(feed.ended) == 8
+    assert feed.deaths() == []
+    (left,) = [e for e in feed.events if isinstance(e, Left)]
+    assert left.reason == "asked to"
+    assert len({v[1] for v in feed.ended.values() if isinstance(v, tuple)}) == 2
+
+
+def test_a_worker_that_does_not_stop_is_killed() -> None:
+    """After the grace it gets SIGKILL."""
+    feed = Feed([("echo", 0), ("ignore", 0)], workers=1)
+    events = Local(1, (os.path.dirname(__file__),), grace=0.5).run(Stages(), feed)
+    for event in events:
+        feed.on(event)
+        if feed.ended:
+            break
+    time.sleep(0.3)
+    begun = time.monotonic()
+    events.close()
+    assert time.monotonic() - begun < 3
