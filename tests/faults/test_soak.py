@@ -1,4 +1,4 @@
-"""The soak: jobs of a few thousand rows under at least a hundred SIGKILLs, to workers, to the driver, to all at once."""
+"""The soak: jobs of a few thousand rows under at least a hundred SIGKILLs, to workers, the driver, or all at once."""
 
 from __future__ import annotations
 
