@@ -123,7 +123,9 @@ class Admission:
             self._outside.append(entry)
             return math.inf
         self._let_in(entry)
-        return -math.inf if self.full() else entry.arrived + self._timeout
+        if self.waiting >= self._size or (self._measured and self.full()):
+            return -math.inf
+        return entry.arrived + self._timeout
 
     def drop(self, entry: Entry) -> None:
         """Forget the items of this entry that have not left; doing it twice is allowed."""
@@ -223,10 +225,12 @@ class _Line:
             self._plain.append(entry)
 
     def head(self) -> Entry | None:
-        """The entry to be served next, and the end of those that have no items left."""
+        """The entry to be served next; those before it, which have no items left, are let go."""
         plain, ranked = self._plain, self._ranked
-        while plain and not plain[0].left:
+        while plain and plain[0].taken == plain[0].end:
             plain.popleft()
+        if not ranked:
+            return plain[0] if plain else None
         while ranked and not ranked[0][2].left:
             heapq.heappop(ranked)
         if ranked and not (plain and plain[0].arrived <= ranked[0][0]):
@@ -258,8 +262,11 @@ class _Draft:
         before = len(self.items)
         room = min(most, self.rules.batch_size - before)
         while room > 0 and (entry := line.head()) is not None:
-            start = entry.taken
-            stop = self._affordable(entry, start, start + min(entry.end - start, room))
+            start, stop = entry.taken, entry.end
+            if stop - start > room:
+                stop = start + room
+            if entry.costs is not None:
+                stop = self._affordable(entry.costs, start, stop)
             if stop == start:  # what does not fit is not overtaken, or large items would starve
                 break
             entry.taken = stop
@@ -268,13 +275,13 @@ class _Draft:
             room -= stop - start
         return len(self.items) - before
 
-    def _affordable(self, entry: Entry, start: int, stop: int) -> int:
+    def _affordable(self, costs: Sequence[float], start: int, stop: int) -> int:
         limit = self.rules.max_cost
-        if limit is None or entry.costs is None:
+        if limit is None:
             return stop
         size, cost = len(self.items), self.cost
         for index in range(start, stop):
-            item = entry.costs[index]
+            item = costs[index]
             size += 1
             cost = max(cost, item) if self.rules.padded else cost + item
             if size > 1 and cost * (size if self.rules.padded else 1) > limit:

@@ -48,16 +48,17 @@ class Batcher:
         self._options = options
         self._threshold = rules.small_batch_threshold
         self._looks = options.cost is not None or options.priority is not None
+        self._default_limit = None if options.timeout is None else _limit(options.timeout)
         self._closed = False
         self._past = Tally()  # of loops that are gone
         self._thread_lane = None if work.asynchronous else ThreadLane(work, rules)
         self._loop_lanes: dict[asyncio.AbstractEventLoop, LoopLane] = {}
 
-    def call(self, owner: Any, items: Sequence[Any], timeout: float | None, priority: float | None) -> Sequence[Any]:
+    def call(self, owner: Any, items: Sequence[Any], timeout: float | None, priority: float | None) -> list[Any]:
         """One result an item; blocks. Raises what the function raised, CallTimeout, QueueFull or BatcherClosed."""
         lane = self._thread_lane
         assert lane is not None  # coroutine functions are given no blocking form
-        limit = self._limit(timeout)
+        limit = _limit(timeout) if timeout is not None else self._default_limit
         call = self._open(owner, items, priority)
         call.lock = lock = allocate_lock()
         lock.acquire()
@@ -74,12 +75,10 @@ class Batcher:
                     lane.here(call)
         return call.rows()
 
-    async def acall(
-        self, owner: Any, items: Sequence[Any], timeout: float | None, priority: float | None
-    ) -> Sequence[Any]:
+    async def acall(self, owner: Any, items: Sequence[Any], timeout: float | None, priority: float | None) -> list[Any]:
         """The same, without blocking the loop."""
         loop = asyncio.get_running_loop()
-        limit = self._limit(timeout)
+        limit = _limit(timeout) if timeout is not None else self._default_limit
         lane = self._thread_lane if self._thread_lane is not None else self._loop_lane(loop)
         call = self._open(owner, items, priority)
         future = call.will_await(loop)
@@ -177,11 +176,11 @@ class Batcher:
         else:
             call.parts = [Part(call, places, rank) for rank, places in ranks.items()]
 
-    def _limit(self, timeout: float | None) -> float | None:
-        limit = self._options.timeout if timeout is None else timeout
-        if limit is not None and not limit >= 0:
-            raise ValueError(f"timeout is {limit!r}: it is a number of seconds, at least 0, or None")
-        return None if limit is None or limit > threading.TIMEOUT_MAX else limit
+
+def _limit(timeout: float) -> float | None:
+    if not timeout >= 0:
+        raise ValueError(f"timeout is {timeout!r}: it is a number of seconds, at least 0, or None")
+    return None if timeout > threading.TIMEOUT_MAX else timeout
 
 
 def _measured(cost: Callable[[Any], float], item: Any) -> float:

@@ -31,7 +31,7 @@ class Call(Entry):
     released; a coroutine awaits `future`, on `loop`.
     """
 
-    results: Sequence[Any] | None = None
+    results: list[Any] | None = None
     parts: Sequence[Part] | None = None
     failure: Raised | None = None
     finished = False
@@ -57,7 +57,7 @@ class Call(Entry):
         self.future = future = loop.create_future()
         return future
 
-    def rows(self) -> Sequence[Any]:
+    def rows(self) -> list[Any]:
         """The results in order of the items. Raises the caller's own twin of the error, if there was one."""
         if self.failure is not None:
             raise self.failure.error if self.failure.alone else personal(self.failure.error)
@@ -71,18 +71,13 @@ class Call(Entry):
 
     def fill(self, entry: Entry, start: int, rows: Sequence[Any]) -> None:
         """Put down the results of the entry's items from `start` on."""
-        self.missing -= len(rows)
-        if isinstance(entry, Part):
-            places: Sequence[int] = entry.places[start : start + len(rows)]
-        elif not start and not self.missing:
-            self.results = rows
-            return
-        else:
-            places = range(start, start + len(rows))
         if self.results is None:
-            self.results = [None] * (len(rows) + self.missing)
+            self.results = [None] * self.missing
+        stop = start + len(rows)
+        places = entry.places[start:stop] if isinstance(entry, Part) else range(start, stop)
         for place, row in zip(places, rows, strict=True):
-            self.results[place] = row  # type: ignore[index]
+            self.results[place] = row
+        self.missing -= len(rows)
 
 
 class Part(Entry):
@@ -103,24 +98,29 @@ def call_of(entry: Entry) -> Call:
     return entry.call if isinstance(entry, Part) else entry  # type: ignore[return-value]
 
 
-def scatter(batch: Batch, outcomes: Sequence[Any], *, any_raised: bool) -> list[Call]:
+def scatter(batch: Batch, outcomes: list[Any], *, any_raised: bool) -> list[Call]:
     """Give each item's outcome (a result or `Raised`) to its call; returns the calls that are over now."""
     over = []
     at = 0
     for entry, start, stop in batch.parts:
         rows = outcomes[at : at + stop - start]
         at += stop - start
-        call = call_of(entry)
+        call: Call = entry.call if isinstance(entry, Part) else entry  # type: ignore[assignment]
         if call.finished:
             continue
-        call.fill(entry, start, rows)
+        if stop - start == call.missing and call is entry and not start:  # all of it at once, as most
+            call.results, call.missing = rows, 0
+        else:
+            call.fill(entry, start, rows)
         if any_raised:
             failure = next((row for row in rows if type(row) is Raised), None)
             if failure is not None:  # only then: the caller may be writing that its time is over
                 call.failure = failure
-        if call.failure is not None or not call.missing:
+        if not call.missing or call.failure is not None:
             call.finished = True
             over.append(call)
+    if not any_raised:
+        return over
     failed = [call.failure for call in over if call.failure is not None]
     if len(failed) == 1:
         failed[0].alone = True

@@ -125,7 +125,7 @@ class Features:
             features[padding.mask] = self._mask(features, items)
         return ((), features) if padding.spread else ((features,), {})
 
-    def rows(self, outputs: Any, items: Sequence[Row]) -> Sequence[Any]:
+    def rows(self, outputs: Any, items: Sequence[Row]) -> list[Any]:
         if isinstance(items[0], Whole):
             return [outputs]
         return _Taken(self.padding, [item.length for item in items]).apart(outputs, None)

@@ -50,7 +50,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.sizes: Counter[int] = Counter()
-        self.waits: Counter[int] = Counter()  # bit length of the microseconds waited
+        self.waits = [0] * 64  # by bit length of the microseconds waited
         self.seconds = 0.0
         self.failed = 0
         self.dropped = 0
@@ -71,7 +71,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Add another tally, whose driver may be writing to it."""
         self.sizes.update(dict(other.sizes))  # copied in one step
-        self.waits.update(dict(other.waits))
+        self.waits = [mine + its for mine, its in zip(self.waits, other.waits, strict=True)]
         self.seconds += other.seconds
         self.failed += other.failed
         self.dropped += other.dropped
@@ -91,6 +91,6 @@ class Tally:
             total_dropped=self.dropped,
             total_refused=self.refused,
             batch_sizes=dict(sorted(self.sizes.items())),
-            waiting_ms={2**bits / 1000: self.waits[bits] for bits in sorted(self.waits)},
+            waiting_ms={2**bits / 1000: count for bits, count in enumerate(self.waits) if count},
             cache_stats=cache_stats,
         )

@@ -14,7 +14,6 @@ import weakref
 from _thread import allocate_lock, get_ident
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from gristmill.batching import nesting
@@ -29,7 +28,7 @@ from gristmill.batching.work import Work
 EXIT_S = 1.0
 # Of the threads that wait for a batch, this many are woken at once, and each wakes one more: dozens that contend for
 # the interpreter lock at the same time take a fifth longer, on a busy machine twice as long (64 threads, 2 cores).
-HEADS = 4
+HEADS = 2
 # After this long the rest are woken whatever became of those; 64 threads need half of it.
 PATIENCE_S = 0.003
 
@@ -237,8 +236,10 @@ def _closed_gate() -> Any:
 
 
 def _open_gate(gate: Any) -> None:
-    with suppress(RuntimeError):  # it is open
+    try:  # noqa: SIM105 (cheaper than a context, and on the way of every call)
         gate.release()
+    except RuntimeError:  # it is open
+        pass
 
 
 _lanes: weakref.WeakSet[ThreadLane] = weakref.WeakSet()

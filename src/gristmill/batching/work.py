@@ -27,7 +27,7 @@ class Layout(Protocol):
         """Positional and keyword arguments of one call with these items."""
         ...
 
-    def rows(self, outputs: Any, items: Sequence[Any]) -> Sequence[Any]:
+    def rows(self, outputs: Any, items: Sequence[Any]) -> list[Any]:
         """One result an item, in their order. Raises WrongOutput."""
         ...
 
@@ -49,7 +49,7 @@ class Lists:
     def gather(self, items: Sequence[Any]) -> Arguments:
         return (list(items),), {}  # a copy: the function may sort or empty its list
 
-    def rows(self, outputs: Any, items: Sequence[Any]) -> Sequence[Any]:
+    def rows(self, outputs: Any, items: Sequence[Any]) -> list[Any]:
         rows = outputs if type(outputs) is list else at_most(outputs, len(items) + 1)
         if len(rows) != len(items):
             returned = f"{len(rows)} results" if len(rows) < len(items) or rows is outputs else "more results"
@@ -136,7 +136,7 @@ class Work:
         tally.left(batch, started)
         items = batch.items
         groups = self.layout.groups(items)
-        outcomes: Sequence[Any]
+        outcomes: list[Any]
         if len(groups) == 1:
             outcomes = yield from self._outcomes(items)
         else:
@@ -149,7 +149,7 @@ class Work:
         tally.ran(len(items), clock() - started, failed)
         return scatter(batch, outcomes, any_raised=failed > 0)
 
-    def _outcomes(self, items: list[Any]) -> Generator[list[Any], Any, Sequence[Any]]:
+    def _outcomes(self, items: list[Any]) -> Generator[list[Any], Any, list[Any]]:
         reply = yield items
         if type(reply) is not Raised:
             return reply  # type: ignore[no-any-return]
@@ -161,14 +161,14 @@ class Work:
             outcomes += [reply] if type(reply) is Raised else reply
         return outcomes
 
-    def _attempt(self, owner: tuple[Any, ...], items: list[Any]) -> Sequence[Any] | Raised:
+    def _attempt(self, owner: tuple[Any, ...], items: list[Any]) -> list[Any] | Raised:
         try:
             arguments, keywords = self.layout.gather(items)
             return self.layout.rows(self.function(*owner, *arguments, **keywords), items)
         except BaseException as error:
             return Raised(ordinary(error))
 
-    async def _attempt_async(self, owner: tuple[Any, ...], items: list[Any]) -> Sequence[Any] | Raised:
+    async def _attempt_async(self, owner: tuple[Any, ...], items: list[Any]) -> list[Any] | Raised:
         try:
             arguments, keywords = self.layout.gather(items)
             outputs = self.function(*owner, *arguments, **keywords)
