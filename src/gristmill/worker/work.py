@@ -4,6 +4,7 @@ the disk or the tokeniser while there is anything to predict.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import queue
 import threading
@@ -117,6 +118,7 @@ class ShardWorker:
                     break
         except Stopped:
             self._watch.rest()
+            _let_go(reading, prepared)
             return
         finally:
             scored.put(None)
@@ -303,6 +305,18 @@ class CarefulScore:
         scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead)
         self._suspects.clear()
         return scored
+
+
+def _let_go(reading: threading.Thread, prepared: queue.Queue[_Parcel | None]) -> None:
+    """Let the reading thread end although nobody takes its windows: a thread that is still in Arrow's code when the
+    calling process ends can keep it from ending. Not waited for longer than a step of user code should take.
+    """
+    until = time.monotonic() + 2.0
+    while reading.is_alive() and time.monotonic() < until:
+        with contextlib.suppress(queue.Empty):
+            parcel = prepared.get(timeout=0.05)
+            if parcel is not None and parcel.answered is not None:
+                parcel.answered.set()
 
 
 def suspects_of(task: Task) -> Suspects:
