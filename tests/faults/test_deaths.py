@@ -179,6 +179,21 @@ def test_fault_21_rows_that_end_the_process(quick: Path, what: str) -> None:
     assert "alone in its batch" in gm.dead(root)["message"][0].as_py()
 
 
+@pytest.mark.parametrize("kind", ["step", "flat_map"])
+def test_fault_21_rows_that_end_the_process_in_a_step(quick: Path, kind: str) -> None:
+    """The same for a step before the model: only the rows that do it are dead."""
+    source = victims.write_input(str(quick / "in"), 120, files=1)
+    root, heard = str(quick / "out"), Heard()
+    step = {"step": gm.step(victims.harmful_step), "flat_map": gm.flat_map(victims.harmful_row)}[kind]
+    sink = gm.sink(root, keep=["id"], row_id="rid")
+    job = gm.Job(source, gm.model(victims.scored, bad=[90]), sink, steps=[step], workers=1, shard_rows=16)
+    report = job.run(observer=heard)
+    assert (report.rows_ok, sorted(oracles.dead_ids(root))) == (117, [85, 86, 90])
+    assert oracles.ok_ids(root) == [i for i in range(120) if i not in (85, 86, 90)]
+    assert sorted(gm.dead(root)["stage"].to_pylist()) == ["model", "step", "step"]
+    assert heard.deaths() <= 2 * (math.log2(16) + 3)
+
+
 def test_fault_21_sys_exit_is_the_rows_failure(numbers: str, quick: Path) -> None:
     """sys.exit in a model is an exception like another: the row is a dead letter, and no worker dies of it."""
     root, heard = str(quick / "out"), Heard()

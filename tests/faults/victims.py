@@ -80,6 +80,20 @@ def harmful(batch: Batch, bad: dict[str, str], log: str | None = None) -> Batch:
     return _answer(batch)
 
 
+def harmful_step(batch: Batch) -> Batch:
+    """A step that ends the process at two rows."""
+    if {85, 86} & set(batch["id"].tolist()):
+        segfault()
+    return {"x": batch["x"]}
+
+
+def harmful_row(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same for one row at a time."""
+    if row["id"] in (85, 86):
+        os._exit(5)
+    return [{"x": row["x"]}]
+
+
 def once(batch: Batch, marker: str, at: int, what: str, log: str | None = None) -> Batch:
     """Does harm at row `at`, once: the file `marker` tells that it has."""
     _log(log, batch)

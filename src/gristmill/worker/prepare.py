@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,10 @@ from gristmill.worker.failures import DeadRow
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import LoadedStep
 
+if TYPE_CHECKING:
+    from gristmill.worker.suspects import Suspects
+
+BEFORE_STEPS = -1  # the copy number of a source row whose steps have not been run
 FIRST_WINDOW = 512  # rows: the model starts on these while the next window is being read
 SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
 
@@ -120,11 +125,13 @@ class Prepare:
             where = SqlWhere(reader.where, reader.schema)
         self._reading = Reading(reader.columns, reader.schema, where, options=reader.options)
 
-    def windows(self, task: Task) -> Iterator[Window]:
-        """The shard's rows as windows; at least one, also for a shard without rows."""
+    def windows(self, task: Task, suspects: Suspects | None = None) -> Iterator[Window]:
+        """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, source rows are
+        noted before their steps, and those that killed workers are taken apart.
+        """
         size = WindowSize(self._recipe.window_rows, self._recipe.running.window_bytes, FIRST_WINDOW)
         empty = True
-        for chunks in gather(self._chunks(task), size):
+        for chunks in gather(self._chunks(task, suspects), size):
             empty = False
             yield self._window(chunks)
         if empty:
@@ -140,9 +147,13 @@ class Prepare:
 
     # ------------------------------------------------ reading
 
-    def _chunks(self, task: Task) -> Iterator[Chunk]:
-        for group in gather(self._read(task), WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK)):
-            chunk = self._stepped(task, group)
+    def _chunks(self, task: Task, suspects: Suspects | None) -> Iterator[Chunk]:
+        groups: Iterator[list[_Read]] = gather(self._read(task), WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
+        if suspects is None or not self._steps or task.only is not None:
+            chunks = (self._stepped(task, group) for group in groups)
+        else:
+            chunks = (c for group in groups for read in group for c in self._carefully(task, read, suspects))
+        for chunk in chunks:
             most = self._recipe.window_rows
             for start in range(0, max(1, chunk.rows.num_rows), most):
                 yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
@@ -163,6 +174,40 @@ class Prepare:
             _refuse_changed(reader.fs, piece)
 
     # ------------------------------------------------ steps
+
+    def _carefully(self, task: Task, read: _Read, suspects: Suspects) -> Iterator[Chunk]:
+        """A block in runs of neighbours: suspects each apart, the others between them; noted, then stepped."""
+        places = read.block.position
+        mark = np.zeros(len(places), dtype=np.int64)
+        for number, group in enumerate(suspects.groups, 1):
+            rows = [p for piece, p, copy in group.rows if piece == read.number and copy == BEFORE_STEPS]
+            mark[np.isin(places, rows)] = number
+        dead = {g.rows[0] for g in suspects.dead}
+        edges = [0, *(np.flatnonzero(np.diff(mark)) + 1).tolist(), len(places)]
+        for first, last in itertools.pairwise(edges):
+            part = _cut(read, first, last)
+            count = last - first
+            who = Identity(
+                np.full(count, read.number), places[first:last], np.full(count, BEFORE_STEPS, dtype=np.int32)
+            )
+            if count == 1 and (read.number, int(places[first]), BEFORE_STEPS) in dead:
+                yield self._doomed(part)
+                continue
+            if count:
+                suspects.note(who, np.arange(count))
+            chunk = self._stepped(task, [part])
+            suspects.clear()
+            yield chunk
+
+    def _doomed(self, read: _Read) -> Chunk:
+        """A source row that killed its workers in a step, as a dead letter; what was unreadable before it stays so."""
+        none = np.empty(0, dtype=np.int64)
+        block, path = read.block, read.piece.file.path
+        row = DeadRow(0, "step", "WorkerDied", "killed its worker twice, alone in its batch, in a step")
+        letters = [self._unreadable(read.piece, bad) for bad in block.bad]
+        letters.append(self.letter(row, block.rows, path, int(block.position[0]), 0))
+        counts = Counts(1 + block.filtered + len(block.bad), 0, block.filtered, len(letters), 0, 0, 0, 0)
+        return Chunk(block.rows.slice(0, 0), Identity(none, none, none), counts, tuple(letters))
 
     def _stepped(self, task: Task, group: list[_Read]) -> Chunk:
         rows = pa.concat_tables([r.block.rows for r in group]) if len(group) > 1 else group[0].block.rows
@@ -242,6 +287,13 @@ class _Read:
     @property
     def bytes_held(self) -> int:
         return int(self.block.rows.nbytes)
+
+
+def _cut(read: _Read, first: int, last: int) -> _Read:
+    """Some rows of a block; what was filtered or unreadable goes with the first."""
+    block = read.block
+    rest = (block.filtered, block.bad) if first == 0 else (0, ())
+    return replace(read, block=Block(block.rows.slice(first, last - first), block.position[first:last], *rest))
 
 
 def _head(block: Block, rows: int) -> Block:

@@ -1,7 +1,8 @@
-"""Suspects: rows noted in the store before they are predicted, so that what kills a worker is known afterwards.
+"""Suspects: rows noted in the store before user code gets them, so that what kills a worker is known afterwards.
 
-A careful attempt at a shard writes the rows of each batch before predicting it. If the worker dies, the next attempt
-finds them, scores them first, in halves, until one row alone has killed two workers: that row is a dead letter.
+A careful attempt at a shard writes the rows of each batch before predicting it, and source rows before their steps. The
+next attempt finds what a dead worker had noted and takes it apart, in halves, until one row alone has killed two workers:
+that row is a dead letter.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class Suspects:
         return [g for g in self.groups if len(g.rows) > 1 or g.deaths < DEATHS_ALONE]
 
     def note(self, identity: Identity, rows: np.ndarray) -> None:
-        """Say which rows are predicted next. Survives the death of the process; power loss costs only a repeat."""
+        """Say which rows go next to user code. Survives the death of the process; power loss costs only a repeat."""
         who = identity.take(rows)
         self._write(
             self._now, [Group(tuple(zip(who.piece.tolist(), who.position.tolist(), who.copy.tolist(), strict=True)), 1)]
         )
 
     def clear(self) -> None:
-        """Nothing is being predicted."""
+        """Nothing is at hand."""
         if os.path.exists(self._now):
             os.unlink(self._now)
 

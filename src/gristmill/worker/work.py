@@ -67,7 +67,8 @@ class _End:
 class _Parcel:
     item: Item
     body: Any
-    answered: threading.Event | None = None
+    answered: threading.Event | None = None  # set when the body was predicted, which a careful attempt waits for
+    suspects: Suspects | None = None
 
 
 class Stopped(Exception):
@@ -148,8 +149,9 @@ class ShardWorker:
                 break
             self._at_hand += 1
             try:
-                for window in self._timed_windows(item.value):
-                    parcel = _Parcel(item, window, threading.Event() if item.value.careful else None)
+                suspects = suspects_of(item.value) if item.value.careful else None
+                for window in self._timed_windows(item.value, suspects):
+                    parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
                     out.put(parcel)
                     while parcel.answered is not None and not parcel.answered.wait(0.5):
                         if self._stopping.is_set():  # a careful attempt does one thing at a time
@@ -162,8 +164,8 @@ class ShardWorker:
             self._at_hand -= 1
         out.put(None)
 
-    def _timed_windows(self, task: Task) -> Iterator[Window]:
-        windows = self._prepare.windows(task)
+    def _timed_windows(self, task: Task, suspects: Suspects | None) -> Iterator[Window]:
+        windows = self._prepare.windows(task, suspects)
         while True:
             self._watch.beat()
             try:
@@ -190,7 +192,7 @@ class ShardWorker:
         if item.key in self._dropped:
             return None
         try:
-            return _Parcel(item, self._scored(item, body, emit))
+            return _Parcel(item, self._scored(item, body, parcel.suspects, emit))
         except Stopped:
             raise
         except BaseException as e:
@@ -198,7 +200,7 @@ class ShardWorker:
             self._dropped.add(item.key)
             return _Parcel(item, _End(e))
 
-    def _scored(self, item: Item, window: Window, emit: Emit) -> Scored:
+    def _scored(self, item: Item, window: Window, suspects: Suspects | None, emit: Emit) -> Scored:
         task: Task = item.value
 
         def tick(rows: int) -> None:
@@ -211,9 +213,9 @@ class ShardWorker:
                 raise Stopped
 
         self._watch.beat()
-        if not task.careful:
+        if suspects is None:
             return self._predict.score(task, window, self._before, tick)
-        return CarefulScore(self._predict, task, window, self._before).score(tick)
+        return CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
 
     def _before(self, rows: np.ndarray) -> None:
         self._watch.beat()
@@ -274,12 +276,12 @@ class CarefulScore:
     predicted.
     """
 
-    def __init__(self, predict: Predict, task: Task, window: Window, before: Any) -> None:
+    def __init__(self, predict: Predict, task: Task, window: Window, before: Any, suspects: Suspects) -> None:
         self._predict = predict
         self._task = task
         self._window = window
         self._before = before
-        self._suspects = suspects_of(task)
+        self._suspects = suspects
 
     def score(self, tick: Any) -> Scored:
         """As Predict.score; rows that killed two workers alone are dead letters without being predicted again."""
