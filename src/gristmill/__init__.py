@@ -37,15 +37,13 @@ _HOME = {
     "Gates": "gristmill.plan.options",
     "Report": "gristmill.observe.report",
     "dynamically": "gristmill.batching.decorator",
-    "remote_parallel_map": "gristmill.parallel_map",
-    "map": "gristmill.parallel_map",
 }
 _ERRORS = (
     "BadJob", "BadModel", "BadOutput", "BadSource", "CorruptStore", "GateFailed", "GristmillError", "Interrupted",
     "MissingExtra", "PlanChanged", "RunFailed", "SinkBusy", "SourceChanged", "WorkerLost",
 )  # fmt: skip
 _HOME.update(dict.fromkeys(_ERRORS, "gristmill.errors"))
-_MODULES = ("aio", "batched", "errors", "inference", "spark", "testing")
+_MODULES = ("aio", "batched", "errors", "inference")
 
 __all__ = sorted([*_HOME, "__version__"])
 
