@@ -19,8 +19,11 @@ from gristmill.errors import BadModel
 from gristmill.plan.specs import Call
 
 
+_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
+
+
 def digests(call: Call) -> dict[str, str]:
-    """Digests by name: the callable or its module's file, every local module that it imports, its arguments and closure.
+    """Digests by name: the callable or its module's file, local modules that it imports, its arguments and closure.
 
     Versions of the installed distributions that the code imports stand beside them. Nothing is executed for a callable
     named by text; the pickle is not used, because it differs from process to process.
@@ -36,7 +39,7 @@ def digests(call: Call) -> dict[str, str]:
 
 
 def value_digest(value: Any) -> str:
-    """A digest of a plain value, the same in every process; arrays, tables and other objects by their pickled content."""
+    """A digest of a plain value, the same in every process; arrays, tables and others by their pickled content."""
     return hashlib.sha256(_canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -116,7 +119,7 @@ def _references(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         code = codes.pop()
         codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
         for name in code.co_names:
-            if name in function.__globals__:
+            if name in function.__globals__ and name not in ("__name__", "__file__"):
                 yield name, function.__globals__[name]
 
 
@@ -125,9 +128,8 @@ def _add_reference(label: str, value: Any, found: dict[str, str], seen: set[int]
         _add_module(value.__name__, found)
     elif isinstance(value, (types.FunctionType, type)):
         _add_object(value, found, seen)
-    elif value is None or isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)):
-        if not label.endswith((".__name__", ".__file__")):
-            found[label] = value_digest(value)
+    elif value is None or isinstance(value, _PLAIN):
+        found[label] = value_digest(value)
 
 
 def _source(target: Any) -> str:

@@ -1,8 +1,8 @@
 """Suspects: rows noted in the store before user code gets them, so that what kills a worker is known afterwards.
 
 A careful attempt at a shard writes the rows of each batch before predicting it, and source rows before their steps. The
-next attempt finds what a dead worker had noted and takes it apart, in halves, until one row alone has killed two workers:
-that row is a dead letter.
+next attempt finds what a dead worker had noted and takes it apart, in halves, until one row alone has killed two
+workers: that row is a dead letter.
 """
 
 from __future__ import annotations
