@@ -18,7 +18,6 @@ from typing import Any
 from gristmill.errors import BadModel
 from gristmill.plan.specs import Call
 
-
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
 
 
