@@ -45,7 +45,49 @@ _ERRORS = (
 _HOME.update(dict.fromkeys(_ERRORS, "gristmill.errors"))
 _MODULES = ("aio", "batched", "errors", "inference")
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = [
+    "BadJob",
+    "BadModel",
+    "BadOutput",
+    "BadSource",
+    "CorruptStore",
+    "GateFailed",
+    "Gates",
+    "GristmillError",
+    "Interrupted",
+    "Job",
+    "MissingExtra",
+    "OnnxModel",
+    "PlanChanged",
+    "Report",
+    "RunFailed",
+    "Sink",
+    "SinkBusy",
+    "SklearnModel",
+    "Source",
+    "SourceChanged",
+    "TextClassifier",
+    "TextEmbedder",
+    "TorchScriptModel",
+    "WorkerLost",
+    "__version__",
+    "apply",
+    "classify",
+    "dead",
+    "dynamically",
+    "embed",
+    "filter",
+    "flat_map",
+    "load_job",
+    "model",
+    "read",
+    "run",
+    "sink",
+    "source",
+    "status",
+    "step",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

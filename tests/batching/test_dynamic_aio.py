@@ -281,9 +281,10 @@ def test_strategies() -> None:
     for name, order in expected.items():
         for strategy in (name, batched.types.PriorityStrategy[name.upper()]):
             seen: list[str] = []
+            all_asked = asyncio.Event()  # the first batch holds the function until every call is waiting
 
-            async def serve(items: list[str], seen: list[str] = seen) -> list[str]:
-                await asyncio.sleep(0.005)
+            async def serve(items: list[str], seen: list[str] = seen, ready: asyncio.Event = all_asked) -> list[str]:
+                await ready.wait()
                 seen.extend(items)
                 return items
 
@@ -291,12 +292,13 @@ def test_strategies() -> None:
                 serve
             )
 
-            async def main(function: Any = function) -> None:
-                first = asyncio.ensure_future(function("cccc"))
-                await asyncio.sleep(0.001)
-                large = asyncio.ensure_future(function(["aa", "b", "dddd"]))
-                await asyncio.sleep(0.001)
-                assert await asyncio.gather(first, large, function("x")) == ["cccc", ["aa", "b", "dddd"], "x"]
+            async def main(function: Any = function, ready: asyncio.Event = all_asked) -> None:
+                calls = []
+                for given in ("cccc", ["aa", "b", "dddd"], "x"):
+                    calls.append(asyncio.ensure_future(function(given)))
+                    await asyncio.sleep(0.01)
+                ready.set()
+                assert await asyncio.gather(*calls) == ["cccc", ["aa", "b", "dddd"], "x"]
 
             asyncio.run(main())
             assert seen == order, name
