@@ -158,7 +158,7 @@ class Run:
             self._say(phase="planning")
             publishing.refuse_foreign(self.root, self.sink.overwrite)
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
-            r = planning.resolve(self.spec) if self.spec.source.data is None else None
+            r = planning.resolve(self._plannable()) if self.spec.source.data is None else None
             self._open_sink()
             with Lease(self.sink.uri, generations.meta(self.root)):
                 yield from self._held(r)
@@ -175,7 +175,7 @@ class Run:
 
     def _held(self, r: Resolved | None) -> Iterator[Receipt]:
         if r is None:
-            r = planning.resolve(self.spec, os.path.join(generations.meta(self.root), "inputs"))
+            r = planning.resolve(self._plannable(), os.path.join(generations.meta(self.root), "inputs"))
         for note in r.notes:
             self._note("warning", note)
         choice = self._chosen(r)
@@ -192,6 +192,12 @@ class Run:
         with self._stops.caught():
             yield from self._score()
         self._publish()
+
+    def _plannable(self) -> JobSpec:
+        """The job as planning checks it: what a person has accepted must not be refused for its null counts again."""
+        if not self._verbs.accept:
+            return self.spec
+        return replace(self.spec, gates=replace(self.spec.gates, min_ok=0.0))
 
     # ------------------------------------------------ the sink
 
