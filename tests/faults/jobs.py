@@ -8,19 +8,27 @@ import victims
 from recording import Harm, Recorded
 
 import gristmill as gm
+from gristmill.plan.options import EngineSpec
 from gristmill.running import Run, Verbs
 
 
-def job(source: Any, sink: str, fn: str, args: dict[str, Any] | None = None, **options: Any) -> gm.Job:
-    """A function of victims.py over a source, keeping ids."""
+def job(source: Any, sink: Any, fn: str, args: dict[str, Any] | None = None, **options: Any) -> gm.Job:
+    """A function of victims.py over a source, keeping ids. `engine` may be the fields of an EngineSpec."""
     keep = options.pop("keep", ["id"])
     model = gm.model(getattr(victims, fn), **(args or {}))
-    return gm.Job(source, model, gm.sink(sink, keep=keep), **options)
+    if "engine" in options:
+        options["engine"] = engine_of(options["engine"])
+    return gm.Job(source, model, gm.sink(sink, keep=keep) if isinstance(sink, str) else sink, **options)
+
+
+def engine_of(fields: dict[str, Any]) -> EngineSpec:
+    """An engine from plain values, as a process apart is given them."""
+    return EngineSpec(**fields)
 
 
 def run(
     source: Any,
-    sink: str,
+    sink: Any,
     fn: str,
     args: dict[str, Any] | None = None,
     journal: str = "",

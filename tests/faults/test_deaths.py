@@ -16,29 +16,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import victims
+from heard import Heard
 
 import gristmill as gm
 from gristmill.commit.generation import success
-from gristmill.observe.events import Note, Progress
 
 IDS = list(range(200))
-
-
-class Heard:
-    """An observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-
-    def progress(self, now: Progress) -> None: ...
-
-    def note(self, note: Note) -> None:
-        self.notes.append(note)
-
-    def close(self) -> None: ...
-
-    def deaths(self) -> int:
-        return sum(n.text.startswith("worker ") and " ended (" in n.text for n in self.notes)
 
 
 def test_fault_01_a_worker_is_killed(numbers: str, quick: Path) -> None:
