@@ -35,6 +35,7 @@ _HOME = {
     "TorchScriptModel": "gristmill.plan.specs",
     "SklearnModel": "gristmill.plan.specs",
     "Gates": "gristmill.plan.options",
+    "ray": "gristmill.plan.options",
     "Report": "gristmill.observe.report",
     "dynamically": "gristmill.batching.decorator",
 }
@@ -80,6 +81,7 @@ __all__ = [
     "flat_map",
     "load_job",
     "model",
+    "ray",
     "read",
     "run",
     "sink",
@@ -127,7 +129,7 @@ if TYPE_CHECKING:
     )
     from gristmill.observe.report import Report
     from gristmill.plan.job import Sink, Source, sink, source
-    from gristmill.plan.options import Gates
+    from gristmill.plan.options import Gates, ray
     from gristmill.plan.specs import (
         OnnxModel,
         SklearnModel,

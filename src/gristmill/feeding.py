@@ -297,6 +297,8 @@ class ShardFeed:
 
     def _to_blame(self, death: Death) -> bool:
         """A kill from outside without evidence of memory exhaustion is nobody's fault (design §6)."""
+        if death.lost:
+            return False
         return death.signal not in _OUTSIDE or (death.signal == 9 and self.out_of_memory(death))
 
     def _bury(self, attempt: _Attempt, blame: bool, death: Death, what: str) -> None:
@@ -334,6 +336,8 @@ class ShardFeed:
 
 
 def _how(death: Death) -> str:
+    if death.lost:
+        return death.lost
     if death.signal is not None:
         try:
             return signals.Signals(death.signal).name

@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from gristmill import machine
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS
+from gristmill.engines import registry as engines
 from gristmill.errors import BadJob, BadSource, GateFailed
 from gristmill.plan import fingerprint, shard
-from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading
+from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import JobSpec, Source
 from gristmill.plan.secret import reveal
@@ -99,13 +100,14 @@ def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
     check(schema, columns or schema.names)
     where = _where(source, schema)
     selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
-    gpus = _gpus(job)
-    place = _place(job, model, gpus)
+    room = engines.room(job.engine) or this_machine()
+    gpus = _gpu_workers(job, room)
+    place = _place(job, model, gpus > 0)
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, gpus, _fingerprint(job, model, info, files, sink_format.name), tuple(skipped), _nulls(files),
+        0, room.gpus[:gpus], _fingerprint(job, model, info, files, sink_format.name), tuple(skipped), _nulls(files),
     )  # fmt: skip
-    workers, threads = _workers(resolved)
+    workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
     _check_gates(resolved)
     return resolved
@@ -298,40 +300,46 @@ def _read_columns(
 # ---------------------------------------------------------------- the model
 
 
-def _gpus(job: JobSpec) -> tuple[str, ...]:
-    """GPUs to place workers on. Raises BadJob where more are asked for than there are."""
+def this_machine() -> Room:
+    """What the local engine has: a worker a core, or one a GPU."""
+    found = machine.gpus()
+    return Room("this machine", machine.cores(), len(found), None, found)
+
+
+def _gpu_workers(job: JobSpec, room: Room) -> int:
+    """Workers that can have a GPU. Raises BadJob where more are asked for than there are."""
     wanted, device = job.engine.gpus, str(getattr(job.model, "device", "auto"))
     if wanted == 0 or not (device == "auto" or device.startswith("cuda")):
-        return ()
-    found = machine.gpus()
-    if device.startswith("cuda") and not found:
-        raise BadJob(f"device {device!r}: this machine shows no GPU; use device cpu")
+        return 0
+    if device.startswith("cuda") and not room.gpu_workers:
+        raise BadJob(f"device {device!r}: {room.where} shows no GPU; use device cpu")
     if wanted == "auto":
-        return found
-    if wanted > len(found):
-        raise BadJob(f"gpus is {wanted}, this machine has {len(found)}")
-    return found[:wanted]
+        return room.gpu_workers
+    if wanted > room.gpu_workers and not room.grows:
+        raise BadJob(f"gpus is {wanted}, {room.where} has {room.gpu_workers}")
+    return wanted
 
 
-def _place(job: JobSpec, model: ModelSpec, gpus: tuple[str, ...]) -> Place:
+def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:
     device = getattr(model, "device", "auto")
     if device == "auto":
-        device = "cuda" if gpus and not isinstance(model, FunctionModel) else "cpu"
+        device = "cuda" if gpu and not isinstance(model, FunctionModel) else "cpu"
     return Place(device, getattr(model, "dtype", "auto"), 1, getattr(model, "backend", "auto"))
 
 
-def _workers(r: Resolved) -> tuple[int, int]:
+def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
     """How many workers, and threads for each: a process a core on CPUs, a process a GPU where there are some."""
     wanted = r.job.engine.workers
     if isinstance(wanted, tuple):
         wanted = wanted[1]
     if wanted == "auto":
-        wanted = len(r.gpus) if r.place.device == "cuda" else machine.cores()
+        wanted = gpu_workers if r.place.device == "cuda" else room.workers
         if r.estimated_rows <= LEAST_SHARD:
             wanted = 1
-    count = int(wanted)
-    threads = r.job.engine.threads
-    return count, max(1, machine.cores() // max(1, count)) if threads == "auto" else int(threads)
+    count, threads = int(wanted), r.job.engine.threads
+    if threads == "auto":
+        return count, room.threads or max(1, machine.cores() // max(1, count))
+    return count, int(threads)
 
 
 def budget_of(r: Resolved) -> tuple[int, int, int]:

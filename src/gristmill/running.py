@@ -30,7 +30,7 @@ from gristmill.observe.report import Counts, Report
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Event, Printed, Waiting
 from gristmill.plan.job import JobSpec, Sink
-from gristmill.plan.secret import scrub, secrets_in
+from gristmill.plan.secret import reveal, scrub, secrets_in
 from gristmill.plan.shard import Piece, Shard
 from gristmill.plan.specs import FunctionModel
 from gristmill.planning import Resolved
@@ -251,8 +251,9 @@ class Run:
     def _driven(self, r: Resolved, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, after nothing of it is left running."""
         stages = ShardStages(recipe(r, self.sink, self._files), max(1, r.place.threads), r.gpus, timed=r.workers > 0)
-        options = {"workers": r.workers, "path": tuple(_import_path()), **self.spec.engine.options}
-        events = open_engine(self.spec.engine.name, **options).run(stages, feed)
+        spec = replace(self.spec.engine, options=reveal(self.spec.engine.options))
+        engine = open_engine(spec, r.workers, tuple(_import_path()), r.place.device == "cuda")
+        events = engine.run(stages, feed)
         self._say(phase="loading" if self._plan is None else "running", workers_wanted=r.workers)
         streamed = 0
         try:

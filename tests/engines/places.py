@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+MEMORY = 100 << 20  # bytes of a Ray node's object store
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,27 @@ def _local() -> Iterator[Place]:
     yield Place("local", {"name": "local", "workers": 2})
 
 
-_STARTED: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {"local": _local}
+@contextlib.contextmanager
+def _ray() -> Iterator[Place]:
+    """A node beside a head that runs nothing. The test process is connected to it as a user's would be."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "object_store_memory": MEMORY, "include_dashboard": False},
+    )
+    try:
+        cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield Place("ray", {"name": "ray", "workers": 2, "options": {"address": cluster.address}})
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+_STARTED: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {"local": _local, "ray": _ray}
 NAMES = list(_STARTED)
 OURS = ("local",)  # engines all of whose processes are gristmill's own
 

@@ -12,16 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO
 
-from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Left, Outcome, Printed, Stages, Started
+from gristmill.engines.crew import BEAT, HELD, Crew, Ended
+from gristmill.plan.contracts import DONE, WAIT, Emit, Event, Feed, Item, Outcome, Printed, Stages, Started
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
-TAIL = 16_000  # bytes of a worker's last words kept as evidence
-BEAT = 0.25  # seconds
-HELD = 2  # items a worker holds: it prepares one while it predicts the other
 _HEADER = struct.Struct("<Q")
 _START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({name!r}, {parent})"
 
@@ -45,24 +43,6 @@ def receive(pipe: BinaryIO) -> Any:
 # ---------------------------------------------------------------- driver
 
 
-@dataclass
-class _Process:
-    """A worker's process as the driver sees it. `held` are its items in the order given; `tail` its last words."""
-
-    name: str
-    popen: subprocess.Popen[bytes]
-    held: list[str] = field(default_factory=list)
-    started: bool = False
-    done: bool = False
-    left: Left | None = None
-    tail: bytes = b""
-
-
-@dataclass(frozen=True)
-class _Ended(Event):
-    code: int = 0
-
-
 class Local:
     """Runs items in `workers` fresh interpreters, or in the calling process for 0.
 
@@ -71,7 +51,7 @@ class Local:
 
     def __init__(self, workers: int = 1, path: tuple[str, ...] = (), grace: float = GRACE) -> None:
         self._workers = workers
-        self._path = list(path)
+        self._path = path
         self._grace = grace
 
     def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
@@ -83,112 +63,76 @@ class Local:
 
         payload = cloudpickle.dumps(stages, protocol=5)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        living: dict[str, _Process] = {}
-        spawner = _Spawner()
-        serial = 0
+        spawner = Spawner()
+        processes: dict[str, Process] = {}
+
+        def start(name: str, index: int) -> Process:
+            environment = stages.environment(index)
+            processes[name] = spawner.call(lambda: Process(name, self._path, environment, payload, events.put))
+            return processes[name]
+
+        crew = Crew(feed, self._workers, start, events)
         try:
-            while True:
-                while len(living) < min(self._workers, feed.wanted()):
-                    name = f"w{serial}"
-                    living[name] = spawner.call(lambda n=name, i=serial: self._start(n, i, stages, payload, events))
-                    serial += 1
-                    self._feed(living, feed)
-                self._feed(living, feed)
-                if not living:
-                    return
-                try:
-                    event = events.get(timeout=BEAT)
-                except queue.Empty:
-                    yield Event("")  # a heartbeat, so that the caller can look at signals and at the clock
-                    continue
-                yield from self._seen(event, living)
+            yield from crew.events()
         finally:
-            self._end(list(living.values()))
+            end(list(processes.values()), self._grace)
             spawner.close()
 
-    def _feed(self, living: dict[str, _Process], feed: Feed) -> None:
-        """Give workers with room what the feed has for them."""
-        for process in living.values():
-            while not process.done and len(process.held) < HELD:
-                item = feed.take(process.name)
-                if item is WAIT:
-                    break
-                process.done = item is DONE
-                if item is not DONE:
-                    process.held.append(item.key)
-                with contextlib.suppress(OSError):  # a broken pipe is a death, which its own event reports
-                    assert process.popen.stdin is not None
-                    send(process.popen.stdin, None if item is DONE else item)  # type: ignore[arg-type]
 
-    def _seen(self, event: Event, living: dict[str, _Process]) -> Iterator[Event]:
-        process = living.get(event.worker)
-        if process is None:
-            return
-        if isinstance(event, _Ended):
-            del living[event.worker]
-            if process.left is not None:
-                yield replace(process.left, keys=tuple(process.held))
-            elif not process.done or process.held:
-                yield self._death(process, event.code)
-            return
-        if isinstance(event, Left):
-            process.done, process.left = True, event  # told to the feed when the process has ended
-            return
-        if isinstance(event, Printed):
-            process.tail = (process.tail + event.text.encode("utf-8", "replace"))[-TAIL:]
-        elif isinstance(event, Started):
-            process.started = True
-        elif isinstance(event, Outcome) and event.key in process.held:
-            process.held.remove(event.key)
-        yield event
+class Process:
+    """A worker in a fresh interpreter below this process. What it reports, prints, and at last its end goes to `emit`.
 
-    def _death(self, process: _Process, code: int) -> Death:
-        return Death(
-            process.name,
-            tuple(process.held),
-            process.tail.decode("utf-8", "replace"),
-            code if code >= 0 else None,
-            -code if code < 0 else None,
-            process.started,
-        )
+    Make it in a thread that lasts (`Spawner`): the kernel ends it when the thread that made it ends.
+    """
 
-    def _start(
-        self, name: str, index: int, stages: Stages, payload: bytes, events: queue.SimpleQueue[Event]
-    ) -> _Process:
-        start = _START.format(path=self._path, name=name, parent=os.getpid())
-        popen = subprocess.Popen(
-            [sys.executable, "-c", start],
+    ready = True
+
+    def __init__(
+        self, name: str, path: Sequence[str], environment: Mapping[str, str], payload: bytes, emit: Emit
+    ) -> None:
+        self.popen = popen = subprocess.Popen(
+            [sys.executable, "-c", _START.format(path=list(path), name=name, parent=os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **stages.environment(index)},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             start_new_session=True,  # a Ctrl-C at the terminal is the driver's to handle
         )
         assert popen.stdin is not None
         with contextlib.suppress(OSError):
             send(popen.stdin, payload)  # type: ignore[arg-type]
-        listening = [_thread(_listen, popen, name, events), _thread(_overhear, popen, name, events)]
-        _thread(_await, popen, name, events, listening)
-        return _Process(name, popen)
+        listening = [_thread(_listen, popen, name, emit), _thread(_overhear, popen, name, emit)]
+        _thread(_await, popen, name, emit, listening)
 
-    def _end(self, processes: list[_Process]) -> None:
+    def give(self, item: Item | None) -> None:
+        """See crew.Link."""
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError):  # a broken pipe is a death, which its own event reports
+            send(self.popen.stdin, item)  # type: ignore[arg-type]
+
+    def drop(self) -> None:
+        """See crew.Link: it was ready from the start."""
+
+
+def end(processes: Sequence[Process], grace: float) -> None:
+    """Ask processes to stop, and kill those that have not after `grace` seconds."""
+    for process in processes:
+        if process.popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.popen.stdin.close()  # end of input: stop
+    deadline = time.monotonic() + grace
+    try:
         for process in processes:
-            if process.popen.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.popen.stdin.close()  # end of input: stop
-        deadline = time.monotonic() + self._grace
-        try:
-            for process in processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.popen.wait(max(0.0, deadline - time.monotonic()))
-        finally:  # also when a second signal breaks the wait
-            for process in processes:
-                if process.popen.poll() is None:
-                    process.popen.kill()
-                process.popen.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(max(0.0, deadline - time.monotonic()))
+    finally:  # also when a second signal breaks the wait
+        for process in processes:
+            if process.popen.poll() is None:
+                process.popen.kill()
+            process.popen.wait()
 
 
-class _Spawner:
+class Spawner:
     """Starts processes from one thread that lasts: parent-death signals are sent when the *thread* that forked ends."""
 
     def __init__(self) -> None:
@@ -221,14 +165,14 @@ def _thread(target: Any, *args: Any) -> threading.Thread:
     return thread
 
 
-def _listen(popen: subprocess.Popen[bytes], name: str, events: queue.SimpleQueue[Event]) -> None:
+def _listen(popen: subprocess.Popen[bytes], name: str, emit: Emit) -> None:
     assert popen.stdout is not None
     with contextlib.suppress(EOFError, OSError, ValueError):
         while True:
-            events.put(replace(receive(popen.stdout), worker=name))  # type: ignore[arg-type]
+            emit(replace(receive(popen.stdout), worker=name))  # type: ignore[arg-type]
 
 
-def _overhear(popen: subprocess.Popen[bytes], name: str, events: queue.SimpleQueue[Event]) -> None:
+def _overhear(popen: subprocess.Popen[bytes], name: str, emit: Emit) -> None:
     """User code's prints: always read, so that a flood cannot block the worker; passed on up to a bound a second."""
     assert popen.stderr is not None
     allowance, since = 64_000, time.monotonic()
@@ -237,16 +181,16 @@ def _overhear(popen: subprocess.Popen[bytes], name: str, events: queue.SimpleQue
             if time.monotonic() - since > 1.0:
                 allowance, since = 64_000, time.monotonic()
             if allowance > 0:
-                events.put(Printed(name, data[:allowance].decode("utf-8", "replace")))
+                emit(Printed(name, data[:allowance].decode("utf-8", "replace")))
             allowance -= len(data)
 
 
-def _await(popen: subprocess.Popen[bytes], name: str, events: queue.SimpleQueue[Event], listening: list[Any]) -> None:
+def _await(popen: subprocess.Popen[bytes], name: str, emit: Emit, listening: list[Any]) -> None:
     """Death is seen by waiting for the process, not by end of file: grandchildren may hold its pipes."""
     code = popen.wait()
     for thread in listening:
         thread.join(timeout=1.0)
-    events.put(_Ended(name, code))
+    emit(Ended(name, code))
 
 
 # ---------------------------------------------------------------- worker

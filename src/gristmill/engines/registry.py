@@ -6,19 +6,36 @@ import difflib
 from typing import Any
 
 from gristmill.errors import BadJob
+from gristmill.plan.contracts import Room
+from gristmill.plan.options import EngineSpec
 
-NAMES = ("local", "ray", "spark")
+NAMES = ("local", "ray")
 
 
-def open_engine(name: str, **options: Any) -> Any:
-    """The engine called `name`. Raises BadJob for a name there is none for, MissingExtra where its package is
-    missing.
+def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu: bool = False) -> Any:
+    """The engine that a job names, for `workers` workers that import from `path`; `gpu` says that the model wants one.
+
+    Raises BadJob for a name there is none for; MissingExtra, when run, where its package is missing.
     """
-    if name == "local":
+    least = spec.workers[0] if isinstance(spec.workers, tuple) else 1 if spec.workers == "auto" else workers
+    if spec.name == "local":
         from gristmill.engines.local import Local
 
-        return Local(**options)
-    close = difflib.get_close_matches(name, NAMES, 1)
+        return Local(workers, path, **spec.options)
+    if spec.name == "ray":
+        from gristmill.engines.ray import Ray
+
+        return Ray(workers, least, path, gpu, spec.own())
+    close = difflib.get_close_matches(spec.name, NAMES, 1)
     raise BadJob(
-        f"engine {name!r}: there is {', '.join(NAMES[:1])}" + (f"; did you mean {close[0]!r}?" if close else "")
+        f"engine {spec.name!r}: there is {', '.join(NAMES)}" + (f"; did you mean {close[0]!r}?" if close else "")
     )
+
+
+def room(spec: EngineSpec) -> Room | None:
+    """What an engine has to place workers on; None for this machine. Raises BadJob where its cluster is not there."""
+    if spec.name == "ray":
+        from gristmill.engines.ray import room as cluster
+
+        return cluster(spec.own())
+    return None

@@ -336,13 +336,17 @@ class Outcome(Event):
 
 @dataclass(frozen=True)
 class Death(Event):
-    """A worker ended without being asked. `keys` are the items it held, the first one was running."""
+    """A worker ended without being asked. `keys` are the items it held, the first one was running.
+
+    `lost` says how, where it went with its machine or was taken away: then nothing it ran is to blame.
+    """
 
     keys: tuple[str, ...] = ()
     evidence: str = ""
     exit_code: int | None = None
     signal: int | None = None
     started: bool = True
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -402,6 +406,23 @@ class Stages(Protocol):
     def environment(self, index: int) -> Mapping[str, str]:
         """Variables that must be set before the interpreter of worker number `index` starts."""
         ...
+
+
+@dataclass(frozen=True)
+class Room:
+    """What an engine has to place workers on, as planning must know it.
+
+    `workers` fit at once, `gpu_workers` with a GPU (or the share of one that was asked for). `threads` are the cores of
+    each; None: those of the machine are divided among them. `gpus` names the GPUs, where the driver is to choose.
+    Where it `grows`, more may be asked for than there is.
+    """
+
+    where: str
+    workers: int
+    gpu_workers: int = 0
+    threads: int | None = None
+    gpus: tuple[str, ...] = ()
+    grows: bool = False
 
 
 class Engine(Protocol):

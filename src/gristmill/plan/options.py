@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -39,6 +40,31 @@ class Running:
 
 
 @dataclass(frozen=True)
+class RayOptions:
+    """What a Ray worker is given, and which cluster it runs on.
+
+    `address` is that of a cluster ("auto": the one of this machine or of RAY_ADDRESS); without one, that cluster if
+    there is one, else a local one for the length of the run. Resources are those of one worker, as Ray counts them:
+    `gpus_per_worker` may be a fraction (None: 1 for a model that runs on GPUs), `memory_per_worker` is in bytes,
+    `resources` are custom ones, `accelerator_type` is Ray's name of a GPU type. `runtime_env` is passed through.
+    """
+
+    address: str | None = None
+    cpus_per_worker: float = 1
+    gpus_per_worker: float | None = None
+    memory_per_worker: int | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    accelerator_type: str | None = None
+    runtime_env: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        amounts = {k: getattr(self, k) for k in ("cpus_per_worker", "gpus_per_worker", "memory_per_worker")}
+        for name, value in {**amounts, **self.resources}.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+                raise BadJob(f"engine option {name} is {value!r}: give a number of at least 0")
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """Which engine runs a job, and with what. `workers` 0 runs in the calling process; a pair is (least, most).
 
@@ -60,6 +86,34 @@ class EngineSpec:
         if self.gpus != 0:
             _positive("gpus", self.gpus)
         _positive("threads", self.threads)
+        self.own()
+
+    def own(self) -> Any:
+        """The engine's own options, checked; None for an engine that has none. Raises BadJob for an unknown one."""
+        made = OPTIONS.get(self.name)
+        if made is None:
+            return None
+        names = list(made.__dataclass_fields__)
+        for name in self.options:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+                raise BadJob(f"engine {self.name} has no option {name!r}: {hint}")
+        return made(**self.options)
+
+
+OPTIONS: dict[str, Any] = {"ray": RayOptions}  # engines with options of their own
+
+
+def ray(
+    *,
+    workers: int | Auto | tuple[int, int] = "auto",
+    gpus: int | Auto = "auto",
+    threads: int | Auto = "auto",
+    **options: Any,
+) -> EngineSpec:
+    """The Ray engine with options: `gm.ray(address="auto", gpus_per_worker=1, workers=(4, 64))`. See `RayOptions`."""
+    return EngineSpec("ray", workers, gpus, threads, options)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""The crew: what engines share whose workers last. Workers are started as the feed wants them, given items, heard, and
+replaced when they die; how one is started and reached is the engine's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Left, Outcome, Printed, Started
+
+HELD = 2  # items a worker holds: it prepares one while it predicts the other
+BEAT = 0.25  # seconds between two looks at the clock and at signals, when nothing happens
+TAIL = 16_000  # bytes of a worker's last words kept as evidence
+
+
+class Link(Protocol):
+    """How the driver reaches one worker."""
+
+    ready: bool  # it has a place and can be given items
+
+    def give(self, item: Item | None) -> None:
+        """The next item, or None for "no more". Never raises: a worker that is gone is told of by `Ended`."""
+        ...
+
+    def drop(self) -> None:
+        """It is not needed any more; called only while it is not ready."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    """A worker is gone. `code` is its exit code, negative for a signal, None where it was `lost` with its machine."""
+
+    code: int | None = None
+    lost: str = ""
+    evidence: str = ""
+
+
+@dataclass
+class Member:
+    """A worker as the driver sees it. `held` are its items in the order given; `tail` its last words."""
+
+    name: str
+    index: int
+    link: Link
+    held: list[str] = field(default_factory=list)
+    started: bool = False
+    done: bool = False
+    left: Left | None = None
+    tail: bytes = b""
+
+
+class Crew:
+    """Up to `most` workers. `start` makes the link of a worker of that name and number, or None for "not yet"; what
+    workers report, and their `Ended`, it puts into `events`.
+    """
+
+    def __init__(
+        self, feed: Feed, most: int, start: Callable[[str, int], Link | None], events: queue.SimpleQueue[Event]
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self._feed = feed
+        self._most = most
+        self._start = start
+        self._events = events
+        self._serial = itertools.count()
+
+    def events(self) -> Iterator[Event]:
+        """Events until the feed is done and everybody has left."""
+        while True:
+            self._fit()
+            self._give()
+            if not self.members:
+                return
+            try:
+                event = self._events.get(timeout=BEAT)
+            except queue.Empty:
+                yield Event("")  # a heartbeat, so that the caller can look at signals and at the clock
+                continue
+            yield from self._seen(event)
+
+    def _fit(self) -> None:
+        """As many workers as are wanted; those that have found no place yet are let go where fewer are."""
+        wanted = min(self._most, self._feed.wanted())
+        while len(self.members) < wanted:
+            taken = {m.index for m in self.members.values()}
+            index = next(i for i in itertools.count() if i not in taken)  # that of a worker that died, with its GPU
+            name = f"w{next(self._serial)}"
+            link = self._start(name, index)
+            if link is None:
+                break
+            self.members[name] = Member(name, index, link)
+            self._give()
+        surplus = len(self.members) - wanted
+        for member in [m for m in reversed(self.members.values()) if not m.link.ready][: max(0, surplus)]:
+            member.link.drop()
+            del self.members[member.name]
+
+    def _give(self) -> None:
+        """Give workers with room what the feed has for them."""
+        for member in self.members.values():
+            while member.link.ready and not member.done and len(member.held) < HELD:
+                item = self._feed.take(member.name)
+                if item is WAIT:
+                    break
+                member.done = item is DONE
+                if item is not DONE:
+                    member.held.append(item.key)
+                member.link.give(None if item is DONE else item)
+
+    def _seen(self, event: Event) -> Iterator[Event]:
+        member = self.members.get(event.worker)
+        if member is None:
+            return
+        if isinstance(event, Ended):
+            del self.members[event.worker]
+            if member.left is not None:
+                yield replace(member.left, keys=tuple(member.held))
+            elif not member.done or member.held:
+                yield _death(member, event)
+            return
+        if isinstance(event, Left):
+            member.done, member.left = True, event  # told to the feed when the worker has ended
+            return
+        if isinstance(event, Printed):
+            member.tail = (member.tail + event.text.encode("utf-8", "replace"))[-TAIL:]
+        elif isinstance(event, Started):
+            member.started = True
+        elif isinstance(event, Outcome) and event.key in member.held:
+            member.held.remove(event.key)
+        yield event
+
+
+def _death(member: Member, ended: Ended) -> Death:
+    code = ended.code
+    return Death(
+        member.name,
+        tuple(member.held),
+        member.tail.decode("utf-8", "replace") + ended.evidence,
+        code if code is not None and code >= 0 else None,
+        -code if code is not None and code < 0 else None,
+        member.started,
+        ended.lost,
+    )

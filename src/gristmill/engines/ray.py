@@ -1,0 +1,326 @@
+"""The Ray engine: each worker is an actor that holds a place in the cluster, with a fresh interpreter below it in
+which user code runs, so that a crash is seen with its signal and its last words, as it is on one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gristmill.engines.crew import Crew, Ended
+from gristmill.engines.local import GRACE, Process, Spawner, end
+from gristmill.errors import BadJob, MissingExtra
+from gristmill.plan.contracts import Event, Feed, Item, Room, Stages, Waiting
+from gristmill.plan.options import RayOptions
+
+PATIENCE = 2.0  # seconds without a place after which the wait is said aloud
+
+
+class Ray:
+    """Runs items in actors, between `least` and `workers` of them as the cluster has room.
+
+    `gpu` says that the model runs on one; `options` are those of `gm.ray(…)`.
+    """
+
+    def __init__(self, workers: int, least: int, path: tuple[str, ...], gpu: bool, options: RayOptions) -> None:
+        self._workers = max(1, workers)
+        self._least = max(1, least)
+        self._path = path
+        self._options = options
+        self._needs = needs(options, gpu)
+
+    def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
+        """Events until the feed is done. Closing the iterator ends all actors, and a cluster that was started here."""
+        with connected(self._options, math.ceil(self._workers * self._needs["CPU"])) as (ray, ours):
+            runtime_env = None if ours else self._options.runtime_env  # our own connection has it as a whole
+            actor_class = _actor_class(ray, self._needs, self._options, runtime_env)
+            actors = _Actors(ray, actor_class, self._path, stages, self._least)
+            crew = Crew(feed, self._workers, actors.start, actors.events)
+            try:
+                for event in crew.events():
+                    yield event
+                    if (reason := actors.waiting(self._needs)) is not None:
+                        yield Waiting("", reason)
+            finally:
+                actors.end()
+
+
+# ---------------------------------------------------------------- in the cluster
+
+
+class Host:
+    """The actor: starts a worker's process where the cluster has put it, and passes messages both ways."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._spawner = Spawner()
+        self._process: Process | None = None
+
+    def start(self, name: str, path: tuple[str, ...], environment: Mapping[str, str], payload: bytes) -> None:
+        """A worker; the next one when that has ended."""
+        path = (*path, *sys.path)  # what the runtime environment brought
+        self._process = self._spawner.call(lambda: Process(name, path, environment, payload, self._events.put))
+
+    def give(self, item: Item | None) -> None:
+        """As crew.Link."""
+        assert self._process is not None
+        self._process.give(item)
+
+    def hear(self) -> list[Event]:
+        """What has happened since the last call; waits a while for something to happen."""
+        heard: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            heard.append(self._events.get(timeout=5.0))
+            while True:
+                heard.append(self._events.get_nowait())
+        return heard
+
+    def end(self, grace: float) -> None:
+        """Stop the worker, after `grace` seconds by force."""
+        if self._process is not None:
+            end([self._process], grace)
+
+
+# ---------------------------------------------------------------- in the driver
+
+
+class _Actor:
+    """An actor and the worker in it, as the driver reaches them (crew.Link); one worker after the other."""
+
+    def __init__(self, ray: Any, host: Any) -> None:
+        self.host = host
+        self.placed = self.ready = self.gone = False
+        self.busy = True
+        self.since = time.monotonic()
+        self._ray = ray
+
+    def begin(self, name: str, call: Any, emit: Callable[[Event], None]) -> None:
+        """Listen to the worker that `call` starts, from its placement to its end."""
+        self.busy, self.ready = True, False
+        self.thread = threading.Thread(target=self._listen, args=(name, call, emit), daemon=True)
+        self.thread.start()
+
+    def give(self, item: Item | None) -> None:
+        self.host.give.remote(item)  # where that fails the actor is dead, which the listening thread is told, too
+
+    def drop(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self._ray.kill(self.host)
+
+    def _listen(self, name: str, call: Any, emit: Callable[[Event], None]) -> None:
+        errors = self._ray.exceptions
+        try:
+            self._ray.get(call)
+            self.placed = self.ready = True
+            emit(Event(name))  # it can be given items now
+            while self.busy:
+                for event in self._ray.get(self.host.hear.options(concurrency_group="hear").remote()):
+                    self.busy = not isinstance(event, Ended)
+                    emit(event)
+        except errors.OutOfMemoryError as e:  # its rows may be the cause, so it is not `lost`
+            self.drop()
+            emit(Ended(name, evidence=str(e)))
+        except errors.RayError as e:
+            self.drop()  # unreachable is dead: what comes back later must find no shard of its own
+            emit(Ended(name, lost=f"its actor was lost: {type(e).__name__}", evidence=str(e)))
+
+
+class _Actors:
+    """The actors of one run, with and without a place."""
+
+    def __init__(self, ray: Any, made: Any, path: tuple[str, ...], stages: Stages, least: int) -> None:
+        import cloudpickle
+
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._ray = ray
+        self._made = made
+        self._path = path
+        self._stages = stages
+        self._payload = ray.put(cloudpickle.dumps(stages, protocol=5))
+        self._least = least
+        self._actors: list[_Actor] = []
+        self._said = ""
+        self._looked = 0.0
+
+    def start(self, name: str, index: int) -> _Actor | None:
+        """A worker, in an actor that has none or in a new one; no more new ones at once than have found their place."""
+        self._actors = [a for a in self._actors if not a.gone]
+        actor = next((a for a in self._actors if not a.busy), None)
+        if actor is None:
+            placed = sum(a.placed for a in self._actors)
+            if len(self._actors) - placed >= max(self._least - placed, placed, 1):
+                return None
+            actor = _Actor(self._ray, self._made.remote())
+            self._actors.append(actor)
+        environment = dict(self._stages.environment(index))
+        actor.begin(name, actor.host.start.remote(name, self._path, environment, self._payload), self.events.put)
+        return actor
+
+    def waiting(self, needs: Mapping[str, float]) -> str | None:
+        """What is waited for, where that is another thing than was last said; "" when nothing is any more."""
+        now = time.monotonic()
+        if now - self._looked < 1.0:
+            return None
+        self._looked = now
+        late = [a for a in self._actors if not (a.placed or a.gone) and now - a.since > PATIENCE]
+        lacking = self._least - sum(a.placed and not a.gone for a in self._actors)
+        reason = ""
+        if late and lacking > 0:
+            total, free = self._ray.cluster_resources(), self._ray.available_resources()
+            reason = shortage(needs, self._least, min(lacking, len(late)), total, free)
+        before, self._said = self._said, reason
+        return reason if reason != before else None
+
+    def end(self) -> None:
+        """Ask all workers to stop; then there are no actors."""
+        actors = [a for a in self._actors if not a.gone]
+        try:
+            asked = [a.host.end.remote(GRACE) for a in actors if a.placed]
+            if asked:
+                self._ray.wait(asked, num_returns=len(asked), timeout=GRACE)
+        finally:  # also when a second signal breaks the wait
+            for actor in actors:
+                actor.drop()
+            for actor in actors:
+                actor.thread.join(2.0)  # its last call has failed by now
+
+
+def _actor_class(ray: Any, needs: Mapping[str, float], options: RayOptions, runtime_env: Any) -> Any:
+    own = {k: v for k, v in needs.items() if k not in ("CPU", "GPU", "memory") and ":" not in k}
+    asked = {
+        "num_cpus": needs["CPU"],
+        "num_gpus": needs.get("GPU", 0),
+        "memory": options.memory_per_worker,
+        "resources": own,
+        "accelerator_type": options.accelerator_type,
+        "runtime_env": dict(options.runtime_env or {}),
+    }
+    # Nothing is ever tried again by Ray: the feed decides that.
+    never = {"max_restarts": 0, "max_task_retries": 0}
+    return ray.remote(concurrency_groups={"hear": 1}, **never, **{k: v for k, v in asked.items() if v is not None})(
+        Host
+    )
+
+
+# ---------------------------------------------------------------- the cluster
+
+
+@contextlib.contextmanager
+def connected(options: RayOptions, cpus: int | None) -> Iterator[tuple[Any, bool]]:
+    """Ray, connected, and whether the connection is our own: as the caller already is, else to the cluster of `options`
+    or, with `cpus`, to a local one that lasts for as long as the connection. Raises BadJob where there is no cluster.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as e:
+        raise MissingExtra("engine ray needs ray, which is not installed: pip install 'gristmill[ray]'") from e
+    if ray.is_initialized():
+        yield ray, False
+        return
+    with _signals_kept():
+        _connect(ray, options, cpus)
+    try:
+        yield ray, True
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, options: RayOptions, cpus: int | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}  # user code's prints come as events
+    if cpus is not None and options.runtime_env:
+        quiet["runtime_env"] = dict(options.runtime_env)
+    try:
+        if options.address != "local":
+            ray.init(address=options.address or "auto", **quiet)
+            return
+    except ConnectionError as e:
+        if options.address is not None or cpus is None:
+            where = options.address or "auto"
+            raise BadJob(
+                f"engine ray: no cluster at address {where!r} ({e}); without an address, one is started"
+            ) from e
+    import os
+
+    ray.init(address="local", num_cpus=max(cpus or 1, os.cpu_count() or 1), include_dashboard=False, **quiet)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Connecting replaces the handler of SIGTERM: the run's own comes back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def room(options: RayOptions) -> Room | None:
+    """What the cluster has now; None where there is none yet, so that a local one will be started on this machine."""
+    if options.address == "local":
+        return None
+    try:
+        with connected(options, None) as (ray, _):
+            nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    except BadJob:
+        if options.address is not None:
+            raise
+        return None
+    asked = options.gpus_per_worker
+    with_gpu = sum(_fit(needs(options, gpu=True), node) for node in nodes) if asked != 0 else 0
+    return Room(
+        "the Ray cluster",
+        max(1, sum(_fit(needs(options, gpu=False), node) for node in nodes)),
+        max(with_gpu, 1 if asked else 0),  # a cluster that grows may have none yet
+        max(1, int(options.cpus_per_worker)),
+        grows=True,
+    )
+
+
+def _fit(needs: Mapping[str, float], node: Mapping[str, float]) -> int:
+    return int(min(node.get(name, 0.0) / amount for name, amount in needs.items() if amount))
+
+
+def needs(options: RayOptions, gpu: bool) -> dict[str, float]:
+    """What one worker takes, by Ray's names."""
+    gpus = options.gpus_per_worker if options.gpus_per_worker is not None else float(gpu)
+    wanted = {
+        "CPU": options.cpus_per_worker,
+        "GPU": gpus,
+        "memory": options.memory_per_worker or 0,
+        **options.resources,
+    }
+    if options.accelerator_type:
+        wanted[f"accelerator_type:{options.accelerator_type}"] = 0.001  # what Ray itself counts for it
+    return {name: amount for name, amount in wanted.items() if amount or name == "CPU"}
+
+
+def shortage(
+    needs: Mapping[str, float], workers: int, lacking: int, total: Mapping[str, float], free: Mapping[str, float]
+) -> str:
+    """Why `lacking` of at least `workers` workers have no place, in words."""
+    for name, amount in needs.items():
+        if amount * workers > total.get(name, 0.0):
+            return (
+                f"waiting for {_amount(name, amount * workers)}, the cluster has {_amount(name, total.get(name, 0.0))}"
+            )
+    for name, amount in needs.items():
+        if amount * lacking > free.get(name, 0.0):
+            have = f"{_amount(name, free.get(name, 0.0))} of {_amount(name, total[name])}"
+            return f"waiting for {_amount(name, amount * lacking)}, the cluster has {have} free"
+    return f"waiting for the cluster to start {lacking} of {workers} workers"
+
+
+def _amount(name: str, amount: float) -> str:
+    if name.startswith("accelerator_type:"):
+        return f"a node with {name.partition(':')[2]}" if amount else "none"
+    if name == "memory":
+        return f"{amount / (1 << 30):.3g} GB of memory"
+    plural = "s" if name in ("CPU", "GPU") and amount != 1 else ""
+    return f"{amount:g} {name}{plural}"
