@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from gristmill import machine
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS
+from gristmill.commit.inspections import Inspections, looked_at
 from gristmill.engines import registry as engines
 from gristmill.errors import BadJob, BadSource, GateFailed
 from gristmill.plan import fingerprint, shard
-from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room
+from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import JobSpec, Source
 from gristmill.plan.secret import reveal
@@ -53,6 +54,7 @@ class Resolved:
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
+    looked_at: str = ""  # how the files were inspected
     only: Any = None  # a retry's rows (retrying.Only)
 
     @property
@@ -73,13 +75,15 @@ class Resolved:
         return sum(shard.estimated_rows(self.files[f], a, b) for f, a, b in spans)
 
 
-def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
+def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | None = None) -> Resolved:
     """Open the source's metadata, check everything that can be checked, fingerprint it.
 
-    `held_data` is a folder that in-memory sources are written to. Raises BadJob and its kinds, GateFailed where counts
+    `held_data` is a folder that in-memory sources are written to; `known` is what an earlier plan found out about the
+    files, which are opened only where they were touched since. Raises BadJob and its kinds, GateFailed where counts
     of nulls already break a gate.
     """
     from gristmill.io import paths, registry
+    from gristmill.io.registry import format_options
     from gristmill.io.schema import check, unify
     from gristmill.models import registry as models
 
@@ -91,7 +95,8 @@ def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
         sink_format = partitioned(sink_format, job.sink.partition_by)
     fs, listed = paths.resolve(replace(source, uri=reveal(source.uri), storage=reveal(source.storage)))
     source_format = registry.source_format(source, listed)
-    files, skipped = _inspected(source, source_format, fs, listed)
+    how = looked_at(source_format.name, format_options(source))
+    files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
     schema = unify(files)
     model = models.resolve(job.model)
     info = models.describe(model, _widened(schema, job))
@@ -106,6 +111,7 @@ def resolve(job: JobSpec, held_data: str | None = None) -> Resolved:
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[:gpus], _fingerprint(job, model, info, files, sink_format.name), tuple(skipped), _nulls(files),
+        how,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -140,14 +146,16 @@ def _held(job: JobSpec, folder: str | None) -> Source:
     return replace(job.source, uri=(str(path),), data=None, format="parquet")
 
 
-def _inspected(source: Source, form: Any, fs: Any, listed: Sequence[Any]) -> tuple[list[FileInfo], list[str]]:
+def _inspected(
+    source: Source, form: Any, fs: Any, listed: Sequence[SourceFile], how: str, known: Inspections
+) -> tuple[list[FileInfo], list[str]]:
     from gristmill.io.registry import format_options
 
     options = format_options(source)
     files, skipped = [], []
     for file in listed:
         try:
-            files.append(form.inspect(file, fs, options))
+            files.append(known.of(file, how) or form.inspect(file, fs, options))
         except BadSource as e:
             if source.on_bad_file == "fail":
                 raise

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gristmill import choosing, gating, machine, planning, retrying
 from gristmill.commit import generation as generations
+from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan
@@ -158,7 +159,8 @@ class Run:
             self._say(phase="planning")
             publishing.refuse_foreign(self.root, self.sink.overwrite)
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
-            r = planning.resolve(self._plannable()) if self.spec.source.data is None else None
+            known = inspections.of_generations(generations.generations(self.root))
+            r = planning.resolve(self._plannable(), None, known) if self.spec.source.data is None else None
             self._open_sink()
             with Lease(self.sink.uri, generations.meta(self.root)):
                 yield from self._held(r)
@@ -335,7 +337,8 @@ class Run:
             "only": None if r.only is None else os.path.basename(r.only.path),
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        self._plan = generations.write_plan(self._files, self.generation, about, list(r.files), table)
+        inspected = inspections.as_table(r.files, r.looked_at)
+        self._plan = generations.write_plan(self._files, self.generation, about, list(r.files), table, inspected)
         feed.begin(self._task, range(len(self.plan.shards)))
         self._say(**self._tally.begin(self.plan.shards, set()))
 

@@ -119,11 +119,18 @@ def success(root: str) -> dict[str, Any] | None:
 
 
 def write_plan(
-    files: LocalFiles, generation: Generation, about: dict[str, Any], infos: list[FileInfo], shards: pa.Table
+    files: LocalFiles,
+    generation: Generation,
+    about: dict[str, Any],
+    infos: list[FileInfo],
+    shards: pa.Table,
+    inspected: pa.Table | None = None,
 ) -> Plan:
-    """Store a plan, once; where another run was quicker, its plan is the one returned."""
+    """Store a plan, once; where another run was quicker, its plan is the one returned. `inspected` goes beside the
+    files: what a later run need not find out again.
+    """
     nonce = secrets.token_hex(4)
-    tables = {"files": _file_table(infos), "shards": shards}
+    tables = {"files": _with(_file_table(infos), inspected), "shards": shards}
     stored = {}
     for what, table in tables.items():
         path = os.path.join(generation.folder, f"{what}.{nonce}.arrow")
@@ -157,10 +164,25 @@ def read_plan(generation: Generation) -> Plan:
 
 def stored_inputs(generation: Generation) -> dict[str, str]:
     """Input digests of a stored plan by path."""
-    about = unseal(os.path.join(generation.folder, "plan.json"))
-    with pa.memory_map(os.path.join(generation.folder, about["tables"]["files"]["path"])) as source:
-        table = pa.ipc.open_file(source).read_all()
+    table = _files_of(generation, unseal(os.path.join(generation.folder, "plan.json")))
     return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
+
+
+def stored_files(generation: Generation) -> pa.Table | None:
+    """The table of source files of a stored plan, one row each; None where the plan is damaged."""
+    try:
+        about = unseal(os.path.join(generation.folder, "plan.json"))
+        entry = about["tables"]["files"]
+        if sha256_of(os.path.join(generation.folder, entry["path"])) != entry["sha256"]:
+            return None
+        return _files_of(generation, about)
+    except (CorruptStore, FileNotFoundError):
+        return None
+
+
+def _files_of(generation: Generation, about: dict[str, Any]) -> pa.Table:
+    with pa.memory_map(os.path.join(generation.folder, about["tables"]["files"]["path"])) as source:
+        return pa.ipc.open_file(source).read_all()
 
 
 def input_digest(info: FileInfo) -> str:
@@ -178,6 +200,14 @@ def _file_table(infos: list[FileInfo]) -> pa.Table:
             "extent": pa.array(np.array([i.extent for i in infos], dtype=np.int64)),
         }
     )
+
+
+def _with(table: pa.Table, more: pa.Table | None) -> pa.Table:
+    if more is None:
+        return table
+    for field, column in zip(more.schema, more.columns, strict=True):
+        table = table.append_column(field, column)
+    return table.replace_schema_metadata(more.schema.metadata)
 
 
 def encode_schema(schema: pa.Schema) -> str:

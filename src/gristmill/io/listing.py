@@ -17,12 +17,15 @@ Names = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder as its folder lists it. `stamp` changes when the content does ("" for folders)."""
+    """A file or folder as its folder lists it. `stamp` changes when the content does ("" for folders); `touched` when
+    anything about the file does, where the file system tells more than the stamp.
+    """
 
     name: str
     folder: bool
     size: int = 0
     stamp: str = ""
+    touched: str = ""
 
 
 class Listing(Protocol):
@@ -100,7 +103,8 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
         return Entry(name, True)
     if not modes.S_ISREG(found.st_mode):
         raise BadSource(f"{path}: not a file or folder but a pipe, socket or device: copy its content to a file")
-    return Entry(name, False, found.st_size, str(found.st_mtime_ns))
+    touched = f"{found.st_ctime_ns}:{found.st_ino}"  # a time of writing can be set back, that of the inode cannot
+    return Entry(name, False, found.st_size, str(found.st_mtime_ns), touched)
 
 
 @dataclass(frozen=True)

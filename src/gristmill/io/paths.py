@@ -91,7 +91,7 @@ def resolve(source: Source) -> tuple[Storage, list[SourceFile]]:
         try:
             for inner, entry in _files(known.listing, path, redact(uri)):
                 public = known.public(inner)
-                files.setdefault(public, SourceFile(public, entry.size, entry.stamp))
+                files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched))
         except PermissionError as e:
             raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
         except OSError as e:

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source as a listing shows it. `path` has no secrets in it; `stamp` changes with the content."""
+    """One file of a source as a listing shows it. `path` has no secrets in it; `stamp` changes with the content.
+
+    `touched` changes also when something else about the file does (its owner, a link to it): as long as it is the same,
+    what was found in the file before still holds. It is no part of what identifies the content.
+    """
 
     path: str
     size: int
     stamp: str
+    touched: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

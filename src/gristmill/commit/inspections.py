@@ -1,0 +1,105 @@
+"""What planning found out about the source's files, kept beside the plan: a later run opens only what has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.commit.generation import Generation, decode_schema, encode_schema, stored_files
+from gristmill.plan.contracts import FileInfo, SourceFile
+from gristmill.plan.fingerprint import digest_of
+
+_LOOKED_AT = b"gristmill.looked_at"  # in the table's metadata: digest of the format and options they were read with
+_SCHEMAS = b"gristmill.schemas"  # the distinct schemas, which files refer to by number
+
+
+class Inspections:
+    """Files as earlier plans of one sink found them, for those that have not been touched since."""
+
+    def __init__(self, found: Mapping[str, Mapping[str, FileInfo]] | None = None) -> None:
+        self._found = found or {}
+
+    def of(self, file: SourceFile, looked_at: str) -> FileInfo | None:
+        """What is known of a file looked at in this way; None where it may have been touched."""
+        info = self._found.get(looked_at, {}).get(file.path)
+        if info is None or not (file.stamp or file.touched):
+            return None
+        known = (info.file.size, info.file.stamp, info.file.touched)
+        return replace(info, file=file) if known == (file.size, file.stamp, file.touched) else None
+
+
+def looked_at(form: str, options: Mapping[str, object]) -> str:
+    """A digest of how files are inspected: with other options the same file has other rows."""
+    return digest_of({"format": form, **{name: repr(value) for name, value in sorted(options.items())}})
+
+
+def as_table(infos: Sequence[FileInfo], how: str) -> pa.Table:
+    """One row a file, in the plan's order."""
+    schemas: dict[str, int] = {}
+    numbers = [schemas.setdefault(encode_schema(i.schema), len(schemas)) for i in infos]
+    table = pa.table(
+        {
+            "touched": pa.array([i.file.touched for i in infos], pa.string()),
+            "layout": pa.array([i.layout for i in infos], pa.string()),
+            "cuts": _lists([i.cuts for i in infos]),
+            "cut_rows": _lists([i.cut_rows for i in infos]),
+            "divisible": pa.array([i.divisible for i in infos], pa.bool_()),
+            "row_bytes": pa.array([i.row_bytes for i in infos], pa.float64()),
+            "nulls": pa.array([None if i.nulls is None else json.dumps(dict(i.nulls)) for i in infos], pa.string()),
+            "schema": pa.array(numbers, pa.int32()),
+        }
+    )
+    return table.replace_schema_metadata({_LOOKED_AT: how.encode(), _SCHEMAS: json.dumps(list(schemas)).encode()})
+
+
+def of_generations(members: Iterable[Generation]) -> Inspections:
+    """What the stored plans of these generations know, the latest counting. Plans that cannot be read know nothing:
+    that they are damaged is for the run to say, where it needs them.
+    """
+    found: dict[str, dict[str, FileInfo]] = {}
+    for member in members:
+        if os.path.exists(os.path.join(member.folder, "plan.json")):
+            table = stored_files(member)
+            if table is not None:
+                how = (table.schema.metadata or {}).get(_LOOKED_AT, b"").decode()
+                found.setdefault(how, {}).update(_infos(table))
+    return Inspections(found)
+
+
+def _infos(table: pa.Table) -> dict[str, FileInfo]:
+    if "cuts" not in table.column_names:
+        return {}  # a plan of an earlier version
+    schemas = [decode_schema(text) for text in json.loads(table.schema.metadata[_SCHEMAS])]
+    names = ("path", "size", "stamp", "touched", "extent", "layout", "divisible", "row_bytes", "nulls", "schema")
+    plain = zip(*(table.column(name).to_pylist() for name in names), strict=True)
+    infos = {}
+    lists = zip(_arrays(table.column("cuts")), _arrays(table.column("cut_rows")), strict=True)
+    for (path, size, stamp, touched, extent, layout, divisible, row_bytes, nulls, schema), (cuts, rows) in zip(
+        plain, lists, strict=True
+    ):
+        assert cuts is not None
+        counted = None if nulls is None else json.loads(nulls)
+        file = SourceFile(path, size, stamp, touched)
+        infos[path] = FileInfo(file, extent, cuts, divisible, schemas[schema], rows, counted, layout, row_bytes)
+    return infos
+
+
+def _lists(arrays: Sequence[np.ndarray | None]) -> pa.Array:
+    """Arrays of int64 as one column of lists; None stays null."""
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([0 if a is None else len(a) for a in arrays], out=offsets[1:])
+    parts = [np.asarray(a, dtype=np.int64) for a in arrays if a is not None]
+    flat = pa.array(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64))
+    return pa.LargeListArray.from_arrays(offsets, flat, mask=pa.array([a is None for a in arrays], pa.bool_()))
+
+
+def _arrays(column: pa.ChunkedArray) -> Iterable[np.ndarray | None]:
+    for chunk in column.chunks:
+        flat, offsets, there = chunk.values.to_numpy(), chunk.offsets.to_numpy(), chunk.is_valid().to_pylist()
+        for row, valid in enumerate(there):
+            yield flat[offsets[row] : offsets[row + 1]].copy() if valid else None
