@@ -171,6 +171,8 @@ class ShardFeed:
         self._task = task
         self._pending = deque(numbers)
         self.probe = None
+        if self._probe_attempt.careful and 0 in self._pending:  # what its first rows did is noted
+            self._attempts[0] = _Attempt(careful=True)
 
     def again(self, number: int) -> None:
         """A committed shard turned out to be unreadable: do it again."""

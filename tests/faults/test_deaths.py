@@ -194,6 +194,21 @@ def test_fault_22_memory_error(numbers: str, quick: Path) -> None:
     assert gm.dead(root)["error"].to_pylist() == ["MemoryError"]
 
 
+def test_fault_22_cuda_out_of_memory(numbers: str, quick: Path) -> None:
+    """torch's own exception: the batch is halved until it fits, that size is remembered, and no row is dead."""
+    pytest.importorskip("torch")
+    log = quick / "sizes"
+    root = str(quick / "out")
+    args = {"most": 30, "log": str(log)}
+    report = jobs.run(numbers, root, "cuda_out_of_memory", args, workers=0, batch_rows=100, shard_rows=200)
+    assert (report.rows_ok, report.rows_dead) == (200, 0)
+    oracles.nothing_lost_nothing_twice(root, IDS)
+    sizes = [int(line) for line in log.read_text().splitlines()]
+    too_large = [n for n, size in enumerate(sizes) if size > 30]
+    assert 1 <= len(too_large) <= 4, "tried again at a size known to be too large"
+    assert sum(size for size in sizes if size <= 30) >= 200
+
+
 def test_fault_23_an_exception_that_cannot_be_pickled_or_shown(numbers: str, quick: Path) -> None:
     """It is a dead letter with its type and traceback as text; the worker lives."""
     root, heard = str(quick / "out"), Heard()

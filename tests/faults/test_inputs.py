@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,11 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9
         ("source: in\nmodle: {call: 'victims:scored'}\nsink: out\n", "modle"),
         ("source: in\nmodel: {call: 'victims:scored'}\nsink: out\nrunning: {batch_rows: many}\n", "batch_rows"),
         (
+            "source: in\nmodel: {call: 'victims:scored'}\nsink: {uri: out, partition_by: ['../up']}\n",
+            r"partition_by is '\.\./up'",
+        ),
+        ("source: in\nmodel: {call: 'victims:scored', output: '..'}\nsink: out\n", r"output is '\.\.'"),
+        (
             "source: in\nmodel: {call: 'victims:scored'}\nsink: !!python/object/apply:os.system ['touch owned']\n",
             "tag|python",
         ),
@@ -175,8 +181,6 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9
 )
 def test_fault_37_job_files_that_mean_harm_or_are_wrong(quick: Path, text: str, says: str) -> None:
     """YAML bombs, unknown keys, wrong types and tags: one clear message, exit 2, nothing is run."""
-    import re
-
     (quick / "job.yaml").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "gristmill", "run", "job.yaml"], cwd=quick, capture_output=True, text=True, timeout=60
@@ -185,6 +189,29 @@ def test_fault_37_job_files_that_mean_harm_or_are_wrong(quick: Path, text: str, 
     assert re.search(says, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(os.listdir(quick)) == ["job.yaml"]
+
+
+def test_fault_37_a_source_of_links(quick: Path) -> None:
+    """A link to a file is that file, a link to a folder above it is no endless loop, a dangling one is named."""
+    victims.write_input(str(quick / "in"), 20)
+    (quick / "in" / "again").symlink_to(quick / "in")
+    (quick / "in" / "link.parquet").symlink_to(quick / "in" / "0.parquet")
+    report = jobs.run(str(quick / "in"), str(quick / "out"), "scored", workers=0)
+    assert report.rows_in == 30, "two files of 10 rows and one of them once more under the name of its link"
+    (quick / "in" / "lost.parquet").symlink_to(quick / "nowhere.parquet")
+    with pytest.raises(gm.BadSource, match=r"lost\.parquet"):
+        jobs.run(str(quick / "in"), str(quick / "out2"), "scored", workers=0)
+
+
+def test_fault_37_a_published_name_that_is_a_link(numbers: str, quick: Path) -> None:
+    """A link planted under a name that will be published is not written through: what it points at stays as it is."""
+    precious = quick / "precious"
+    precious.write_text("mine")
+    (quick / "out").mkdir()
+    (quick / "out" / "part-0000000.g1.parquet").symlink_to(precious)
+    with pytest.raises(gm.BadJob, match=r"part-0000000\.g1\.parquet"):
+        jobs.run(numbers, str(quick / "out"), "scored", workers=0)
+    assert precious.read_text() == "mine"
 
 
 def test_fault_38_a_model_that_is_a_pickle(numbers: str, quick: Path) -> None:
@@ -249,4 +276,38 @@ def test_fault_40_a_pipe_that_is_closed(numbers: str, quick: Path) -> None:
     running.wait(60)
     assert "Traceback" not in printed
     assert "\x1b[" not in printed
+    oracles.nothing_lost_nothing_twice(str(quick / "out"), list(range(200)))
+
+
+def test_fault_40_a_terminal_20_columns_wide(numbers: str, quick: Path) -> None:
+    """A real terminal of width 20: the job is done, and no line is wider but the one that is there to be copied."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    line = [sys.executable, "-m", "gristmill", "apply", numbers, str(quick / "out"), "--fn", "victims:scored"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    running = subprocess.Popen(
+        [*line, "--keep", "id"], cwd=processes.HERE, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            data = os.read(ours, 65_536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    os.close(ours)
+    assert running.wait(60) == 0, shown.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "Traceback" not in text
+    assert "200" in text
+    drawn = [part for line in text.replace("\r\n", "\n").split("\n") for part in line.split("\r")]
+    assert [part for part in drawn if len(part) > 20 and "gm.read(" not in part] == []
     oracles.nothing_lost_nothing_twice(str(quick / "out"), list(range(200)))

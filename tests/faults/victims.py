@@ -87,6 +87,22 @@ def harmful_step(batch: Batch) -> Batch:
     return {"x": batch["x"]}
 
 
+def deadly_tokeniser(batch: Batch) -> Batch:
+    """A step that changes no row, but makes this process's tokeniser end it at texts with "poison" in them."""
+    from gristmill.models.text import TextTokens
+
+    tokens = TextTokens.tokens
+    if tokens.__module__ != __name__:
+
+        def deadly(self: Any, texts: Any) -> Any:
+            if any("poison" in text for text in texts):
+                segfault()
+            return tokens(self, texts)
+
+        TextTokens.tokens = deadly  # type: ignore[method-assign]
+    return {"_row": batch["_row"]}
+
+
 def harmful_row(row: dict[str, Any]) -> list[dict[str, Any]]:
     """The same for one row at a time."""
     if row["id"] in (85, 86):
@@ -141,6 +157,17 @@ def breaks(batch: Batch, marker: str, after: int) -> Batch:
     if _calls[0] > after:
         open(marker, "w").close()
     return fails_from(batch, marker)
+
+
+def cuda_out_of_memory(batch: Batch, most: int, log: str) -> Batch:
+    """A model whose GPU holds `most` rows: torch's own exception for more. Logs the size of each call."""
+    import torch
+
+    with open(log, "a") as file:
+        file.write(f"{len(batch['id'])}\n")
+    if len(batch["id"]) > most:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    return _answer(batch)
 
 
 def leaks(batch: Batch, log: str, size: int) -> Batch:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gristmill.errors import BadModel
 from gristmill.models.extras import installed, require
-from gristmill.models.files import model_folder, read_json
+from gristmill.models.files import inside, model_folder, read_json
 from gristmill.models.onnx_graph import Value, read_graph
 from gristmill.models.pooling import TokenVectors
 from gristmill.models.text import Batch
@@ -65,7 +65,10 @@ class EncoderFiles:
     def used(self) -> tuple[Path, ...]:
         """The files whose content the output depends on, the configuration left out."""
         if self.backend == "onnx" and self.graph is not None:
-            return (self.graph, *(self.graph.parent / n for n in read_graph(self.graph).external))
+            return (
+                self.graph,
+                *(inside(self.graph.parent, n, str(self.root)) for n in read_graph(self.graph).external),
+            )
         return self.weights
 
 

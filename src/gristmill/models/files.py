@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gristmill.errors import BadModel
@@ -48,6 +48,16 @@ def _relative(path: Path, root: Path) -> str:
         return path.relative_to(root).as_posix()
     except ValueError:
         return path.name
+
+
+def inside(folder: Path, named: str, name: str) -> Path:
+    """A file or folder that a model's own files name. Raises BadModel where the name leaves the model's folder; links
+    in it may lead elsewhere, as those of a hub's cache do.
+    """
+    parts = PurePosixPath(named.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts or Path(named).is_absolute():
+        raise BadModel(f"{name}: its files name {named!r}, which is outside of {folder}: this is refused")
+    return folder / named
 
 
 def model_file(text: str, kind: str, suffixes: tuple[str, ...] = ()) -> Path:

@@ -15,7 +15,7 @@ from gristmill.errors import BadModel
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.extras import installed, require
 from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, renamed, take
-from gristmill.models.files import Digests, digests_of, model_file
+from gristmill.models.files import Digests, digests_of, inside, model_file
 from gristmill.models.onnx import open_session
 from gristmill.models.onnx_graph import Graph, Value, read_graph
 from gristmill.models.suggest import did_you_mean
@@ -169,7 +169,7 @@ def describe(spec: OnnxModel, schema: pa.Schema | None) -> ModelInfo:
 
 
 def _digests(parts: _Parts, spec: OnnxModel) -> Digests:
-    external = [parts.path.parent / n for n in parts.graph.external]
+    external = [inside(parts.path.parent, n, spec.name) for n in parts.graph.external]
     lost = [p.name for p in external if not p.is_file()]
     if lost:
         raise BadModel(f"{spec.name}: its weights are in {', '.join(lost)} beside it, which is missing")

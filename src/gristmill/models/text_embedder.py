@@ -22,7 +22,7 @@ from gristmill.models.encoder import (
     model_root,
     open_encoder,
 )
-from gristmill.models.files import Digests, digests_of, read_json
+from gristmill.models.files import Digests, digests_of, inside, read_json
 from gristmill.models.pooling import (
     Dense,
     Layer,
@@ -69,7 +69,7 @@ def read_folder(root: Path, name: str) -> EmbedderFolder:
     dimension: int | None = None
     for place, module in enumerate(modules):
         kind = str(module.get("type", "")).rpartition(".")[2]
-        folder = root / str(module.get("path", ""))
+        folder = inside(root, str(module.get("path", "")), name)
         if kind == "Transformer" and place == 0:
             transformer = folder
         elif kind == "Pooling" and place == 1:

@@ -106,13 +106,10 @@ class Predict:
             or len(window.identity.piece) == 0
         ):
             return []
-        who = window.identity
-        place = {
-            r: i for i, r in enumerate(zip(who.piece.tolist(), who.position.tolist(), who.copy.tolist(), strict=True))
-        }
+        place = {row: i for i, row in enumerate(window.identity.places())}
         found = []
         for kept, table in self._kept:
-            keys = list(zip(kept.piece.tolist(), kept.position.tolist(), kept.copy.tolist(), strict=True))
+            keys = kept.places()
             have = np.array([k in place for k in keys], dtype=bool)
             if have.any():
                 index = np.array([place[k] for k, h in zip(keys, have.tolist(), strict=True) if h], dtype=np.int64)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from gristmill.batching.windows import WindowSize, gather
 from gristmill.errors import RunFailed
 from gristmill.observe.report import Counts
-from gristmill.plan.contracts import BadRow, Block, FileInfo, Model, Prepared, Reading
+from gristmill.plan.contracts import BadRow, Block, FileInfo, Model, Prepared, Reading, Refusal
 from gristmill.plan.shard import Piece
 from gristmill.worker.failures import DeadRow
 from gristmill.worker.recipe import Recipe, Task
@@ -41,6 +41,10 @@ class Identity:
     def take(self, index: np.ndarray) -> Identity:
         """The identities at `index`."""
         return Identity(self.piece[index], self.position[index], self.copy[index])
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """Each row's piece, position and copy: for looking up single rows, never on the way of all of them."""
+        return list(zip(self.piece.tolist(), self.position.tolist(), self.copy.tolist(), strict=True))
 
     @staticmethod
     def joined(parts: Sequence[Identity]) -> Identity:
@@ -133,17 +137,39 @@ class Prepare:
         empty = True
         for chunks in gather(self._chunks(task, suspects), size):
             empty = False
-            yield self._window(chunks)
+            whole = self._gathered(chunks)
+            yield from [self._prepared(whole)] if suspects is None else self._noted(whole, suspects.apart("prepare"))
         if empty:
             none = np.empty(0, dtype=np.int64)
             rows = self._recipe.reader.schema.empty_table()
             yield Window(rows, Identity(none, none, none), Prepared(0, None), Counts(), ())
 
-    def _window(self, chunks: list[Chunk]) -> Window:
+    def _gathered(self, chunks: list[Chunk]) -> Chunk:
         rows = pa.concat_tables([c.rows for c in chunks], promote_options="permissive").combine_chunks()
         counts = sum((c.counts for c in chunks), Counts())
         letters = tuple(x for c in chunks for x in c.letters)
-        return Window(rows, Identity.joined([c.identity for c in chunks]), self._model.prepare(rows), counts, letters)
+        return Chunk(rows, Identity.joined([c.identity for c in chunks]), counts, letters)
+
+    def _prepared(self, c: Chunk) -> Window:
+        return Window(c.rows, c.identity, self._model.prepare(c.rows), c.counts, c.letters)
+
+    def _noted(self, whole: Chunk, suspects: Suspects) -> Iterator[Window]:
+        """A window in runs of neighbours, suspects of the tokeniser each apart; noted, then made ready."""
+        places = whole.identity.places() if suspects.groups else []
+        group = {row: number for number, g in enumerate(suspects.groups, 1) for row in g.rows}
+        mark = np.array([group.get(row, 0) for row in places], dtype=np.int64)
+        edges = np.unique([0, *(np.flatnonzero(np.diff(mark)) + 1).tolist(), whole.rows.num_rows]).tolist()
+        dead = {g.rows[0] for g in suspects.dead}
+        for first, last in itertools.pairwise(edges if len(edges) > 1 else [0, 0]):
+            part = _part(whole, first, last - first)
+            if last - first == 1 and places and places[first] in dead:
+                refused = Refusal(0, "invalid", "WorkerDied", "killed its worker twice, alone, while made ready")
+                yield Window(part.rows, part.identity, Prepared(1, None, None, (refused,)), part.counts, part.letters)
+                continue
+            suspects.note(part.identity, np.arange(last - first))
+            window = self._prepared(part)
+            suspects.clear()
+            yield window
 
     # ------------------------------------------------ reading
 

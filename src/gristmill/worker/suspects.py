@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gristmill.worker.prepare import Identity
+from gristmill.worker.recipe import Task
 
+PROBE = "probe"
 DEATHS_ALONE = 2  # design §6: a row is dead only after it has killed two workers alone in its batch
 
 Row = tuple[int, int, int]  # piece, position, copy
@@ -31,18 +33,27 @@ class Group:
 class Suspects:
     """The notes of one shard, in two small files: what is suspected, and what is being predicted now.
 
-    `blame` says whether the death before this attempt was the rows' doing; if not, what was at hand is innocent.
+    `blame` says whether the death before this attempt was the rows' doing; if not, what was at hand is innocent. What
+    is suspected under the name `heir_of` is taken over where there are no notes yet.
     """
 
-    def __init__(self, folder: str, name: str, blame: bool) -> None:
+    def __init__(self, folder: str, name: str, blame: bool, heir_of: str | None = None) -> None:
+        self._folder, self._name, self._blame, self._heir_of = folder, name, blame, heir_of
         self._state = os.path.join(folder, f"{name}.json")
         self._now = os.path.join(folder, f"{name}.now.json")
         os.makedirs(folder, exist_ok=True)
         self.groups = _read(self._state)
+        if not self.groups and heir_of is not None:
+            self.groups = _read(os.path.join(folder, f"{heir_of}.json"))
         at_hand = _read(self._now)
         if at_hand and blame:
             self._accuse(at_hand[0])
         self.clear()
+
+    def apart(self, stage: str) -> Suspects:
+        """The notes on the same rows at another stage of the way: what kills there is taken apart by itself."""
+        heir_of = None if self._heir_of is None else f"{self._heir_of}.{stage}"
+        return Suspects(self._folder, f"{self._name}.{stage}", self._blame, heir_of)
 
     @property
     def dead(self) -> list[Group]:
@@ -56,10 +67,7 @@ class Suspects:
 
     def note(self, identity: Identity, rows: np.ndarray) -> None:
         """Say which rows go next to user code. Survives the death of the process; power loss costs only a repeat."""
-        who = identity.take(rows)
-        self._write(
-            self._now, [Group(tuple(zip(who.piece.tolist(), who.position.tolist(), who.copy.tolist(), strict=True)), 1)]
-        )
+        self._write(self._now, [Group(tuple(identity.take(rows).places()), 1)])
 
     def clear(self) -> None:
         """Nothing is at hand."""
@@ -82,6 +90,14 @@ class Suspects:
         with open(path + ".tmp", "w") as out:
             json.dump([{"rows": g.rows, "deaths": g.deaths} for g in groups], out)
         os.replace(path + ".tmp", path)
+
+
+def of_task(task: Task) -> Suspects:
+    """The notes on a task's shard. The first shard takes over what is known of the first rows, which were probed."""
+    folder = os.path.join(task.folder, "suspects")
+    if task.kind == "probe":
+        return Suspects(folder, PROBE, task.blame)
+    return Suspects(folder, f"{task.shard.number:07d}", task.blame, PROBE if task.shard.number == 0 else None)
 
 
 def _read(path: str) -> list[Group]:

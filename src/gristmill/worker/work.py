@@ -27,7 +27,7 @@ from gristmill.worker.memory import resident
 from gristmill.worker.predict import Predict, Scored
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
-from gristmill.worker.suspects import Suspects
+from gristmill.worker.suspects import Suspects, of_task
 
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
 SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
@@ -149,7 +149,7 @@ class ShardWorker:
                 break
             self._at_hand += 1
             try:
-                suspects = suspects_of(item.value) if item.value.careful else None
+                suspects = of_task(item.value) if item.value.careful else None
                 for window in self._timed_windows(item.value, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
                     out.put(parcel)
@@ -286,9 +286,7 @@ class CarefulScore:
     def score(self, tick: Any) -> Scored:
         """As Predict.score; rows that killed two workers alone are dead letters without being predicted again."""
         who = self._window.identity
-        place = {
-            r: i for i, r in enumerate(zip(who.piece.tolist(), who.position.tolist(), who.copy.tolist(), strict=True))
-        }
+        place = {row: i for i, row in enumerate(who.places())}
         apart = [
             np.array([place[r] for r in g.rows if r in place], dtype=np.int64)
             for g in self._suspects.open
@@ -319,14 +317,6 @@ def _let_go(reading: threading.Thread, prepared: queue.Queue[_Parcel | None]) ->
             parcel = prepared.get(timeout=0.05)
             if parcel is not None and parcel.answered is not None:
                 parcel.answered.set()
-
-
-def suspects_of(task: Task) -> Suspects:
-    """The notes on a task's shard."""
-    import os
-
-    name = "probe" if task.kind == "probe" else f"{task.shard.number:07d}"
-    return Suspects(os.path.join(task.folder, "suspects"), name, task.blame)
 
 
 def classified(error: BaseException) -> Failure:
