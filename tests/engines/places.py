@@ -28,8 +28,8 @@ def _local() -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def _ray() -> Iterator[Place]:
-    """A node beside a head that runs nothing. The test process is connected to it as a user's would be."""
+def head() -> Iterator[Any]:
+    """A Ray cluster whose head runs nothing; this process is connected to it, as a user's would be."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     import ray
     from ray.cluster_utils import Cluster
@@ -39,12 +39,18 @@ def _ray() -> Iterator[Place]:
         head_node_args={"num_cpus": 0, "object_store_memory": MEMORY, "include_dashboard": False},
     )
     try:
-        cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
         ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield Place("ray", {"name": "ray", "workers": 2, "options": {"address": cluster.address}})
+        yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@contextlib.contextmanager
+def _ray() -> Iterator[Place]:
+    with head() as cluster:
+        cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
+        yield Place("ray", {"name": "ray", "workers": 2, "options": {"address": cluster.address}})
 
 
 _STARTED: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {"local": _local, "ray": _ray}

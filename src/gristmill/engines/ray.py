@@ -239,9 +239,10 @@ def _connect(ray: Any, options: RayOptions, cpus: int | None) -> None:
         quiet["runtime_env"] = dict(options.runtime_env)
     try:
         if options.address != "local":
+            _knock(options.address)
             ray.init(address=options.address or "auto", **quiet)
             return
-    except ConnectionError as e:
+    except OSError as e:
         if options.address is not None or cpus is None:
             where = options.address or "auto"
             raise BadJob(
@@ -250,6 +251,15 @@ def _connect(ray: Any, options: RayOptions, cpus: int | None) -> None:
     import os
 
     ray.init(address="local", num_cpus=max(cpus or 1, os.cpu_count() or 1), include_dashboard=False, **quiet)
+
+
+def _knock(address: str | None) -> None:
+    """Raises OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    import socket
+
+    host, _, port = (address or "").rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,193 @@
+"""The Ray engine on a real cluster of several nodes: nodes that come and go, places that are waited for, resources."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs
+import oracles
+import processes
+import psutil
+import pyarrow as pa
+import pytest
+import victims
+from heard import Heard
+from places import MEMORY, head
+
+import gristmill as gm
+from gristmill.engines.ray import needs, shortage
+from gristmill.observe.events import Progress
+from gristmill.plan.options import RayOptions
+
+pytestmark = pytest.mark.leaves_children  # idle processes of Ray; our own are watched by `leaves_no_worker`
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that runs nothing and a node with one core and one (pretended) GPU, to which this process is connected."""
+    with head() as cluster:
+        cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=MEMORY)
+        yield cluster
+
+
+class Waits(Heard):
+    """Does something as soon as the run says that it waits."""
+
+    def __init__(self, then: Any) -> None:
+        super().__init__()
+        self.then = then
+        self.most = 0
+
+    def progress(self, now: Progress) -> None:
+        super().progress(now)
+        self.most = max(self.most, now.workers)
+        if now.waiting and self.then is not None:
+            then, self.then = self.then, None
+            then()
+
+
+def test_workers_are_as_many_as_fit(cluster: Any, numbers: str, tmp_path: Path) -> None:
+    """`workers: auto` asks the cluster, not this machine."""
+    from gristmill.engines.ray import room
+
+    cores, gpu = room(RayOptions()), room(RayOptions(gpus_per_worker=0.5))
+    assert cores is not None and gpu is not None
+    assert (cores.workers, cores.gpu_workers, cores.threads) == (1, 1, 1)
+    assert gpu.gpu_workers == 1  # one core, though the GPU has room for two
+    none = room(RayOptions(resources={"tpu": 1}))
+    assert none is not None and none.workers == 1  # one, to wait for
+
+
+def test_a_place_is_waited_for_aloud(cluster: Any, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
+    """Two workers, room for one: the wait is said with numbers, the job goes on meanwhile, and with both when a node
+    comes.
+    """
+    root, heard = str(tmp_path / "out"), Waits(lambda: cluster.add_node(num_cpus=1, object_store_memory=MEMORY))
+    args = {"seconds": 0.3}
+    job = jobs.job(numbers, root, "slow", args, engine=engine(workers=2), shard_rows=10, batch_rows=10, keep=["id"])
+    assert job.run(observer=heard).rows_ok == 200
+    assert heard.waited[0] == "waiting for 2 CPUs, the cluster has 1 CPU"
+    assert heard.most == 2
+    oracles.same_values(root, wanted)
+
+
+def test_a_node_is_killed(cluster: Any, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
+    """Three nodes, one killed in the middle: its shard is done elsewhere, one receipt a shard, and no row is blamed."""
+    lost = cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
+    root, heard = str(tmp_path / "out"), Heard()
+
+    def kill() -> None:
+        processes.until(lambda: processes.receipts_in(root) >= 4)
+        cluster.remove_node(lost, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    args = {"seconds": 0.15}
+    options: dict[str, Any] = {"engine": engine(workers=(1, 4)), "shard_rows": 5, "batch_rows": 5}
+    report = jobs.job(numbers, root, "slow", args, **options).run(observer=heard)
+    killer.join()
+    assert (report.rows_ok, report.rows_dead) == (200, 0)
+    assert any("its actor was lost" in n.text for n in heard.notes)
+    assert processes.receipts_in(root) == report.shards
+    oracles.nothing_lost_nothing_twice(root, list(range(200)))
+    oracles.same_values(root, wanted)
+    oracles.tidy(root)
+
+
+def engine(**fields: Any) -> dict[str, Any]:
+    """Fields of an EngineSpec on the cluster at hand."""
+    return {"name": "ray", "options": {}, **fields}
+
+
+def placed(batch: dict[str, Any]) -> dict[str, Any]:
+    """What a worker's process sees of its place."""
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GREETING")
+    return {"y": batch["x"], **{n: [os.environ.get(n, "")] * len(batch["x"]) for n in names}}
+
+
+def test_resources_and_runtime_environment(cluster: Any, numbers: str, tmp_path: Path) -> None:
+    """A share of a GPU, cores and variables of the runtime environment are what a worker's process has."""
+    options = {"gpus_per_worker": 0.5, "cpus_per_worker": 1, "runtime_env": {"env_vars": {"GREETING": "hello"}}}
+    job = gm.Job(numbers, gm.model(placed), str(tmp_path / "out"), engine=gm.ray(workers=1, **options))
+    job.run()
+    row = gm.read(tmp_path / "out").to_table().to_pylist()[-1]
+    assert (row["CUDA_VISIBLE_DEVICES"], row["OMP_NUM_THREADS"], row["GREETING"]) == ("0", "1", "hello")
+
+
+def test_a_local_cluster_comes_and_goes(numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
+    """Without a cluster one is started for the run, and nothing of it is left afterwards."""
+    root = str(tmp_path / "out")
+    arguments = {"source": numbers, "sink": root, "fn": "slow", "args": {"seconds": 0.02}, "batch_rows": 5}
+    local = engine(workers=2, options={"address": "local"})
+    running = processes.start("jobs:run", {"RAY_AUTH_MODE": "disabled"}, **arguments, engine=local)
+    processes.until(lambda: processes.receipts_in(root) >= 1 or running.poll() is not None)
+    below = psutil.Process(running.pid).children(recursive=True)
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, printed
+    assert below
+    assert processes.gone(below, 5)
+    oracles.same_values(root, wanted)
+
+
+def test_the_driver_is_killed(cluster: Any, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
+    """SIGKILL to the driver: its actors and their processes leave the cluster, and the next run goes on."""
+    root, options = str(tmp_path / "out"), {"address": cluster.address}
+    arguments: dict[str, Any] = {"engine": engine(workers=2, options=options), "shard_rows": 10, "batch_rows": 5}
+    args = {"seconds": 0.1}
+    running = processes.start("jobs:run", source=numbers, sink=root, fn="slow", args=args, **arguments)
+    processes.until(lambda: processes.receipts_in(root) >= 2)
+    workers = [p for p in psutil.Process().children(recursive=True) if "engines.local" in " ".join(p.cmdline())]
+    assert workers
+    processes.killed(running)
+    assert processes.gone(workers, 12)
+    report = jobs.run(numbers, root, "slow", args, **arguments)
+    assert 0 < report.rows_run < 200
+    oracles.same_values(root, wanted)
+
+
+def test_shortage_in_words() -> None:
+    """What is said of a wait: what the cluster lacks altogether, else what is taken, else that it is starting."""
+    gpu = needs(RayOptions(), gpu=True)
+    assert shortage(gpu, 2, 1, {"CPU": 8, "GPU": 1}, {"CPU": 7}) == "waiting for 2 GPUs, the cluster has 1 GPU"
+    busy = shortage(gpu, 2, 2, {"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 1})
+    assert busy == "waiting for 2 GPUs, the cluster has 1 GPU of 4 GPUs free"
+    starting = shortage(gpu, 2, 1, {"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 4})
+    assert starting == "waiting for the cluster to start 1 of 2 workers"
+    rare = needs(RayOptions(accelerator_type="A100", memory_per_worker=8 << 30), gpu=True)
+    total = {"CPU": 8.0, "GPU": 4.0, "memory": float(4 << 30)}
+    assert shortage(rare, 1, 1, total, total) == "waiting for 8 GB of memory, the cluster has 4 GB of memory"
+    total["memory"] *= 4
+    assert shortage(rare, 1, 1, total, total) == "waiting for a node with A100, the cluster has none"
+
+
+def test_options_are_checked_before_anything_runs(numbers: str, tmp_path: Path) -> None:
+    """An option that Ray's engine does not have, a value it cannot have, a cluster that is not there: one line each."""
+    with pytest.raises(gm.BadJob, match=r"no option 'gpu_per_worker': did you mean gpus_per_worker\?"):
+        gm.ray(gpu_per_worker=1)
+    with pytest.raises(gm.BadJob, match="gpus_per_worker is -1"):
+        gm.ray(gpus_per_worker=-1)
+    running = processes.start("jobs:run", source=numbers, sink=str(tmp_path / "out"), fn="scored", engine=ABSENT)
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 2, printed
+    assert "no cluster at address '127.0.0.1:1'" in printed
+
+
+ABSENT = {"name": "ray", "workers": 1, "options": {"address": "127.0.0.1:1"}}
+
+
+def test_a_job_file_names_the_engine(tmp_path: Path) -> None:
+    """`engine: {name: ray, …}` of a job file and its profiles is the engine of gm.ray(…)."""
+    from gristmill.plan.options import EngineSpec
+
+    victims.write_input(str(tmp_path / "in"), 10, files=1)
+    (tmp_path / "job.yaml").write_text(
+        "source: in/\nsink: out/\nmodel: {call: 'victims:scored'}\n"
+        "profiles: {prod: {engine: {name: ray, address: auto, gpus_per_worker: 1, workers: [4, 64]}}}\n"
+    )
+    job = gm.load_job(str(tmp_path / "job.yaml"), profile="prod")
+    assert job.spec.engine == gm.ray(address="auto", gpus_per_worker=1, workers=(4, 64))
+    assert isinstance(job.spec.engine, EngineSpec)
