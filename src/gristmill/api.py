@@ -114,7 +114,7 @@ def classify(source: Any, sink: Any = None, *, text: str, model: str, **options:
 
 def apply(source: Any, sink: Any = None, *, fn: Any, args: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Run a function, or a class built once a worker, over batches; the row is what it returns, plus `keep`."""
-    names = ("batch_format", "returns", "output")
+    names = ("batch_format", "takes", "returns", "output")
     chosen = {k: options.pop(k) for k in names if k in options}
     spec = fn if isinstance(fn, FunctionModel) else function_model(fn, **chosen, **dict(args or {}))
     return _run(source, sink, spec, options)

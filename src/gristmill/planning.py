@@ -98,6 +98,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
     schema = unify(files)
+    _check_steps(job, schema)
     model = models.resolve(job.model)
     info = models.describe(model, _widened(schema, job))
     keep = _kept(job, info, schema)
@@ -262,6 +263,20 @@ def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:
     return pa.schema([schema.field(c) for c in job.source.columns])
 
 
+def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
+    """What the first steps say they take, as far as the source's schema still holds. Raises BadModel."""
+    from gristmill.models.takes import takes_of
+
+    if job.source.columns is not None:
+        schema = pa.schema([schema.field(c) for c in job.source.columns if c in schema.names])
+    for step in job.steps:
+        takes = None if step.call is None else takes_of(step.call)
+        if takes is not None:
+            takes.check(schema)
+        if step.kind != "filter":
+            return
+
+
 def _no_column(name: str, schema: pa.Schema, what: str) -> BadSource:
     import difflib
 
@@ -407,14 +422,8 @@ def _fingerprint(
 
 def _check_gates(r: Resolved) -> None:
     rows = r.rows
-    columns = r.info.columns or ()
-    if (
-        r.job.on_null != "dead"
-        or r.job.steps
-        or rows is None
-        or r.job.source.where
-        or not isinstance(r.model, (TextEmbedder, TextClassifier))
-    ):
+    columns = r.info.filled
+    if r.job.on_null != "dead" or r.job.steps or rows is None or r.job.source.where:
         return
     if r.job.source.limit is not None or r.job.source.sample is not None:
         return

@@ -34,6 +34,8 @@ def digests(call: Call) -> dict[str, str]:
         _add_object(call.target, found, set())
     if call.args:
         found[f"arguments of {call.name}"] = value_digest(dict(call.args))
+    if call.takes is not None:
+        found[f"columns taken by {call.name}"] = value_digest(dict(call.takes))
     return found
 
 

@@ -18,7 +18,8 @@ from gristmill.models.batches import from_result, to_batch
 from gristmill.models.extras import installed, require
 from gristmill.models.returns import cast_lossless, parse_schema
 from gristmill.models.suggest import did_you_mean
-from gristmill.plan.contracts import ModelInfo, Place, Prepared
+from gristmill.models.takes import takes_of
+from gristmill.plan.contracts import ModelInfo, Place, Prepared, Refusal
 from gristmill.plan.secret import reveal
 from gristmill.plan.specs import Call, FunctionModel
 
@@ -143,7 +144,11 @@ def describe(spec: FunctionModel, schema: pa.Schema | None) -> ModelInfo:
             f"output={spec.output!r} renames one column, but returns= has {', '.join(known.names) or 'none'}"
         )
     outputs = None if known is None else tuple(known.names)
-    return ModelInfo(spec.name, columns=None, outputs=outputs, schema=known)
+    takes = takes_of(spec.call)
+    if takes is None:
+        return ModelInfo(spec.name, columns=None, outputs=outputs, schema=known)
+    takes.check(schema)
+    return ModelInfo(spec.name, columns=takes.columns, outputs=outputs, schema=known, filled=takes.filled)
 
 
 def open_model(spec: FunctionModel, place: Place) -> LoadedFunction:
@@ -162,12 +167,18 @@ class LoadedFunction:
         self._output = spec.output or (
             self._returns.names[0] if self._returns and len(self._returns) == 1 else DEFAULT_OUTPUT
         )
+        self._takes = takes_of(spec.call)
         self._call = load_call(spec.call)
 
     def prepare(self, rows: pa.Table) -> Prepared:
         """The rows themselves; for "numpy" already as arrays, so that the model's thread has only to slice them."""
+        refused: tuple[Refusal, ...] = ()
+        if self._takes is not None:
+            rows = self._takes.given(rows)
+            refused = self._takes.refused(rows)
+            rows = self._takes.without_nulls(rows)
         inputs = to_batch(rows, "numpy") if self._format == "numpy" else rows
-        return Prepared(rows.num_rows, inputs)
+        return Prepared(rows.num_rows, inputs, refused=refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         """What the function returned for the rows at `index`. Raises BadOutput where it is not one row for each."""

@@ -165,6 +165,7 @@ def describe(spec: OnnxModel, schema: pa.Schema | None) -> ModelInfo:
         digest=digests.all,
         digests=digests.by_file,
         keeps_columns=True,
+        filled=tuple(dict.fromkeys(c for feed in feeds for c in feed.columns)),
     )
 
 

@@ -175,6 +175,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         digest=digests.all,
         digests=digests.by_file,
         keeps_columns=True,
+        filled=() if takes_missing(estimator) else features,
     )
 
 

@@ -107,6 +107,7 @@ def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
         digest=digests.all,
         digests=digests.by_file,
         keeps_columns=True,
+        filled=(spec.text,),
     )
 
 

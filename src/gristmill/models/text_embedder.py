@@ -189,6 +189,7 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
         digest=digests.all,
         digests=digests.by_file,
         keeps_columns=True,
+        filled=(spec.text,),
     )
 
 

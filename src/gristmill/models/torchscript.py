@@ -71,6 +71,7 @@ def describe(spec: TorchScriptModel, schema: pa.Schema | None) -> ModelInfo:
         digest=digests.all,
         digests=digests.by_file,
         keeps_columns=True,
+        filled=tuple(dict.fromkeys(columns)),
     )
 
 

@@ -210,8 +210,7 @@ class ModelInfo:
     """What is known of a model without loading it.
 
     `columns` it reads (None: whatever there is); `outputs` it adds, where known; `digest` of its files ("" for
-    functions); `digests` file by file, for a readable difference; `text_columns` are inputs dropped from `keep` by
-    default.
+    functions); `digests` file by file, for a readable difference; `filled` are the columns whose nulls it refuses.
     """
 
     name: str
@@ -221,6 +220,7 @@ class ModelInfo:
     digest: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
     keeps_columns: bool = False
+    filled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

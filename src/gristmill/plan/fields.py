@@ -72,12 +72,14 @@ ABOUT: dict[str, str] = {
     "model.allow_pickle": "Allow a file that can run code when it is loaded; needs sha256",
     "model.args": "Arguments of the function, or of the class when it is built",
     "model.batch_format": "What it is given: a dict of arrays, a list of dicts, or a table",
+    "model.takes": "Columns it reads and their types, for example {x: float32 not null}; it is given these alone",
     "model.returns": "Output columns and their types, for example {score: float32}",
     # -- steps
     "step.map": "A function on a batch that keeps the row count, as MODULE:NAME",
     "step.flat_map": "A function that makes one row many: it gets a dict, returns a list of dicts; MODULE:NAME",
     "step.filter": "An SQL condition, or MODULE:NAME of a function that gives one bool a row",
     "step.args": "Arguments of the function, or of the class when it is built",
+    "step.takes": "Columns it reads and their types, for example {text: string not null}; it is given these alone",
     "step.batch_format": "What it is given: a dict of arrays, a list of dicts, or a table",
     # -- running, gates, engine
     "running.batch_tokens": "Padded tokens a model call, or auto",

@@ -269,6 +269,8 @@ def _call_body(call: Call, default: str) -> dict[str, Any]:
         body["args"] = call.args
     if call.batch_format != default:
         body["batch_format"] = call.batch_format
+    if call.takes is not None:
+        body["takes"] = dict(call.takes)
     return body
 
 

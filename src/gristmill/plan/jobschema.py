@@ -220,7 +220,7 @@ def _model_spec(document: Document, section: BaseModel) -> ModelSpec:
 
 
 def _call_values(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: values.pop(name) for name in ("args", "batch_format") if name in values}
+    return {name: values.pop(name) for name in ("args", "batch_format", "takes") if name in values}
 
 
 def _step(document: Document, path: Path, section: BaseModel) -> Step:

@@ -124,7 +124,7 @@ def _below(value: Any, name: str, sub: Mapping[str, Any], path: tuple[str, ...])
 def _field(value: Any, key: str, sub: Any) -> tuple[str, str | None]:
     """The dataclass field that a job file's key means, and the one inside of it where the classes go one deeper."""
     names = [f.name for f in dataclasses.fields(value)]
-    if isinstance(value, (FunctionModel, Step)) and key in ("args", "batch_format") and value.call is not None:
+    if isinstance(value, (FunctionModel, Step)) and key in ("args", "batch_format", "takes") and value.call is not None:
         return "call", key
     if isinstance(value, FunctionModel) and key == "call" and isinstance(sub, Change):
         return "call", "target"
@@ -148,7 +148,7 @@ def _known(value: Any, names: Sequence[str]) -> list[str]:
     known = [name for name in names if name not in ("data", "audit", "options", "call", "model")]
     if isinstance(value, JobSpec):
         return [*known, "model"]
-    return [kind, *known, *(["args", "batch_format"] if kind == "call" else [])] if kind else known
+    return [kind, *known, *(["args", "batch_format", "takes"] if kind == "call" else [])] if kind else known
 
 
 def _typed(value: Any, name: str, change: Change) -> Any:

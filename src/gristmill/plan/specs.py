@@ -17,12 +17,15 @@ BATCH_FORMATS = ("numpy", "rows", "arrow", "pandas", "polars")
 class Call:
     """A user's function, or a class built once per worker with `args`; `target` may be "module:name".
 
-    For a function, `args` are passed with every call.
+    For a function, `args` are passed with every call. `takes` declares the columns it reads, with their types
+    ("float32", "string not null", "any"): it is then given these alone, and a source that does not have them so is
+    refused before anything runs. A null in a column that is not null is for `on_null` to decide.
     """
 
     target: Any
     args: Mapping[str, Any] = field(default_factory=dict)
     batch_format: BatchFormat = "numpy"
+    takes: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_format not in BATCH_FORMATS:
@@ -217,6 +220,7 @@ def model(
     target: Any,
     *,
     batch_format: BatchFormat = "numpy",
+    takes: Mapping[str, str] | None = None,
     returns: Mapping[str, str] | None = None,
     output: str | None = None,
     **args: Any,
@@ -224,29 +228,37 @@ def model(
     """Your own model: a function on a batch, or a class built once per worker with `args`.
 
     It gets a batch as `batch_format` says ("numpy": a dict of arrays) and returns one row for each it was given, as any
-    of these kinds. Raises BadModel for an instance, and at run time BadOutput for another number of rows.
+    of these kinds. `takes` and `returns` declare its columns and types, for example `takes={"x": "float32 not null"}`
+    and `returns={"score": "float32"}`: what does not fit is refused before anything runs. Raises BadModel for an
+    instance, and at run time BadOutput for another number of rows.
     """
-    return FunctionModel(Call(target, dict(args), batch_format), returns, output)
+    return FunctionModel(Call(target, dict(args), batch_format, takes), returns, output)
 
 
-def flat_map(target: Any, *, batch_format: BatchFormat = "rows", **args: Any) -> Step:
+def flat_map(
+    target: Any, *, batch_format: BatchFormat = "rows", takes: Mapping[str, str] | None = None, **args: Any
+) -> Step:
     """A step that makes one row many (or none): the function gets one row as a dict and returns a list of dicts.
 
     Columns that it does not return are copied from the row it was given.
     """
-    return Step("flat_map", Call(target, dict(args), batch_format))
+    return Step("flat_map", Call(target, dict(args), batch_format, takes))
 
 
-def filter(condition: Any, *, batch_format: BatchFormat = "numpy", **args: Any) -> Step:
+def filter(
+    condition: Any, *, batch_format: BatchFormat = "numpy", takes: Mapping[str, str] | None = None, **args: Any
+) -> Step:
     """A step that keeps the rows for which `condition` holds: an SQL expression, or a function giving a bool a row."""
     if isinstance(condition, str):
         return Step("filter", None, condition)
-    return Step("filter", Call(condition, dict(args), batch_format))
+    return Step("filter", Call(condition, dict(args), batch_format, takes))
 
 
-def step(target: Any, *, batch_format: BatchFormat = "numpy", **args: Any) -> Step:
+def step(
+    target: Any, *, batch_format: BatchFormat = "numpy", takes: Mapping[str, str] | None = None, **args: Any
+) -> Step:
     """A step on a batch that keeps the row count: what it returns is added to the columns, or replaces them by name."""
-    return Step("map", Call(target, dict(args), batch_format))
+    return Step("map", Call(target, dict(args), batch_format, takes))
 
 
 def as_step(value: Any) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ class LoadedStep:
 
     def __init__(self, step: Step) -> None:
         from gristmill.models.function import load_call
+        from gristmill.models.takes import takes_of
 
+        self._takes = None if step.call is None else takes_of(step.call)
         self.step = step
         self.call: Callable[[Any], Any] | None = None if step.call is None else load_call(step.call)
         self._where: Any = None
@@ -46,6 +49,20 @@ class LoadedStep:
 
         Raises BadOutput where the step broke the row count.
         """
+        if self._takes is None:
+            return self._applied(rows)
+        self._takes.check(rows.schema)
+        bad = self._takes.nulls(rows)
+        if not bad.any():
+            return self._applied(rows)
+        kept = np.flatnonzero(~bad)
+        after, origin, dead = self._applied(rows.take(kept))
+        dead = [replace(d, row=int(kept[d.row])) for d in dead]
+        for refused in self._takes.refused(rows):
+            dead.append(DeadRow(refused.row, f"step {self.step.name}", refused.error, refused.message))
+        return after, kept[origin], dead
+
+    def _applied(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
         if self.step.kind == "filter":
             return self._filter(rows)
         if self.step.kind == "flat_map":
@@ -104,7 +121,7 @@ class LoadedStep:
         origin: list[int] = []
         dead: list[DeadRow] = []
         for start in range(0, rows.num_rows, STEP_ROWS):
-            for number, row in enumerate(rows.slice(start, STEP_ROWS).to_pylist(), start):
+            for number, row in enumerate(self._given(rows.slice(start, STEP_ROWS)).to_pylist(), start):
                 try:
                     pieces = list(self._pieces(self.call(row)))
                 except (BadOutput, KeyboardInterrupt):
@@ -138,13 +155,16 @@ class LoadedStep:
 
     # ------------------------------------------------ calls
 
+    def _given(self, rows: pa.Table) -> pa.Table:
+        return rows if self._takes is None else self._takes.given(rows)
+
     def _called(self, rows: pa.Table, dead: list[DeadRow]) -> list[tuple[np.ndarray, pa.Table]]:
         from gristmill.models.batches import from_result, to_batch
 
         assert self.call is not None and self.step.call is not None
         function, form, name = self.call, self.step.call.batch_format, self.step.name
         count = rows.num_rows
-        numbered = rows.append_column(ROW, pa.array(np.arange(count, dtype=np.int64)))
+        numbered = self._given(rows).append_column(ROW, pa.array(np.arange(count, dtype=np.int64)))
 
         def call(index: np.ndarray) -> pa.Table:
             given = numbered.slice(int(index[0]), len(index))

@@ -1,0 +1,107 @@
+"""What a callable says it takes (`takes=`): columns by name, type and whether a null may be among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.errors import BadModel
+from gristmill.io.schema import plain, wider
+from gristmill.models.columns import check_columns, is_text
+from gristmill.models.returns import parse_type
+from gristmill.plan.contracts import Refusal
+from gristmill.plan.specs import Call
+
+_NOT_NULL = " not null"
+
+
+@dataclass(frozen=True)
+class Takes:
+    """The declared columns of a callable, which is given these and no others.
+
+    `types` are Arrow types, None where any will do; `filled` are the columns in which a null is refused.
+    """
+
+    name: str
+    types: Mapping[str, pa.DataType | None]
+    filled: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their names, in the order declared."""
+        return tuple(self.types)
+
+    def check(self, schema: pa.Schema | None) -> None:
+        """Raises BadModel for a column that is missing, or of a type that cannot become the declared one without loss.
+        Without a schema nothing is known yet.
+        """
+        check_columns(schema, self.columns, self.name, "takes column")
+        for column, wanted in self.types.items():
+            if schema is None or wanted is None:
+                continue
+            found = plain(schema.field(column).type)
+            if not (wider(found, wanted) == wanted or (is_text(found) and pa.types.is_string(wanted))):
+                raise BadModel(
+                    f"{self.name} takes column {column!r} as {wanted}, the source has it as {found}, which does not "
+                    "fit without loss: cast it in a step, or correct takes="
+                )
+
+    def nulls(self, rows: pa.Table) -> np.ndarray:
+        """Which rows hold a null where none may be, bool [rows]."""
+        bad = np.zeros(rows.num_rows, dtype=bool)
+        for column in self.filled:
+            values = rows.column(column)
+            if values.null_count:
+                bad |= values.is_null().to_numpy(zero_copy_only=False)
+        return bad
+
+    def refused(self, rows: pa.Table) -> tuple[Refusal, ...]:
+        """A refusal for each such row, naming the first column that is null."""
+        found = []
+        for row in np.flatnonzero(self.nulls(rows)).tolist():
+            column = next(c for c in self.filled if not rows.column(c)[row].is_valid)
+            found.append(Refusal(row, "null", "NullColumn", self.null_message(column)))
+        return tuple(found)
+
+    def null_message(self, column: str) -> str:
+        """What is said of a null where none may be."""
+        return f"column {column!r} is null, {self.name} takes it as not null"
+
+    def given(self, rows: pa.Table) -> pa.Table:
+        """The declared columns of `rows` as the declared types. Raises BadModel as `check` does."""
+        self.check(rows.schema)
+        made = {}
+        for column, wanted in self.types.items():
+            values = rows.column(column)
+            made[column] = values if wanted is None or values.type == wanted else values.cast(wanted)
+        return pa.table(made) if made else rows.select([])
+
+    def without_nulls(self, rows: pa.Table) -> pa.Table:
+        """`rows` with those that are refused replaced by one that is not, so that no null changes a column's type."""
+        bad = self.nulls(rows)
+        if not bad.any() or bad.all():
+            return rows
+        index = np.arange(rows.num_rows)
+        index[bad] = int(np.flatnonzero(~bad)[0])
+        return rows.take(index)
+
+
+def takes_of(call: Call) -> Takes | None:
+    """What a call declares; None where it takes whatever there is. Raises BadModel for types that are none."""
+    if call.takes is None:
+        return None
+    types: dict[str, pa.DataType | None] = {}
+    filled = []
+    for column, text in call.takes.items():
+        kind = " ".join(str(text).split())
+        if f" {kind}".endswith(_NOT_NULL):
+            filled.append(column)
+            kind = f" {kind}"[: -len(_NOT_NULL)].strip()
+        try:
+            types[column] = None if kind in ("", "any") else parse_type(kind)
+        except ValueError as e:
+            raise BadModel(f"{call.name}: takes= gives column {column!r} the type {text!r}: {e}") from e
+    return Takes(call.name, types, tuple(filled))
