@@ -204,6 +204,38 @@ def test_row_ids_are_stable_and_unique(numbers: str, tmp_path: Path) -> None:
     assert len(set(ids[0].values())) == 1000
 
 
+def test_rows_of_csv_with_line_breaks_in_quotes(tmp_path: Path) -> None:
+    """A CSV file is cut into shards between records, never inside a quoted text, plain and compressed alike."""
+    import csv
+    import gzip
+
+    texts = [f'line {i}\nwith a "quote", a comma\r\nand {"x" * (i % 500)}' for i in range(4000)]
+    with open(tmp_path / "in.csv", "w", newline="") as out:
+        csv.writer(out).writerows([["id", "word"], *enumerate(texts)])
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress((tmp_path / "in.csv").read_bytes()))
+    for name in ("in.csv", "in.csv.gz"):
+        report = gm.apply(
+            tmp_path / name, tmp_path / f"out-{name}", fn=functions.word_length, keep=["id", "word"], shard_rows=300
+        )
+        table = report.read().to_table()
+        assert report.shards > 5
+        assert table["id"].to_pylist() == list(range(4000))
+        assert table["word"].to_pylist() == texts
+        assert table["letters"].to_pylist() == [len(t) for t in texts]
+
+
+def test_model_version_names_the_code_that_scored_a_row(numbers: str, tmp_path: Path) -> None:
+    """The column holds one digest, the same for the same function and another for other arguments."""
+    found = []
+    for run, factor in enumerate((2.0, 2.0, 3.0)):
+        sink = gm.sink(str(tmp_path / f"out{run}"), keep=["id"], model_version="version")
+        table = gm.Job(numbers, gm.model(functions.Scorer, factor=factor), sink).run().read().to_table()
+        (version,) = set(table["version"].to_pylist())
+        found.append(version)
+    assert found[0] == found[1] != found[2]
+    assert len(found[0]) == 64
+
+
 def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) -> None:
     """A result column with the name of a kept one is exit 2, and nothing is published."""
     with pytest.raises(gm.BadJob, match="'x' would stand twice"):

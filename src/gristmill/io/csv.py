@@ -16,7 +16,7 @@ import numpy as np
 from gristmill.errors import BadSource
 from gristmill.io.blocks import blanked, not_utf8
 from gristmill.io.fields import NULLS, Fields
-from gristmill.io.lines import ENDLESS, Lines, joined, pieces, selected
+from gristmill.io.lines import ENDLESS, Lines, cuts_of, joined, pieces, selected
 from gristmill.io.options import known
 from gristmill.io.paths import Storage
 from gristmill.io.quoting import Dialect
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CsvSource", "TsvSource"]
 
-_CUT = 2 << 20  # bytes between cuts
+_PIECE = 2 << 20  # bytes read at a time
 _SAMPLE = 1 << 20  # bytes that types are inferred from; option sample_bytes
 _OPTIONS = ("types", "sample_bytes", "delimiter", "quote", "header", "names", "nulls", "encoding")
 
@@ -56,7 +56,7 @@ class CsvSource:
     delimiter = ","
 
     def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
-        """Reads the file through. It can be cut at the records found about every 2 MB."""
+        """Reads the file through. It can be cut at the records found about every 64 KB."""
         known(options, _OPTIONS, f"{self.name} source")
         dialect = self._dialect(options)
         with opened(file, fs) as stream:
@@ -176,16 +176,17 @@ def _read_through(
     stream: Stream, dialect: Dialect, layout: Layout, most: int
 ) -> tuple[np.ndarray, np.ndarray, list[Lines]]:
     """Cuts, the records between them, and a sample: the first piece, then at twice the distance each time."""
-    cuts, rows, sample = [0], [], []
-    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _CUT, dialect.ends)):
+    cuts, rows, sample = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], []
+    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _PIECE, dialect.ends)):
         found = piece.lines()
         after = int(np.searchsorted(found.position, layout.first))
         found = Lines(found.data, found.start[after:], found.stop[after:], found.position[after:])
-        cuts.append(piece.at + len(piece.data))
-        rows.append(len(found))
+        places, counts = cuts_of(found, piece.at + len(piece.data))
+        cuts.append(places)
+        rows.append(counts)
         if len(found) and number & (number - 1) == 0:
             sample.append(found.head(int(found.start[0]) + (most if number == 0 else most // 8)))
-    return np.array(cuts, dtype=np.int64), np.array(rows, dtype=np.int64), sample
+    return np.concatenate(cuts), np.concatenate(rows), sample
 
 
 def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gristmill.errors import BadSource
 from gristmill.io.jsontypes import infer
-from gristmill.io.lines import ENDLESS, Lines, pieces, sample_ranges, selected
+from gristmill.io.lines import ENDLESS, Lines, cuts_of, pieces, sample_ranges, selected
 from gristmill.io.objects import Objects, trimmed
 from gristmill.io.options import known
 from gristmill.io.paths import Storage
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonlSource"]
 
-_CUT = 2 << 20  # decompressed bytes between the cuts of a compressed file
+_PIECE = 2 << 20  # decompressed bytes read at a time
 _SAMPLE = 1 << 20  # bytes that types are inferred from; option sample_bytes
 
 
@@ -73,20 +73,21 @@ def _sampled(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType],
 
 
 def _read_through(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType], most: int) -> FileInfo:
-    cuts, rows, sample = [0], [], []
-    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _CUT)):
+    cuts, rows, sample = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], []
+    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _PIECE)):
         found = trimmed(piece.lines())
-        rows.append(len(found))
-        cuts.append(piece.at + len(piece.data))
+        places, counts = cuts_of(found, piece.at + len(piece.data))
+        cuts.append(places)
+        rows.append(counts)
         if len(found) and number & (number - 1) == 0:  # the first piece, then at twice the distance each time
             sample.append(found.head(most if number == 0 else most // 8))
     return FileInfo(
         file=file,
-        extent=cuts[-1],
-        cuts=np.array(cuts, dtype=np.int64),
+        extent=int(cuts[-1][-1]),
+        cuts=np.concatenate(cuts),
         divisible=False,
         schema=infer(file.path, sample, types),
-        cut_rows=np.array(rows, dtype=np.int64),
+        cut_rows=np.concatenate(rows),
         row_bytes=_row_bytes(sample),
     )
 
