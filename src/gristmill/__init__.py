@@ -44,7 +44,7 @@ _ERRORS = (
     "MissingExtra", "PlanChanged", "RunFailed", "SinkBusy", "SourceChanged", "WorkerLost",
 )  # fmt: skip
 _HOME.update(dict.fromkeys(_ERRORS, "gristmill.errors"))
-_MODULES = ("aio", "batched", "errors", "inference")
+_MODULES = ("aio", "batched", "errors", "inference", "spark")
 
 __all__ = [
     "BadJob",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 MEMORY = 100 << 20  # bytes of a Ray node's object store
+SPARK_ENV = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,25 @@ def _ray() -> Iterator[Place]:
         yield Place("ray", {"name": "ray", "workers": 2, "options": {"address": cluster.address}})
 
 
-_STARTED: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {"local": _local, "ray": _ray}
+@contextlib.contextmanager
+def _spark() -> Iterator[Place]:
+    """A session on two threads of this machine, which the test process has as a user's would."""
+    os.environ.update(SPARK_ENV)
+    from pyspark.sql import SparkSession
+
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    session = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
+    try:
+        yield Place("spark", {"name": "spark", "workers": 2, "options": {"master": "local[2]"}}, SPARK_ENV)
+    finally:
+        session.stop()
+
+
+_STARTED: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
+    "local": _local,
+    "ray": _ray,
+    "spark": _spark,
+}
 NAMES = list(_STARTED)
 OURS = ("local",)  # engines all of whose processes are gristmill's own
 

@@ -9,7 +9,7 @@ from gristmill.errors import BadJob
 from gristmill.plan.contracts import Room
 from gristmill.plan.options import EngineSpec
 
-NAMES = ("local", "ray")
+NAMES = ("local", "ray", "spark")
 
 
 def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu: bool = False) -> Any:
@@ -26,6 +26,10 @@ def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu:
         from gristmill.engines.ray import Ray
 
         return Ray(workers, least, path, gpu, spec.own())
+    if spec.name == "spark":
+        from gristmill.engines.spark import Spark
+
+        return Spark(workers, path, spec.own())
     close = difflib.get_close_matches(spec.name, NAMES, 1)
     raise BadJob(
         f"engine {spec.name!r}: there is {', '.join(NAMES)}" + (f"; did you mean {close[0]!r}?" if close else "")
@@ -38,4 +42,8 @@ def room(spec: EngineSpec) -> Room | None:
         from gristmill.engines.ray import room as cluster
 
         return cluster(spec.own())
+    if spec.name == "spark":
+        from gristmill.engines.spark_session import room as slots
+
+        return slots(spec.own())
     return None

@@ -65,6 +65,28 @@ class RayOptions:
 
 
 @dataclass(frozen=True)
+class SparkOptions:
+    """Which Spark runs a job. `session` is one that is there; else the one of this process is used; else one is started
+    on `master` (None: what spark-submit says, else this machine) with `conf`, for the length of the run.
+
+    `cpus_per_task` are the cores of one worker (`spark.task.cpus`) in a session that is started.
+    """
+
+    master: str | None = None
+    session: Any = None
+    cpus_per_task: int = 1
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    app_name: str = "gristmill"
+
+    def __post_init__(self) -> None:
+        cpus: Any = self.cpus_per_task  # a job file may give anything
+        if isinstance(cpus, bool) or not isinstance(cpus, int) or cpus < 1:
+            raise BadJob(f"engine option cpus_per_task is {cpus!r}: give a whole number of at least 1")
+        if self.session is not None and (self.master is not None or self.conf):
+            raise BadJob("engine spark: a session is given, so that master and conf have no effect: leave them out")
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """Which engine runs a job, and with what. `workers` 0 runs in the calling process; a pair is (least, most).
 
@@ -102,7 +124,7 @@ class EngineSpec:
         return made(**self.options)
 
 
-OPTIONS: dict[str, Any] = {"ray": RayOptions}  # engines with options of their own
+OPTIONS: dict[str, Any] = {"ray": RayOptions, "spark": SparkOptions}  # engines with options of their own
 
 
 def ray(

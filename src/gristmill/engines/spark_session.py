@@ -1,0 +1,114 @@
+"""Sessions of Spark: one that is there, or one for the length of a run; and what they have to run partitions on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gristmill.errors import BadJob, MissingExtra
+from gristmill.plan.contracts import Room
+from gristmill.plan.options import SparkOptions
+
+
+@contextlib.contextmanager
+def session(options: SparkOptions, workers: int = 1) -> Iterator[Any]:
+    """A Spark session: the one of `options`, else the one that this process has, else one for as long as this lasts.
+
+    Raises BadJob where none can be had, MissingExtra without pyspark.
+    """
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as e:
+        raise MissingExtra("engine spark needs pyspark, which is not installed: pip install 'gristmill[spark]'") from e
+    if options.session is not None:
+        if not hasattr(options.session, "_jsc"):
+            raise BadJob("engine spark: a session of Spark Connect cannot run Python stages: give a classic one")
+        yield options.session
+        return
+    running = SparkContext._active_spark_context
+    if running is not None:
+        if options.master not in (None, running.master):
+            raise BadJob(
+                f"engine spark: master is {options.master!r}, but this process has a session on {running.master!r}: "
+                "stop it, or leave master out to use it"
+            )
+        yield SparkSession.builder.getOrCreate()
+        return
+    with _signals_kept():
+        spark = _started(SparkSession.builder, options, workers)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _started(builder: Any, options: SparkOptions, workers: int) -> Any:
+    conf = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}  # the run shows its own
+    if options.master is not None:
+        conf["spark.master"] = options.master
+    elif "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has given one
+        conf["spark.master"] = f"local[{workers * options.cpus_per_task}]"
+    if conf.get("spark.master", "").startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # with what the driver has installed
+        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+    conf |= {"spark.task.cpus": str(options.cpus_per_task), **{k: str(v) for k, v in options.conf.items()}}
+    builder = builder.appName(options.app_name)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as e:
+        raise BadJob(f"engine spark: no session could be started (master {options.master}): {first_line(e)}") from e
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Starting a session replaces the handler of SIGINT: the run's own comes back."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
+
+
+def room(options: SparkOptions) -> Room | None:
+    """What Spark has to run partitions on, as far as can be told without starting it; None for all of this machine."""
+    from importlib.util import find_spec
+
+    if find_spec("pyspark") is None:
+        return None  # said when it is started
+    from pyspark import SparkContext
+
+    context = options.session.sparkContext if options.session is not None else SparkContext._active_spark_context
+    known = (
+        dict(context.getConf().getAll())
+        if context is not None
+        else {"spark.master": options.master or "", **options.conf}
+    )
+    cpus = int(known.get("spark.task.cpus", options.cpus_per_task))
+    if context is not None:
+        cores = context.defaultParallelism
+    elif (master := known["spark.master"]).startswith("local["):
+        if not (count := master[6:].split("]")[0].split(",")[0]).isdigit():
+            return None
+        cores = int(count)
+    elif master == "local":
+        cores = 1
+    elif master.startswith("local") or not master:
+        return None
+    else:
+        cores = int(known.get("spark.executor.instances", 2)) * int(known.get("spark.executor.cores", 1))
+    workers = max(1, cores // cpus)
+    with_gpu = workers if float(known.get("spark.task.resource.gpu.amount", 0)) > 0 else 0
+    return Room("Spark", workers, with_gpu, cpus, grows=True)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Spark says first; the lines after it are the JVM's stack."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    return lines[len(lines) > 1 and lines[0].startswith("An error occurred")][:300]

@@ -1,0 +1,273 @@
+"""For those who work in Spark: the engine with options, and a model as a column expression in a query of one's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS, Budget, cut
+from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, RunFailed
+from gristmill.plan.contracts import Place, Prepared
+from gristmill.plan.options import Auto, EngineSpec
+from gristmill.plan.specs import FunctionModel, as_model
+
+__all__ = ["engine", "predict_udf"]
+
+
+def engine(*, workers: int | Auto = "auto", threads: int | Auto = "auto", **options: Any) -> EngineSpec:
+    """The Spark engine with options: `gm.spark.engine(session=spark)`, or `master=`, `conf=`, `cpus_per_task=`.
+
+    `workers` is how many partitions run at once, which decides how a source is cut; a session tells it itself.
+    """
+    return EngineSpec("spark", workers, "auto", threads, options)
+
+
+def predict_udf(
+    model: Any,
+    *,
+    on_null: Literal["null", "raise"] = "null",
+    on_error: Literal["raise", "null"] = "raise",
+    batch_tokens: int | Auto = "auto",
+    batch_rows: int | Auto = "auto",
+    threads: int = 1,
+) -> Callable[..., Any]:
+    """A model as a column expression: `df.withColumn("vector", predict_udf(gm.TextEmbedder("models/minilm", text="t"))())`.
+
+    What it returns is called with the columns that the model reads, in its order (`embed("body")`), by name
+    (`score(x="x", y=col("a") + 1)`), or with none where the model names them itself. The result is a column of the
+    model's one output, or a struct of several. The model is loaded once a Python worker; each Arrow batch is cut by padded
+    tokens. A null text, a row that the model refuses and, with `on_error="null"`, one on which it raises give null; a
+    wrong number of rows always fails. Unlike a job, a query has no receipts and no dead letters.
+
+    Raises BadModel for no such model, or a function without `returns=` (Spark must know the types before it runs).
+    """
+    from gristmill.models import registry
+
+    for name, value, allowed in (("on_null", on_null, ("null", "raise")), ("on_error", on_error, ("raise", "null"))):
+        if value not in allowed:
+            raise BadJob(f"{name} is {value!r}: it is one of {', '.join(allowed)}")
+    spec = registry.resolve(as_model(model))
+    info = registry.describe(spec, None)
+    if info.schema is None:
+        raise BadModel(
+            f"{spec.name}: Spark must know the columns before it runs: gm.model({spec.name}, returns="
+            '{"score": "float32"})'
+        )
+    if info.digest and not isinstance(spec, FunctionModel):
+        from dataclasses import replace
+
+        spec = replace(spec, sha256=info.digest)
+    shipped = _Shipped(spec, info.schema, on_null, on_error, batch_tokens, batch_rows, threads)
+    return _Expression(spec.name, info.columns, info.schema, _udf(shipped))
+
+
+class _Expression:
+    def __init__(self, name: str, columns: tuple[str, ...] | None, schema: pa.Schema, udf: Any) -> None:
+        self._name = name
+        self._columns = columns
+        self._outputs = schema.names
+        self._udf = udf
+
+    def __call__(self, *columns: Any, **named: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        given = dict(named)
+        names = self._columns if self._columns is not None else columns
+        if len(columns) > len(names) or not all(isinstance(n, str) for n in names[: len(columns)]):
+            raise BadJob(
+                f"{self._name} was given {len(columns)} columns; it reads {', '.join(map(str, names)) or 'none'}: "
+                "give an expression as name=column"
+            )
+        given |= dict(zip(names, columns, strict=False))
+        for name in self._columns or ():
+            given.setdefault(name, name)
+        if not given:
+            raise BadJob(f"{self._name} was given no column: name those that it reads")
+        struct = f.struct(*[(f.col(c) if isinstance(c, str) else c).alias(n) for n, c in given.items()])
+        return self._udf(struct).alias(self._outputs[0] if len(self._outputs) == 1 else self._name)
+
+
+# ---------------------------------------------------------------- in a Python worker of Spark
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    """What a Python worker is given."""
+
+    spec: Any
+    schema: pa.Schema
+    on_null: str
+    on_error: str
+    tokens: int | Auto
+    rows: int | Auto
+    threads: int
+
+
+def _udf(shipped: _Shipped) -> Any:
+    """The user-defined function over a struct of the model's columns: of Arrow arrays, or of pandas before Spark 4.1."""
+    try:
+        import cloudpickle
+        from pyspark.sql import functions as f
+    except ModuleNotFoundError as e:
+        raise MissingExtra("predict_udf needs pyspark, which is not installed: pip install 'gristmill[spark]'") from e
+    payload = cloudpickle.dumps(shipped)
+    kind = _spark_type(shipped.schema)
+    if not hasattr(f, "arrow_udf"):
+        return _pandas_udf(payload, kind)
+
+    def predict(rows: pa.Array) -> pa.Array:
+        return _one(_loaded(payload).score(pa.Table.from_struct_array(rows)))
+
+    return f.arrow_udf(predict, kind)
+
+
+def _pandas_udf(payload: bytes, kind: Any) -> Any:
+    import pandas as pd
+    from pyspark.sql.functions import pandas_udf
+
+    def predict(rows):  # type: ignore[no-untyped-def]  # Spark evaluates the hints, which it needs as types
+        result = _loaded(payload).score(pa.Table.from_pandas(rows, preserve_index=False))
+        return result.to_pandas() if result.num_columns > 1 else result.column(0).to_pandas()
+
+    several = kind.typeName() == "struct"
+    predict.__annotations__ = {"rows": pd.DataFrame, "return": pd.DataFrame if several else pd.Series}
+    return pandas_udf(predict, kind)
+
+
+def _one(table: pa.Table) -> pa.Array:
+    """The only column, or all as a struct that is null where they all are."""
+    columns = [c.combine_chunks() for c in table.columns]
+    columns = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
+    if len(columns) == 1:
+        return columns[0]
+    empty = functools.reduce(np.logical_and, [c.is_null().to_numpy(zero_copy_only=False) for c in columns])
+    return pa.StructArray.from_arrays(columns, names=table.column_names, mask=pa.array(empty))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A type as Spark has it: lists have no fixed length, and floats at least 32 bits."""
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+def _spark_type(schema: pa.Schema) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    kind = from_arrow_schema(pa.schema([pa.field(f.name, _plain(f.type)) for f in schema]))
+    return kind if len(schema) > 1 else kind.fields[0].dataType
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(payload: bytes) -> _Loaded:
+    import pickle
+
+    return _Loaded(pickle.loads(payload))
+
+
+class _Loaded:
+    """A model in a Python worker, and the budget that fits in its memory."""
+
+    def __init__(self, shipped: _Shipped) -> None:
+        from gristmill.models import registry
+        from gristmill.worker.failures import Doubt
+
+        self._shipped = shipped
+        device = _device(shipped.spec)
+        place = Place(
+            device,
+            getattr(shipped.spec, "dtype", "auto"),
+            shipped.threads,
+            getattr(shipped.spec, "backend", "auto"),
+        )
+        self._model = registry.open(shipped.spec, place)
+        self._tokens = (GPU_TOKENS if device != "cpu" else CPU_TOKENS) if shipped.tokens == "auto" else shipped.tokens
+        self._rows = shipped.rows
+        self._budget: Budget | None = None
+        self._good: tuple[Prepared, np.ndarray] | None = None
+        self._doubt = Doubt(self._still_works)
+
+    def score(self, rows: pa.Table) -> pa.Table:
+        """One output row for each row, null where it has none. Raises BadOutput and RunFailed."""
+        shipped, name = self._shipped, self._shipped.spec.name
+        prepared = self._model.prepare(rows)
+        for refusal in prepared.refused:
+            if (shipped.on_null if refusal.kind == "null" else shipped.on_error) == "raise":
+                raise RunFailed(f"{name}: {refusal.error}: {refusal.message} (on_null, on_error say what is done)")
+        refused = {r.row for r in prepared.refused}
+        alive = np.array([i for i in range(rows.num_rows) if i not in refused], dtype=np.int64)
+        places, tables = [np.empty(0, dtype=np.int64)], [shipped.schema.empty_table()]
+        for batch in cut(prepared.lengths, alive, self._fitting(prepared)):
+            found = self._isolation(prepared).score(batch)
+            if found.dead and shipped.on_error == "raise":
+                dead = found.dead[0]
+                raise RunFailed(f"{name}: {dead.error}: {dead.message}; on_error='null' goes on\n{dead.traceback}")
+            places += [index for index, _ in found.outputs]
+            tables += [_cast(table, shipped.schema, name) for _, table in found.outputs]
+        where = np.full(rows.num_rows, -1, dtype=np.int64)
+        index = np.concatenate(places)
+        where[index] = np.arange(len(index))
+        outputs = pa.concat_tables(tables).combine_chunks().take(pa.array(where, mask=where < 0))
+        return outputs.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in outputs.schema]))
+
+    def _fitting(self, prepared: Prepared) -> Budget:
+        if self._budget is None:
+            auto = MOST_ROWS if prepared.lengths is not None else ROWS_WITHOUT_LENGTHS * 32
+            self._budget = Budget(self._tokens, auto if self._rows == "auto" else self._rows)
+        return self._budget if prepared.lengths is not None else Budget(None, self._budget.rows)
+
+    def _isolation(self, prepared: Prepared) -> Any:
+        from gristmill.models.failures import is_out_of_memory
+        from gristmill.worker.failures import Isolation, length_error
+
+        def call(index: np.ndarray) -> pa.Table:
+            output = self._model.predict(prepared, index)
+            if output.num_rows != len(index):
+                raise length_error(self._shipped.spec.name, len(index), output.num_rows)
+            self._good = (prepared, index[:1])
+            return output
+
+        return Isolation(call, stage="model", out_of_memory=is_out_of_memory, shrink=self._shrink, doubt=self._doubt)
+
+    def _shrink(self, failed_rows: int) -> Budget:
+        from gristmill.models.failures import release_memory
+
+        release_memory()
+        assert self._budget is not None
+        self._budget = self._budget.halved()
+        return Budget(None, max(1, failed_rows // 2))
+
+    def _still_works(self) -> bool | None:
+        if self._good is None:
+            return None
+        try:
+            self._model.predict(*self._good)
+        except Exception:  # any failure is the answer to the question asked here
+            return False
+        return True
+
+
+def _device(spec: Any) -> str:
+    """The GPU that Spark has given this task, where the model may run on one; else what the model says."""
+    device = str(getattr(spec, "device", "auto"))
+    if device != "auto":
+        return device
+    if isinstance(spec, FunctionModel):
+        return "cpu"
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    gpus = context.resources().get("gpu") if context is not None else None
+    return f"cuda:{gpus.addresses[0]}" if gpus is not None else "cpu"
+
+
+def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+    try:
+        return table.select(schema.names).cast(schema, safe=True)
+    except (KeyError, pa.ArrowException, ValueError) as e:
+        raise BadOutput(f"{name} returned {table.schema.to_string()}, planned was {schema.to_string()}: {e}") from e
