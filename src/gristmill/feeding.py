@@ -320,6 +320,8 @@ class ShardFeed:
         held = self._held.get(worker, [])
         if number in held:
             held.remove(number)
+        if not held:
+            self._held.pop(worker, None)  # an engine may name a worker for every item
 
     def _fail(self, failure: Failure, where: str) -> None:
         if self.fatal is not None:

@@ -36,13 +36,13 @@ def predict_udf(
     batch_rows: int | Auto = "auto",
     threads: int = 1,
 ) -> Callable[..., Any]:
-    """A model as a column expression: `df.withColumn("vector", predict_udf(gm.TextEmbedder("models/minilm", text="t"))())`.
+    """A model as a column expression: `df.withColumn("vector", predict_udf(gm.TextEmbedder("minilm", text="body"))())`.
 
-    What it returns is called with the columns that the model reads, in its order (`embed("body")`), by name
+    What it returns is called with the columns that the model reads, in its order (`embed("title")`), by name
     (`score(x="x", y=col("a") + 1)`), or with none where the model names them itself. The result is a column of the
-    model's one output, or a struct of several. The model is loaded once a Python worker; each Arrow batch is cut by padded
-    tokens. A null text, a row that the model refuses and, with `on_error="null"`, one on which it raises give null; a
-    wrong number of rows always fails. Unlike a job, a query has no receipts and no dead letters.
+    model's one output, or a struct of several. The model is loaded once a Python worker; each Arrow batch is cut by
+    padded tokens. Null texts and, with `on_error="null"`, rows that the model refuses or raises on give null; a wrong
+    number of rows always fails. Unlike a job, a query has no receipts and no dead letters.
 
     Raises BadModel for no such model, or a function without `returns=` (Spark must know the types before it runs).
     """
@@ -109,7 +109,7 @@ class _Shipped:
 
 
 def _udf(shipped: _Shipped) -> Any:
-    """The user-defined function over a struct of the model's columns: of Arrow arrays, or of pandas before Spark 4.1."""
+    """The user-defined function over a struct of the model's columns: in Arrow, or in pandas before Spark 4.1."""
     try:
         import cloudpickle
         from pyspark.sql import functions as f

@@ -1,4 +1,4 @@
-"""What only the Spark engine has to stand: executors that die, copies of slow tasks, Spark giving up; and its session."""
+"""What only the Spark engine has to stand: executors that die, copies of tasks, Spark giving up; and its session."""
 
 from __future__ import annotations
 

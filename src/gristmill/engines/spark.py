@@ -57,11 +57,13 @@ class Spark:
             run = f"gristmill-{os.getpid()}-{time.time_ns()}"
             load = Load(run, self._path, dict(stages.environment(0)), cloudpickle.dumps(stages, protocol=5))
             rounds = _Rounds(spark.sparkContext, load)
+            name = next(names)
             try:
                 while True:
                     held: dict[str, Item] = {}
-                    while len(held) < ROUND and isinstance(item := feed.take(name := next(names)), Item):
+                    while len(held) < ROUND and isinstance(item := feed.take(name), Item):
                         held[name] = item
+                        name = next(names)
                     if held:
                         yield from rounds.events(held)
                     elif item is WAIT:  # for who reads the results
