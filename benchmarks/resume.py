@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 import gristmill as gm
 from gristmill import planning
+from gristmill.commit import inspections
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import generations
 from gristmill.commit.receipt import Part, Receipt
@@ -74,9 +75,16 @@ def plan_files(folder: Path, count: int) -> None:
     for n in range(count):
         (source / f"{n:06d}.parquet").write_bytes(sink.getvalue())
     begun = time.perf_counter()
-    resolved = planning.resolve(gm.Job(str(source), double, str(folder / "out")).spec)
+    job = gm.Job(str(source), double, str(folder / "out"), workers=1)
+    resolved = planning.resolve(job.spec)
     print(f"planning {count:,} Parquet files: {time.perf_counter() - begun:.1f} s, {peak()}")
     assert resolved.rows == 10 * count
+    job.run()
+    begun = time.perf_counter()
+    known = inspections.of_generations(generations(str(folder / "out")))
+    again = planning.resolve(job.spec, None, known)
+    print(f"planning them again, as a resumed run does: {time.perf_counter() - begun:.1f} s, {peak()}")
+    assert again.fingerprint == resolved.fingerprint
 
 
 def resume_shards(folder: Path, count: int, left: int = 10) -> None:
