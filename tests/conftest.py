@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARAL
 for name in [name for name in os.environ if name.startswith("GRISTMILL_") and name != "GRISTMILL_KIT_CACHE"]:
     del os.environ[name]
 os.environ.update(COLUMNS="120", NO_COLOR="1")
+# What runs remember (exported models, batch budgets) must not reach from one test session into the next.
+_CACHE = tempfile.TemporaryDirectory(prefix="gristmill-tests-")
+os.environ["GRISTMILL_CACHE"] = _CACHE.name
 os.environ.pop("FORCE_COLOR", None)
 
 GRACE_S = 5.0  # a worker that was told to stop may still be leaving

@@ -24,6 +24,7 @@ ORDER = [
     {"gating"},
     {"tally"},
     {"planning"},
+    {"backends"},
     {"feeding"},
     {"choosing"},
     {"retrying"},

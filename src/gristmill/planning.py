@@ -411,13 +411,22 @@ def _fingerprint(
     digests: dict[str, str] = {}
     for call in calls:
         digests.update(code.digests(call))
-    described = replace(job, model=model)
+    described = replace(job, model=_as_asked(job, model))
     return Fingerprint(
         fingerprint.options_of(described, sink_format),
         dict(info.digests),
         digests,
         {f.file.path: input_digest(f) for f in files},
     )
+
+
+def _as_asked(job: JobSpec, model: ModelSpec) -> ModelSpec:
+    """The model with its precision found out, but the backend as the job has it: "auto" may settle on either, for the
+    same values (gristmill.backends), and the plan stores which.
+    """
+    if isinstance(model, (TextEmbedder, TextClassifier)) and isinstance(job.model, (TextEmbedder, TextClassifier)):
+        return replace(model, backend=job.model.backend)
+    return model
 
 
 def _check_gates(r: Resolved) -> None:

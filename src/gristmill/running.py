@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import choosing, gating, machine, planning, retrying
+from gristmill import backends, choosing, gating, machine, planning, retrying
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
@@ -33,7 +33,7 @@ from gristmill.plan.contracts import Event, Printed, Waiting
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.secret import reveal, scrub, secrets_in
 from gristmill.plan.shard import Piece, Shard
-from gristmill.plan.specs import FunctionModel
+from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
 from gristmill.tally import Tally
 from gristmill.worker.recipe import Output, Reader, Recipe, Task
@@ -191,9 +191,27 @@ class Run:
         self._say(generation=self.generation.number)
         if choice.resumed:
             self._plan = generations.read_plan(self.generation)
+        self._settle()
         with self._stops.caught():
             yield from self._score()
         self._publish()
+
+    def _settle(self) -> None:
+        """The backend: that of the plan that this run goes on with, or joins; else chosen now."""
+        told = self.plan.about if self._plan is not None else self._base_about()
+        if told is not None:
+            self.resolved = backends.stored(self.resolved, told.get("runs_on", {}).get("backend"))
+            return
+        chosen = backends.settle(self.resolved)
+        self.resolved = chosen.resolved
+        for note in chosen.notes:
+            self._note("info", note)
+
+    def _base_about(self) -> dict[str, Any] | None:
+        """The plan of the generation whose live files stay live beside this one's."""
+        base = self.generation.base
+        known = [g for g in generations.generations(self.root) if g.number == base and g.planned]
+        return generations.read_plan(known[0]).about if known else None
 
     def _plannable(self) -> JobSpec:
         """The job as planning checks it: what a person has accepted must not be refused for its null counts again."""
@@ -333,6 +351,7 @@ class Run:
             "partition_by": list(self.sink.partition_by),
             "model": {"name": self.spec.model.name, "digest": r.info.digest, "version": model_version(r)},
             "batch": {"tokens": tokens, "rows": rows},
+            "runs_on": runs_on(r),
             "workers": r.workers,
             "only": None if r.only is None else os.path.basename(r.only.path),
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -483,6 +502,7 @@ class Run:
             engine=self.spec.engine.name,
             rows_run=self._tally.counts.rows_in,
             notes=tuple(self._notes),
+            details={"runs_on": runs_on(r)},
         )
 
     def _published_report(self, state: str) -> Report:
@@ -529,6 +549,14 @@ def _pinned(r: Resolved) -> Any:
     if isinstance(r.model, FunctionModel) or not r.info.digest:
         return r.model
     return replace(r.model, sha256=r.info.digest)
+
+
+def runs_on(r: Resolved) -> dict[str, Any]:
+    """What the model runs on: device and threads of a worker, and for models that have them backend and precision."""
+    found = {"device": r.place.device, "threads": r.place.threads}
+    if isinstance(r.model, (TextEmbedder, TextClassifier)):
+        found.update(backend=r.model.backend, dtype=r.model.dtype)
+    return found
 
 
 def model_version(r: Resolved) -> str:

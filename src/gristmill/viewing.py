@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import planning
+from gristmill import backends, planning
 from gristmill.commit import generation as generations
 from gristmill.commit import lease, publish, receipt
 from gristmill.errors import GateFailed
@@ -38,6 +38,7 @@ class PlanView:
     schema: list[tuple[str, str]]
     output: list[tuple[str, str | None]]
     model: ModelInfo
+    backend: str = ""
     notes: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
 
@@ -64,8 +65,9 @@ def plan(spec: JobSpec) -> PlanView:
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     return PlanView(
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
-        timed or rows is None, r.workers, r.nulls, [(f.name, str(f.type)) for f in r.schema], output, r.info, r.notes,
-    problems, )  # fmt: skip
+        timed or rows is None, r.workers, r.nulls, [(f.name, str(f.type)) for f in r.schema], output, r.info,
+        backends.foreseen(r), r.notes, problems,
+    )  # fmt: skip
 
 
 def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> pa.Table:

@@ -12,6 +12,10 @@ CPU_TOKENS = 1536
 GPU_TOKENS = 32768
 ROWS_WITHOUT_LENGTHS = 32
 MOST_ROWS = 4096
+# What one more call of the model is worth in tokens, as a share of the budget. Measured with MiniLM on a CPU a call
+# costs about as much as 5 tokens, and small matrices run slower; over docstrings in windows of 256 rows a sixteenth
+# halves the padding (6.5 to 3.4 %) for a quarter more calls.
+CALL_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ def cut(lengths: np.ndarray | None, rows: np.ndarray, budget: Budget) -> list[np
 
     With `lengths` (int [window], indexed by row number) rows go longest first, so that a batch holds rows of nearly one
     length, and that memory runs out at once if it is going to; a row longer than the budget goes alone. Without, rows
-    stay in their order.
+    stay in their order. A batch ends before its budget is used up where the rows that follow are so much shorter that
+    padding them would cost more than another call.
     """
     if len(rows) == 0:
         return []
@@ -49,10 +54,21 @@ def cut(lengths: np.ndarray | None, rows: np.ndarray, budget: Budget) -> list[np
     start = 0
     while start < len(order):
         # The first row is the longest, so it sets the width of all.
-        size = int(max(1, min(budget.rows, budget.tokens // int(widths[start]))))
+        most = int(max(1, min(budget.rows, budget.tokens // int(widths[start]))))
+        size = _fullest(widths[start : start + most], budget.tokens / CALL_SHARE)
         batches.append(order[start : start + size])
         start += size
     return batches
+
+
+def _fullest(widths: np.ndarray, call: float) -> int:
+    """How many of the first rows (their `widths` falling) give most tokens for what is computed, a call's cost
+    included.
+    """
+    if widths[-1] == widths[0]:
+        return len(widths)
+    useful = np.cumsum(widths) / (np.arange(1, len(widths) + 1) * widths[0] + call)
+    return len(useful) - int(np.argmax(useful[::-1]))
 
 
 def padded_tokens(lengths: np.ndarray, batch: np.ndarray) -> int:

@@ -106,7 +106,7 @@ def plan_dict(view: Any) -> dict[str, Any]:
     out: dict[str, Any] = {name: getattr(view, name) for name in names}
     for name in ("schema", "output"):
         out[name] = [{"name": column, "type": kind} for column, kind in getattr(view, name)]
-    model = {"name": view.model.name, "digest": view.model.digest}
+    model = {"name": view.model.name, "digest": view.model.digest, "backend": view.backend or None}
     return {**out, "model": model, "notes": list(view.notes), "problems": list(view.problems)}
 
 
@@ -125,6 +125,7 @@ def plan_lines(view: Any, conditions: bool = False) -> list[str]:
         f"shards   {'about ' + shards + ' (settled once the model is timed)' if view.shards_estimated else shards}",
         f"workers  {units.count(view.workers)}",
         f"model    {view.model.name} {view.model.digest.removeprefix('sha256:')[:12]}".rstrip(),
+        *([f"backend  {view.backend}"] if view.backend else []),
         f"reads    {_columns(view.schema)}",
         f"writes   {_columns(view.output)}{returns}",
     ]

@@ -1,7 +1,8 @@
 """A transformer's files in a model folder: which of them are used, at what precision, by which backend.
 
 The rule: a precision is never changed unasked. A quantised or half-precision ONNX file is used only when it is the only
-ONNX file, or when it is asked for (`dtype`, or the file itself as the model).
+ONNX file, or when it is asked for (`dtype`, or the file itself as the model). int8 that is asked for and not there is
+made from the float32 model.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class EncoderFiles:
-    """What will be loaded: `graph` for onnx (None: to be exported from `weights`), `weights` for torch."""
+    """What will be loaded: `graph` for onnx (None: to be exported from `weights`), `weights` for torch.
+
+    `quantise`: the graph is float32 and int8 is asked for, so that one is made of it.
+    """
 
     root: Path
     folder: Path
@@ -60,6 +64,7 @@ class EncoderFiles:
     dtype: str
     weights: tuple[Path, ...]
     graph: Path | None = None
+    quantise: bool = False
 
     @property
     def used(self) -> tuple[Path, ...]:
@@ -70,6 +75,22 @@ class EncoderFiles:
                 *(inside(self.graph.parent, n, str(self.root)) for n in read_graph(self.graph).external),
             )
         return self.weights
+
+    @property
+    def bytes(self) -> int:
+        """Size of what is loaded."""
+        return sum(p.stat().st_size for p in self.used if p.is_file())
+
+    def flops_a_token(self, name: str) -> float:
+        """Multiplications and additions for one token, attention's own left out: 2 for each weight of the layers (4 of
+        width x width, 2 of width x inner); from the size of the weights where the configuration does not say.
+        """
+        config = read_json(self.folder / "config.json", name)
+        width, layers, inner = (config.get(k) for k in ("hidden_size", "num_hidden_layers", "intermediate_size"))
+        if isinstance(width, int) and isinstance(layers, int):
+            inner = inner if isinstance(inner, int) else 4 * width
+            return 2.0 * layers * (4 * width * width + 2 * width * inner)
+        return self.bytes / 2.0
 
 
 def model_root(model: str, *, code: bool = False) -> tuple[Path, Path | None]:
@@ -154,6 +175,8 @@ class _Choice:
         found = self._graph()
         if found is not None:
             return EncoderFiles(self.root, self.folder, "onnx", read_graph(found).precision, self.weights, found)
+        if self.dtype == "int8" and (self.weights or self._full() is not None):
+            return EncoderFiles(self.root, self.folder, "onnx", "int8", self.weights, self._full(), quantise=True)
         if self.dtype not in ("auto", "float32"):
             raise BadModel(
                 f"{self.name}: there is no ONNX file of dtype {self.dtype} in {self.root}; "
@@ -233,6 +256,8 @@ def check_packages(files: EncoderFiles, name: str) -> None:
         needed.append(("onnxruntime", "onnx"))
     if files.backend == "torch" or files.graph is None:
         needed += [("torch", "torch"), ("transformers", "hf")]
+    if files.backend == "onnx" and (files.graph is None or files.quantise):
+        needed.append(("onnx", "export"))
     for module, extra in needed:
         if not installed(module):
             require(module, extra, name)
@@ -244,10 +269,10 @@ def open_encoder(files: EncoderFiles, task: str, place: Place, name: str, *, cod
         from gristmill.models.onnx import OnnxEncoder
 
         graph = files.graph
-        if graph is None:
-            from gristmill.models.export import exported
+        if graph is None or files.quantise:
+            from gristmill.models.export import ready
 
-            graph = exported(files, task, name, code=code)
+            graph = ready(files, task, name, code=code)
         return OnnxEncoder(graph, task, place, name)
     from gristmill.models.torch import TorchEncoder
 

@@ -55,6 +55,11 @@ def open(spec: Any, place: Place) -> Model:
     return _home(spec).open_model(spec, place)  # type: ignore[no-any-return]
 
 
+def encoder_files(spec: Any) -> Any:
+    """The files of a transformer that a text model will load. Raises BadModel."""
+    return _home(spec).files_of(spec)
+
+
 def _home(spec: Any) -> ModuleType:
     name = _HOMES.get(type(spec))
     if name is None:

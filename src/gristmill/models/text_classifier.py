@@ -108,7 +108,14 @@ def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
         digests=digests.by_file,
         keeps_columns=True,
         filled=(spec.text,),
+        weight_bytes=parts.files.bytes,
+        flops_a_token=parts.files.flops_a_token(spec.name),
     )
+
+
+def files_of(spec: TextClassifier) -> EncoderFiles:
+    """The files that will be loaded. Raises BadModel."""
+    return _parts(spec).files
 
 
 def _digests(parts: _Parts, spec: TextClassifier) -> Digests:

@@ -190,6 +190,8 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
         digests=digests.by_file,
         keeps_columns=True,
         filled=(spec.text,),
+        weight_bytes=parts.files.bytes,
+        flops_a_token=parts.files.flops_a_token(spec.name),
     )
 
 
@@ -201,6 +203,11 @@ def _field(spec: TextEmbedder, dimension: int | None) -> pa.Field | None:
             )
         dimension = spec.truncate_dim
     return None if dimension is None else pa.field(spec.output, pa.list_(pa.float32(), dimension))
+
+
+def files_of(spec: TextEmbedder) -> EncoderFiles:
+    """The files that will be loaded. Raises BadModel."""
+    return _parts(spec).files
 
 
 def _digests(parts: _Parts, spec: TextEmbedder) -> Digests:

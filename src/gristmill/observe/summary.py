@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from gristmill.observe import units
 from gristmill.observe.report import Counts, Report
@@ -58,6 +58,8 @@ def summary_rows(report: Report) -> list[Row]:
         rows.append(("speed", units.short_rate(report.rows_per_second), _pace(report)))
     digest = report.digest.removeprefix("sha256:")[:DIGEST]
     rows.append(("model", "", f"{report.model} {digest}".strip()))
+    if runs_on := report.details.get("runs_on"):
+        rows.append(("on", "", _runs_on(runs_on)))
     return rows
 
 
@@ -104,6 +106,13 @@ def _pace(report: Report) -> str:
     if report.tokens and report.state == "done":
         parts.append(f"{units.count(report.tokens)} tokens")
     return ", ".join(parts)
+
+
+def _runs_on(told: Mapping[str, Any]) -> str:
+    """`ONNX Runtime, float32, cpu, 1 thread a worker`."""
+    backend = {"onnx": "ONNX Runtime"}.get(told.get("backend", ""), told.get("backend"))
+    parts = [p for p in (backend, told.get("dtype"), told.get("device")) if p]
+    return ", ".join([*parts, f"{units.plural(told['threads'], 'thread')} a worker"])
 
 
 def after(report: Report) -> list[str]:

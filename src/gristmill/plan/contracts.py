@@ -211,6 +211,7 @@ class ModelInfo:
 
     `columns` it reads (None: whatever there is); `outputs` it adds, where known; `digest` of its files ("" for
     functions); `digests` file by file, for a readable difference; `filled` are the columns whose nulls it refuses.
+    `weight_bytes` is the size of what is loaded; `flops_a_token` what a transformer computes for one (0: not known).
     """
 
     name: str
@@ -221,6 +222,8 @@ class ModelInfo:
     digests: Mapping[str, str] = field(default_factory=dict)
     keeps_columns: bool = False
     filled: tuple[str, ...] = ()
+    weight_bytes: int = 0
+    flops_a_token: float = 0.0
 
 
 @dataclass(frozen=True)

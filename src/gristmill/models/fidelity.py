@@ -1,0 +1,171 @@
+"""How near a model in one form (exported, quantised) is to the same model in another, on rows of the job's own source.
+
+Measured in a process of its own, so that a run's driver loads neither torch nor the model.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.errors import BadModel
+from gristmill.models.cache import cache_folder
+from gristmill.models.export import export_key
+from gristmill.plan.contracts import Place
+from gristmill.plan.specs import TextClassifier, TextEmbedder
+
+# What exported float32 models may differ by from torch to be taken unasked (the design's bound for float32).
+CLOSE = 1e-5
+_MOST_SECONDS = 900.0
+_START = "import sys; sys.path[:0] = {path!r}; from gristmill.models.fidelity import main; main()"
+
+TextSpec = TextEmbedder | TextClassifier
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Differences over `rows` rows, of values as they are published (vectors, scores), relative to the largest value
+    where that is over 1.
+
+    `difference` is the largest one to the reference; `cosine` and `least_cosine` are of vectors or scores; `agreement`
+    is the share of rows with the same label (classifiers); `batching` is the largest difference of a row scored alone
+    and among others.
+    """
+
+    rows: int
+    difference: float | None
+    cosine: float | None
+    least_cosine: float | None
+    agreement: float | None
+    batching: float
+
+    def line(self, of: str) -> str:
+        """As a sentence for the report."""
+        parts = []
+        if self.cosine is not None:
+            parts.append(f"cosine to float32 {self.cosine:.5f} on average, {self.least_cosine:.5f} at least")
+        if self.agreement is not None:
+            parts.append(f"the same label for {self.agreement:.1%} of rows")
+        parts.append(f"a row alone and in a batch differ by up to {self.batching:.1e}")
+        return f"{of}, on {self.rows} rows of this source: {'; '.join(parts)}"
+
+
+def measured(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fidelity:
+    """Compare, in a process of its own. Exports and quantises what is not in the cache. Raises BadModel."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    body = pickle.dumps((spec, reference, sink.getvalue()))
+    path = [p or os.getcwd() for p in sys.path]
+    command = [sys.executable, "-c", _START.format(path=path)]
+    done = subprocess.run(command, check=False, input=body, capture_output=True, timeout=_MOST_SECONDS)
+    try:
+        answer = json.loads(done.stdout.rpartition(b"\n")[2])
+    except ValueError:
+        said = done.stderr.decode("utf-8", "replace").strip()[-2000:]
+        raise BadModel(f"{spec.name}: comparing backends ended with {done.returncode}: {said}") from None
+    if "error" in answer:
+        raise BadModel(answer["error"])
+    return Fidelity(**answer)
+
+
+def main() -> None:
+    """The process of `measured`: a request on stdin, one line of JSON as the last on stdout."""
+    spec, reference, rows = pickle.loads(sys.stdin.buffer.read())
+    answer: dict[str, Any]
+    try:
+        answer = asdict(compare(spec, reference, pa.ipc.open_stream(rows).read_all()))
+    except BadModel as e:
+        answer = {"error": str(e)}
+    sys.stdout.write("\n" + json.dumps(answer))
+    sys.stdout.flush()
+
+
+def compare(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fidelity:
+    """Score the rows with both, in this process."""
+    together, apart, labels = _scored(spec, rows, alone=True)
+    batching = _difference(apart, together)
+    if reference is None:
+        return Fidelity(len(together), None, None, None, None, batching)
+    wanted, _, wanted_labels = _scored(reference, rows, alone=False)
+    lengths = np.linalg.norm(together, axis=1) * np.linalg.norm(wanted, axis=1)
+    cosine = np.einsum("ij,ij->i", together, wanted) / np.maximum(lengths, 1e-12)
+    agreement = None
+    if labels is not None and wanted_labels is not None:
+        agreement = float(np.mean(labels == wanted_labels))
+    return Fidelity(
+        len(together), _difference(together, wanted), float(cosine.mean()), float(cosine.min()), agreement, batching
+    )
+
+
+def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(found - wanted).max() / max(1.0, float(np.abs(wanted).max())))
+
+
+def _scored(spec: TextSpec, rows: pa.Table, alone: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Values float32 [rows, n] in one batch, those of each row alone where asked for, and labels of a classifier."""
+    from gristmill.models.registry import open as open_model
+
+    if isinstance(spec, TextClassifier):
+        spec = replace(spec, all_scores=True)
+    model = open_model(spec, Place("cpu", spec.dtype, max(1, os.cpu_count() or 1), spec.backend))
+    prepared = model.prepare(rows)
+    refused = {r.row for r in prepared.refused}
+    index = np.array([i for i in range(prepared.rows) if i not in refused], dtype=np.int64)
+    if len(index) == 0:
+        raise BadModel(f"{spec.name}: none of {prepared.rows} rows looked at holds a text to compare backends with")
+    table = model.predict(prepared, index)
+    together = _values(table)
+    ones = [_values(model.predict(prepared, index[i : i + 1])) for i in range(len(index) if alone else 0)]
+    apart = np.concatenate(ones) if ones else together
+    model.close()
+    labels = np.asarray(table.column(0).to_pylist()) if isinstance(spec, TextClassifier) else None
+    return together, apart, labels
+
+
+def _values(table: pa.Table) -> np.ndarray:
+    column = table.column(table.num_columns - 1).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0)
+    return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(len(column), -1)
+
+
+# ---------------------------------------------------------------- what was found, kept by the model's digest
+
+
+def verdict(spec: TextSpec) -> float | str | None:
+    """What an earlier comparison of the exported model with torch found: the difference, or why there can be none; None
+    where nothing was compared yet.
+    """
+    try:
+        kept = json.loads(_note(spec).read_text(encoding="utf-8"))
+        found = kept["difference"]
+        return str(found) if isinstance(found, str) else float(found)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(spec: TextSpec, difference: float | str) -> None:
+    """Keep what was found. Raises OSError where the cache cannot be written."""
+    note = _note(spec)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    temporary = note.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"difference": difference}), encoding="utf-8")
+    temporary.replace(note)
+
+
+def _note(spec: TextSpec) -> Path:
+    from gristmill.models.registry import encoder_files
+
+    task = "classify" if isinstance(spec, TextClassifier) else "embed"
+    return cache_folder() / f"{export_key(encoder_files(spec), task)}.fidelity.json"
