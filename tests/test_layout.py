@@ -21,6 +21,7 @@ ORDER = [
     {"worker"},
     {"engines"},
     {"machine"},
+    {"tables"},
     {"gating"},
     {"tally"},
     {"planning"},

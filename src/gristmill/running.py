@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import backends, choosing, gating, machine, planning, retrying
+from gristmill import backends, choosing, gating, machine, planning, retrying, tables
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
@@ -55,7 +55,7 @@ def run(
     Raises BadJob (nothing was run), PlanChanged, SinkBusy, GateFailed, RunFailed, Interrupted; those raised after rows
     were scored carry `.report`.
     """
-    return Run(spec, Verbs(restart, append, accept), observer).run()
+    return _through_tables(spec, Verbs(restart, append, accept), observer)
 
 
 def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
@@ -63,11 +63,20 @@ def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Obs
 
     Raises PlanChanged where the code is another and that was not accepted, or where anything else is another.
     """
-    return Run(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer).run()
+    return _through_tables(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer)
+
+
+def _through_tables(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> Report:
+    with tables.opened(spec) as job:
+        report = Run(job.spec, verbs, observer).run()
+        job.settle()
+    return report
 
 
 def sink_root(sink: Sink) -> str:
     """The sink's folder as an absolute path. Raises BadJob for what is not a local folder."""
+    if sink.uri.startswith(tables.SCHEME):
+        return tables.folder_of(sink)
     uri = sink.uri.removeprefix("file://")
     if "://" in uri:
         raise BadJob(f"sink {uri.partition('://')[0]}://…: only local folders can be sinks so far")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -115,7 +117,7 @@ def _udf(shipped: _Shipped) -> Any:
         from pyspark.sql import functions as f
     except ModuleNotFoundError as e:
         raise MissingExtra("predict_udf needs pyspark, which is not installed: pip install 'gristmill[spark]'") from e
-    payload = cloudpickle.dumps(shipped)
+    payload = cloudpickle.dumps((tuple(p or os.getcwd() for p in sys.path), cloudpickle.dumps(shipped)))
     kind = _spark_type(shipped.schema)
     if not hasattr(f, "arrow_udf"):
         return _pandas_udf(payload, kind)
@@ -167,7 +169,9 @@ def _spark_type(schema: pa.Schema) -> Any:
 def _loaded(payload: bytes) -> _Loaded:
     import pickle
 
-    return _Loaded(pickle.loads(payload))
+    path, shipped = pickle.loads(payload)
+    sys.path += [p for p in path if p not in sys.path]  # modules of the driver, where they are on this machine too
+    return _Loaded(pickle.loads(shipped))
 
 
 class _Loaded:

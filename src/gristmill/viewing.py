@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import backends, planning
+from gristmill import backends, planning, tables
 from gristmill.commit import generation as generations
 from gristmill.commit import lease, publish, receipt
 from gristmill.errors import GateFailed
@@ -48,7 +49,7 @@ def plan(spec: JobSpec) -> PlanView:
     `problems`.
     """
     problems = []
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
         try:
             r = planning.resolve(spec, folder)
         except GateFailed as e:
@@ -74,6 +75,11 @@ def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> pa.Ta
     """The output of the first `rows` rows (for which `where` holds), scored by the job itself into a folder that
     goes.
     """
+    with _of_files(spec) as files:
+        return _preview(files, rows, observer)
+
+
+def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> pa.Table:
     limit = min(rows, spec.source.limit or rows)
     source = replace(spec.source, limit=None if spec.source.sample else limit)
     if spec.source.sample:
@@ -99,7 +105,7 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table
     """
     import pyarrow.parquet as pq
 
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
         root = os.path.join(folder, "stream")
         target = replace(spec.sink or Sink(root), uri=root, format="parquet", merge=False, partition_by=())
         run = Run(replace(spec, sink=target, gates=Gates(allow_empty=True)), observer=observer, stream=True)
@@ -107,6 +113,13 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table
             for part in done.parts:
                 if part.role == "rows":
                     yield pq.read_table(os.path.join(run.root, part.work), partitioning=None)
+
+
+@contextlib.contextmanager
+def _of_files(spec: JobSpec) -> Iterator[JobSpec]:
+    """The job with files in the place of Spark tables in its source."""
+    with tables.opened(replace(spec, sink=None)) as job:
+        yield replace(job.spec, sink=spec.sink)
 
 
 def status(root: str) -> dict[str, Any]:

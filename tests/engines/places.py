@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,16 +58,21 @@ def _ray() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def _spark() -> Iterator[Place]:
-    """A session on two threads of this machine, which the test process has as a user's would."""
+    """A session on two threads of this machine, which the test process has as a user's would. It is started once, and
+    ends with the process.
+    """
     os.environ.update(SPARK_ENV)
     from pyspark.sql import SparkSession
 
-    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    session = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
-    try:
-        yield Place("spark", {"name": "spark", "workers": 2, "options": {"master": "local[2]"}}, SPARK_ENV)
-    finally:
-        session.stop()
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.warehouse.dir": tempfile.mkdtemp(prefix="gristmill-warehouse-"),
+        "spark.sql.shuffle.partitions": "2",
+    }
+    SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
+    yield Place("spark", {"name": "spark", "workers": 2, "options": {"master": "local[2]"}}, SPARK_ENV)
 
 
 _STARTED: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {

@@ -53,7 +53,8 @@ def _started(builder: Any, options: SparkOptions, workers: int) -> Any:
     if options.master is not None:
         conf["spark.master"] = options.master
     elif "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has given one
-        conf["spark.master"] = f"local[{workers * options.cpus_per_task}]"
+        # Four tries, so that a Python worker that dies does not end the stage; the engine makes nothing of the others.
+        conf["spark.master"] = f"local[{workers * options.cpus_per_task},4]"
     if conf.get("spark.master", "").startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # with what the driver has installed
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
@@ -111,4 +112,4 @@ def room(options: SparkOptions) -> Room | None:
 def first_line(error: BaseException) -> str:
     """What an error of Spark says first; the lines after it are the JVM's stack."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-    return lines[len(lines) > 1 and lines[0].startswith("An error occurred")][:300]
+    return lines[len(lines) > 1 and lines[0].startswith("An error occurred")].lstrip(": ")[:300]

@@ -28,6 +28,7 @@ _MAGIC = b"PAR1"
 _BATCH_ROWS = 1 << 16  # rows decoded at a time, pyarrow's own default: larger ones were not faster
 _STATISTICS = 50_000  # row groups x columns of a file above which null counts are not worth reading
 _KEPT_OPEN = 2  # files whose reader waits for the next call; each holds at most a batch a stream
+INT96 = "us"  # the unit of those who write such timestamps (Spark); in ns the years after 2262 would wrap around
 
 
 class ParquetSource:
@@ -43,8 +44,8 @@ class ParquetSource:
 
         footer, end = _footer(file, fs)
         try:
-            metadata = pq.read_metadata(pa.BufferReader(footer))
-            schema = metadata.schema.to_arrow_schema()
+            opened = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit=INT96)
+            metadata, schema = opened.metadata, opened.schema_arrow
         except (pa.ArrowException, OSError) as e:
             raise BadSource(f"{file.path}: the Parquet footer is corrupt: {_line(e)}") from e
         groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
@@ -307,6 +308,7 @@ class _Opened:
                 else 1 << 20,  # a column chunk is streamed: a row group may be larger than memory
                 pre_buffer=False,
                 page_checksum_verification=True,
+                coerce_int96_timestamp_unit=INT96,
             )
         except (pa.ArrowException, OSError) as e:
             self._input.close()

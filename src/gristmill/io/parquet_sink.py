@@ -23,7 +23,9 @@ _CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 
 class ParquetSink:
-    """One Parquet file a shard. Options: `compression` (default zstd), `compression_level`, `row_group_rows`."""
+    """One Parquet file a shard. Options: `compression` (default zstd), `compression_level`, `row_group_rows`, and
+    `timestamps`, a unit ("us", "ms") that timestamps are cut down to.
+    """
 
     name = "parquet"
     suffix = ".parquet"
@@ -31,7 +33,7 @@ class ParquetSink:
     def writer(
         self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]
     ) -> Writer:
-        known(options, ("compression", "compression_level", "row_group_rows"), "parquet sink")
+        known(options, ("compression", "compression_level", "row_group_rows", "timestamps"), "parquet sink")
         codec = str(options.get("compression", "zstd")).lower()
         if codec not in _CODECS:
             raise BadJob(f"parquet sink compression is {codec!r}: it is one of {', '.join(_CODECS)}")
@@ -82,6 +84,8 @@ class ParquetWriter:
                 compression=codec,
                 compression_level=options.get("compression_level"),
                 use_dictionary=worth_a_dictionary(schema),
+                coerce_timestamps=options.get("timestamps"),
+                allow_truncated_timestamps="timestamps" in options,
             )
         except BaseException:
             self.abort()

@@ -1,0 +1,316 @@
+"""Spark tables as source and sink. A job that names one is turned into a job over files: a source into the files of
+one snapshot, which workers read by position; a sink into a folder beside the table, which is then pointed at its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from gristmill import machine
+from gristmill.commit import publish as publishing
+from gristmill.commit.generation import META, decode_schema
+from gristmill.commit.store import LocalFiles
+from gristmill.engines.spark_session import first_line, session
+from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.options import SparkOptions
+from gristmill.plan.secret import reveal
+
+SCHEME = "spark://"
+_NAME = re.compile(r"[\w-]+(\.[\w-]+){0,2}")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A job whose tables have become files and folders, and the sink's table."""
+
+    spec: JobSpec
+    sink: TableSink | None = None
+
+    def settle(self) -> None:
+        """Point the sink's table at what is published: one step of the catalog. Can be done twice."""
+        if self.sink is not None:
+            self.sink.settle()
+
+
+@contextlib.contextmanager
+def opened(spec: JobSpec) -> Iterator[Tables]:
+    """The job without Spark tables. Where it names some, a session is there while inside: the engine's, the one of this
+    process, or one of its own.
+
+    Raises BadSource for a table that is not there, BadJob for one that cannot be a sink.
+    """
+    from_table = any(u.startswith(SCHEME) for u in spec.source.uri)
+    to_table = spec.sink is not None and spec.sink.uri.startswith(SCHEME)
+    if not (from_table or to_table):
+        yield Tables(spec)
+        return
+    with contextlib.ExitStack() as stack:
+        spark = stack.enter_context(_session(spec))
+        sink = None
+        if to_table:
+            assert spec.sink is not None
+            sink = TableSink(spark, spec.sink)
+            spec = replace(spec, sink=sink.folder_sink)
+        if from_table:
+            spec = replace(spec, source=_of_files(spark, spec, stack))
+        yield Tables(spec, sink)
+
+
+def _session(spec: JobSpec) -> Any:
+    options = replace(spec.engine, options=reveal(spec.engine.options)).own()
+    if not isinstance(options, SparkOptions):
+        options = SparkOptions()
+    if options.session is None:  # tables last longer than a session in a catalog that is not in memory
+        options = replace(options, conf={"spark.sql.catalogImplementation": "hive", **options.conf})
+    workers = spec.engine.workers
+    return session(options, workers if isinstance(workers, int) and workers else machine.cores())
+
+
+def name_of(uri: str) -> str:
+    """`db.table` of `spark://db.table`, quoted for SQL. Raises BadJob for what is no name of a table."""
+    name = uri.removeprefix(SCHEME)
+    if not _NAME.fullmatch(name):
+        raise BadJob(f"{uri}: write a table as spark://db.table, with letters, digits, _ and - in its names")
+    return ".".join(f"`{part}`" for part in name.split("."))
+
+
+def _described(spark: Any, name: str) -> dict[str, str]:
+    """What the catalog says of a table; empty where there is none."""
+    if not spark.catalog.tableExists(name):
+        return {}
+    return {row[0]: row[1] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()}
+
+
+def _is_plain(about: dict[str, str]) -> bool:
+    """Whether a table's rows are those of its Parquet files and nothing else."""
+    hive = about.get("Provider", "").lower() == "hive" and "Parquet" in about.get("Serde Library", "")
+    return (about.get("Provider", "").lower() == "parquet" or hive) and "# Partition Information" not in about
+
+
+# ---------------------------------------------------------------- source
+
+
+def _of_files(spark: Any, spec: JobSpec, stack: contextlib.ExitStack) -> Source:
+    folder = None if spec.sink is None else os.path.join(_local(spec.sink.uri), META, "inputs")
+    if folder is None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gristmill-"))
+    paths: list[str] = []
+    for uri in spec.source.uri:
+        paths += _snapshot(spark, uri, folder) if uri.startswith(SCHEME) else [uri]
+    return replace(spec.source, uri=tuple(paths), format="parquet")
+
+
+def _local(uri: str) -> str:
+    path = uri.removeprefix("file://")
+    if "://" in path:
+        raise BadJob(f"sink {uri}: with a Spark table as source, the sink must be a folder that all workers reach")
+    return os.path.abspath(path)
+
+
+def _snapshot(spark: Any, uri: str, folder: str) -> list[str]:
+    """Files that hold the rows of a table as they are now: its own, if it is nothing more than they are."""
+    name = name_of(uri)
+    if not spark.catalog.tableExists(name):
+        raise BadSource(f"{uri}: Spark's catalog has no such table{_near(spark, uri)}")
+    table = spark.table(name)
+    about = _described(spark, name)
+    if _is_plain(about):
+        files = sorted(table.inputFiles())
+        if files and set(spark.read.parquet(files[0]).columns) == set(table.columns):
+            return [_path(f) for f in files]
+    return [_materialised(spark, table, uri, folder)]
+
+
+def _near(spark: Any, uri: str) -> str:
+    database = uri.removeprefix(SCHEME).rpartition(".")[0] or spark.catalog.currentDatabase()
+    if not spark.catalog.databaseExists(database):
+        return f": it has no database {database!r}"
+    names = [t.name for t in spark.catalog.listTables(database)]
+    return f": {database} holds {', '.join(names[:8]) or 'none'}"
+
+
+def _path(uri: str) -> str:
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return unquote(parts.path)
+    return re.sub(r"^s3[an]://", "s3://", unquote(uri))
+
+
+def _materialised(spark: Any, table: Any, uri: str, folder: str) -> str:
+    """A view, or a table of another format, written once as Parquet: a folder named by the content.
+
+    A run that goes on finds its rows there; where they have changed since, the name is another one, and the run is
+    refused as for any input that has changed. The content is told by the sum of the rows' 64-bit hashes.
+    """
+    from pyspark.sql import functions as f
+
+    row = f.xxhash64(f.to_json(f.struct("*"))).cast("decimal(38,0)")
+    total, count = table.agg(f.sum(row), f.count(f.lit(1))).first()
+    content = json.dumps([table.schema.json(), str(total), count])
+    name = f"{uri.removeprefix(SCHEME)}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    target = os.path.join(folder, name)
+    if not os.path.isdir(target):
+        temporary = f"{target}.{secrets.token_hex(4)}.tmp"
+        os.makedirs(folder, exist_ok=True)
+        table.write.parquet(_uri(temporary))
+        _check_rows(temporary, count, uri)
+        try:
+            os.rename(temporary, target)
+        except OSError:  # another run has written the same
+            shutil.rmtree(temporary)
+    return target
+
+
+def _check_rows(folder: str, wanted: int, uri: str) -> None:
+    import pyarrow.dataset as ds
+
+    found = ds.dataset(folder, format="parquet").count_rows() if os.path.isdir(folder) else 0
+    if found != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise BadSource(
+            f"{uri}: {found} of {wanted} rows of its snapshot are in {folder}: it changes while it is read, or the "
+            "folder is not shared with Spark's executors"
+        )
+
+
+def _uri(path: str) -> str:
+    return "file://" + quote(path)
+
+
+# ---------------------------------------------------------------- sink
+
+
+_FOLDERS: dict[str, str] = {}  # of tables this process has met, so that looking at a result starts no session
+
+
+def folder_of(sink: Sink) -> str:
+    """The folder beside a sink's table that holds its runs. Starts a session where this process has not met the table
+    and the sink does not say `storage: {staging: …}`.
+    """
+    if sink.uri not in _FOLDERS and "staging" not in sink.storage:
+        with session(SparkOptions(conf={"spark.sql.catalogImplementation": "hive"})) as spark:
+            return TableSink(spark, sink).folder_sink.uri
+    return _FOLDERS.get(sink.uri) or os.path.join(_staging(sink), "run")
+
+
+def _staging(sink: Sink) -> str:
+    return os.path.abspath(str(reveal(sink.storage)["staging"]))
+
+
+class TableSink:
+    """A table that a job replaces. Its runs are in `folder_sink`; each result gets a folder of its own, which the table
+    is pointed at, so that a query sees the old rows or the new ones. The folder before is kept for queries that run.
+
+    The table is made where there is none; one that is there must be Parquet, unpartitioned, with the same columns.
+    """
+
+    def __init__(self, spark: Any, sink: Sink) -> None:
+        self._spark = spark
+        self._uri = sink.uri
+        self._name = name_of(sink.uri)
+        self._refuse(sink)
+        self._base = _staging(sink) if "staging" in sink.storage else self._beside()
+        self.folder_sink = replace(
+            sink,
+            uri=os.path.join(self._base, "run"),
+            format="parquet",
+            options={**sink.options, "timestamps": "us"},  # what Spark's timestamps are
+            storage={k: v for k, v in sink.storage.items() if k != "staging"},
+        )
+        _FOLDERS[sink.uri] = self.folder_sink.uri
+
+    def _refuse(self, sink: Sink) -> None:
+        about = _described(self._spark, self._name)
+        if sink.partition_by or sink.merge or sink.format not in (None, "parquet"):
+            raise BadJob(f"sink {sink.uri}: a table has no format, partition_by or merge: leave them out")
+        if about.get("Type") == "VIEW" or (about and not _is_plain(about)):
+            kind = "a view" if about.get("Type") == "VIEW" else f"{about.get('Provider')}, or partitioned"
+            raise BadJob(
+                f"sink {sink.uri}: is {kind}; only unpartitioned Parquet tables are replaced in one step: write to a "
+                "folder, then insert from it"
+            )
+
+    def _beside(self) -> str:
+        database, _, table = self._uri.removeprefix(SCHEME).rpartition(".")
+        catalog = self._spark.catalog
+        database = database or catalog.currentDatabase()
+        if not catalog.databaseExists(database):
+            raise BadJob(f"sink {self._uri}: Spark's catalog has no database {database!r}: create it first")
+        where = catalog.getDatabase(database).locationUri
+        if urlsplit(where).scheme not in ("", "file"):
+            raise BadJob(
+                f"sink {self._uri}: its database is at {where}: give storage: {{staging: FOLDER}}, a folder that all "
+                "workers reach"
+            )
+        return os.path.join(_path(where) if where.startswith("file:") else where, f"{table}.gristmill")
+
+    def settle(self) -> None:
+        """Point the table at the live result."""
+        body, live = publishing.published(self.folder_sink.uri)
+        folder = os.path.join(self._base, f"data-g{body['generation']:04d}")
+        self._fill(folder, [os.path.join(self.folder_sink.uri, f.name) for f in live if f.role == "rows"], body)
+        try:
+            self._point_at(folder)
+        except (BadJob, RunFailed):
+            raise
+        except Exception as e:  # whatever a catalog raises
+            raise RunFailed(
+                f"sink {self._uri}: the result stands in {folder}, but the table could not be pointed at it: "
+                f"{first_line(e)}: run again when the catalog is well"
+            ) from e
+        self._forget(folder)
+
+    def _fill(self, folder: str, parts: list[str], body: dict[str, Any]) -> None:
+        if os.path.isdir(folder):
+            return
+        import pyarrow.parquet as pq
+
+        files, temporary = LocalFiles(), f"{folder}.{secrets.token_hex(4)}.tmp"
+        os.makedirs(temporary)
+        for part in parts:
+            files.link(part, os.path.join(temporary, os.path.basename(part)))
+        if not parts:
+            nothing = decode_schema(body["output_schema"]).empty_table()
+            pq.write_table(nothing, os.path.join(temporary, "part-none.parquet"), coerce_timestamps="us")
+        files.sync_folder(temporary)
+        files.rename(temporary, folder)
+        files.sync_folder(self._base)
+
+    def _point_at(self, folder: str) -> None:
+        spark, about = self._spark, _described(self._spark, self._name)
+        if not about:
+            spark.catalog.createTable(self._name, path=_uri(folder), source="parquet")
+            return
+        if _path(about.get("Location", "").replace("file:/", "file:///", 1)) == folder:
+            return
+        had, has = _columns(spark.table(self._name)), _columns(spark.read.parquet(_uri(folder)))
+        if had != has:
+            raise RunFailed(
+                f"sink {self._uri}: the table has {', '.join(had)}, the result {', '.join(has)}: drop the table and "
+                "run again, which scores nothing anew; or give another one"
+            )
+        spark.sql(f"ALTER TABLE {self._name} SET LOCATION '{_uri(folder)}'")  # the atomic step
+        spark.catalog.refreshTable(self._name)
+
+    def _forget(self, folder: str) -> None:
+        """Remove all results but this one and the one before."""
+        results = sorted(n for n in os.listdir(self._base) if re.fullmatch(r"data-g\d+", n))
+        for name in results[:-2]:
+            if name != os.path.basename(folder):
+                shutil.rmtree(os.path.join(self._base, name))
+
+
+def _columns(table: Any) -> list[str]:
+    return [f"{field.name}: {field.dataType.simpleString()}" for field in table.schema]

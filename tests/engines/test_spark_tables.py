@@ -1,0 +1,160 @@
+"""Spark tables as source and sink: rows by position from one snapshot, a result that replaces a table in one step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import places
+import pytest
+
+import gristmill as gm
+from gristmill import tables
+
+pytestmark = pytest.mark.leaves_children  # Spark's own
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """The session of this process."""
+    from pyspark.sql import SparkSession
+
+    with places.started("spark"):
+        yield SparkSession.builder.getOrCreate()
+
+
+@pytest.fixture
+def shop(spark: Any) -> Iterator[str]:
+    """A database with a table `sold` of 300 rows in two files, a view `cheap` and a partitioned table `by_day`."""
+    spark.sql("CREATE DATABASE shop")
+    where = spark.catalog.getDatabase("shop").locationUri.removeprefix("file:")
+    rows = spark.range(300).selectExpr(
+        "id", "id / 4 AS x", "timestamp_seconds(id + 253370764800) AS at", "id % 3 AS day"
+    )
+    rows.repartition(2).write.saveAsTable("shop.sold", format="parquet")
+    rows.write.partitionBy("day").saveAsTable("shop.by_day", format="parquet")
+    spark.sql("CREATE VIEW shop.cheap AS SELECT id, x FROM shop.sold WHERE x < 30")
+    yield "shop"
+    spark.sql("DROP DATABASE shop CASCADE")
+    shutil.rmtree(where, ignore_errors=True)
+
+
+def vectors(batch: dict[str, Any]) -> dict[str, Any]:
+    """A vector of two numbers for each row."""
+    return {"v": np.stack([batch["x"], -batch["x"]], axis=1).astype("float32")}
+
+
+def doubled(batch: dict[str, Any], by: float = 2.0) -> dict[str, Any]:
+    """A number for each row."""
+    return {"y": batch["x"] * by}
+
+
+def job(source: str, sink: Any, fn: Any, keep: tuple[str, ...] = ("id",), **options: Any) -> gm.Job:
+    """A function over a table, in this process unless said."""
+    sink = sink if isinstance(sink, gm.Sink) else gm.sink(sink, keep=list(keep))
+    return gm.Job(source, fn, sink, **{"workers": 0, **options})
+
+
+def test_from_a_table_to_a_table(spark: Any, shop: str) -> None:
+    """On the Spark engine: every row once, with vectors and timestamps after 2262; then there is nothing to do."""
+    made = job("spark://shop.sold", "spark://shop.scored", vectors, ("id", "at"), engine=gm.spark.engine(), workers=2)
+    report = made.run()
+    assert (report.rows_ok, report.engine) == (300, "spark")
+    scored = {r.id: r for r in spark.table("shop.scored").collect()}
+    assert sorted(scored) == list(range(300))
+    assert all(list(scored[i].v) == [i / 4, -i / 4] for i in scored)
+    assert spark.sql("SELECT count(*) FROM shop.scored JOIN shop.sold USING (id, at)").first()[0] == 300
+    assert made.run().state == "nothing to do"
+    assert made.preview(2).num_rows == 2
+    assert gm.verify(made).ok
+
+
+def test_replaced_in_one_step(spark: Any, shop: str) -> None:
+    """A new result takes the place of the old one, whose files stay for the queries that are reading them."""
+    job("spark://shop.sold", "spark://shop.scored", gm.model(doubled)).run()
+    before = spark.table("shop.scored")
+    files = before.inputFiles()
+    job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=3.0)).run(restart=True)
+    assert before.count() == 300
+    assert spark.table("shop.scored").agg({"y": "sum"}).first()[0] == sum(3 * i / 4 for i in range(300))
+    assert not set(files) & set(spark.table("shop.scored").inputFiles())
+    job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=4.0)).run(restart=True)
+    kept = os.path.dirname(tables.folder_of(gm.sink("spark://shop.scored")))
+    assert sorted(os.listdir(kept)) == ["data-g0002", "data-g0003", "run"]
+
+
+def test_stopped_before_the_table_is_replaced(spark: Any, shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the catalog cannot be reached at the end, the run fails, the table stays; the next run only replaces it."""
+    made = job("spark://shop.sold", "spark://shop.scored", doubled)
+
+    def down(self: Any, folder: str) -> None:
+        raise ConnectionError("the metastore is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables.TableSink, "_point_at", down)
+        with pytest.raises(gm.RunFailed, match="the metastore is away: run again"):
+            made.run()
+    assert not spark.catalog.tableExists("shop.scored")
+    assert made.run().state == "nothing to do"
+    assert spark.table("shop.scored").count() == 300
+
+
+def test_a_table_that_grows(spark: Any, shop: str, tmp_path: Path) -> None:
+    """New files are an input that has changed: refused, or appended."""
+    made = job("spark://shop.sold", str(tmp_path / "out"), doubled)
+    made.run()
+    spark.sql("INSERT INTO shop.sold SELECT id + 1000, x, at, day FROM shop.sold WHERE id < 10")
+    with pytest.raises(gm.PlanChanged, match="--append"):
+        made.run()
+    report = made.run(append=True)
+    assert (report.rows_ok, report.rows_run) == (310, 10)
+
+
+@pytest.mark.parametrize("name", ["cheap", "by_day"])
+def test_what_is_more_than_its_files(spark: Any, shop: str, tmp_path: Path, name: str) -> None:
+    """A view and a partitioned table are written once into the sink; what changes in them is noticed."""
+    made = job(f"spark://shop.{name}", str(tmp_path / "out"), doubled)
+    rows = spark.table(f"shop.{name}").count()
+    assert made.run().rows_ok == rows
+    snapshots = list((tmp_path / "out" / "_gristmill" / "inputs").iterdir())
+    assert [s.name.rpartition("-")[0] for s in snapshots] == [f"shop.{name}"]
+    assert made.run().state == "nothing to do"
+    assert list((tmp_path / "out" / "_gristmill" / "inputs").iterdir()) == snapshots
+    table = "sold" if name == "cheap" else "by_day"
+    spark.sql(f"INSERT INTO shop.{table} SELECT id + 1000, 1.0, at, day FROM shop.{table} LIMIT 1")
+    with pytest.raises(gm.PlanChanged):
+        made.run()
+    assert made.run(restart=True).rows_ok == rows + 1
+
+
+def test_no_rows(spark: Any, shop: str) -> None:
+    """An empty result is an empty table with the columns."""
+    spark.sql("CREATE VIEW shop.none AS SELECT * FROM shop.sold WHERE id < 0")
+    model = gm.model(doubled, returns={"y": "float64"})
+    job("spark://shop.none", "spark://shop.scored", model, gates=gm.Gates(allow_empty=True)).run()
+    assert (spark.table("shop.scored").count(), spark.table("shop.scored").columns) == (0, ["id", "y"])
+
+
+def test_what_cannot_be(spark: Any, shop: str, tmp_path: Path) -> None:
+    """Tables that are not there, names that are none, sinks that could not be replaced in one step: told at once."""
+    with pytest.raises(gm.BadSource, match=r"no such table: shop holds by_day, cheap, sold"):
+        job("spark://shop.soldd", str(tmp_path / "out"), doubled).run()
+    with pytest.raises(gm.BadSource, match="it has no database 'shopp'"):
+        job("spark://shopp.sold", str(tmp_path / "out"), doubled).run()
+    for sink, why in {
+        "shop.by_day": "partitioned", "shop.cheap": "is a view", "shop.a; DROP": "write a table", "nodb.t": "create it",
+    }.items():  # fmt: skip
+        with pytest.raises(gm.BadJob, match=why):
+            job("spark://shop.sold", f"spark://{sink}", doubled).run()
+    with pytest.raises(gm.BadJob, match="partition_by"):
+        job("spark://shop.sold", gm.sink("spark://shop.out", partition_by=["id"], keep=["id"]), doubled).run()
+    spark.sql("CREATE TABLE shop.other (id BIGINT, y STRING) USING PARQUET")
+    with pytest.raises(gm.RunFailed, match=r"the table has id: bigint, y: string, the result id: bigint, y: double"):
+        job("spark://shop.sold", "spark://shop.other", doubled).run()
+    spark.sql("DROP TABLE shop.other")
+    assert job("spark://shop.sold", "spark://shop.other", doubled).run().state == "nothing to do"
+    assert spark.table("shop.other").count() == 300

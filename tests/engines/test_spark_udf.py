@@ -1,0 +1,106 @@
+"""`gristmill.spark.predict_udf`: a model as a column expression in a query of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import places
+import pytest
+
+import gristmill as gm
+from gristmill.spark import predict_udf
+
+pytestmark = pytest.mark.leaves_children  # Spark's own
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """The session of this process."""
+    from pyspark.sql import SparkSession
+
+    with places.started("spark"):
+        yield SparkSession.builder.getOrCreate()
+
+
+@pytest.fixture(params=["arrow", "pandas"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As in Spark 4.1 and later, and as before it, where user-defined functions over Arrow arrays are not there."""
+    import pyspark.sql.functions as functions
+
+    if request.param == "pandas":
+        monkeypatch.delattr(functions, "arrow_udf")
+    return str(request.param)
+
+
+class Scorer:
+    """Two columns of one; fails on 13, and says which process built it."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        import os
+
+        if (batch["x"] == 13).any():
+            raise ValueError("unlucky")
+        return {"y": batch["x"] * self.by, "pid": np.full(len(batch["x"]), os.getpid())}
+
+
+def test_texts_to_vectors(spark: Any, minilm_onnx: Path) -> None:
+    """The vectors of a job, null where the text is null, in a column that is named by the model's own."""
+    texts = [None if n % 7 == 3 else f"a review of film {n}, " * (1 + n % 5) for n in range(60)]
+    model = gm.TextEmbedder(str(minilm_onnx), text="body")
+    rows = spark.createDataFrame(list(enumerate(texts)), "id int, body string").repartition(3)
+    got = {r.id: r.embedding for r in rows.select("id", predict_udf(model)()).collect()}
+    wanted = gm.embed(
+        [{"id": n, "body": t} for n, t in enumerate(texts) if t], text="body", model=str(minilm_onnx), workers=0
+    )
+    assert sorted(n for n in got if got[n] is None) == list(range(3, 60, 7))
+    vectors = {row["id"]: row["embedding"] for row in wanted.to_pylist()}
+    assert all(np.allclose(got[n], vectors[n], atol=1e-5) for n in vectors)
+
+
+def test_a_struct_of_several_columns(spark: Any, kind: str) -> None:
+    """Columns by name and as expressions; a class is built once a Python worker; rows that fail are null on request."""
+    from pyspark.sql import functions as f
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 10)
+    score = predict_udf(gm.model(Scorer, by=2.0, returns={"y": "float64", "pid": "int64"}), on_error="null")
+    rows = spark.range(100).repartition(2).withColumn("p", score(x=f.col("id") + 1)).select("id", "p.y", "p.pid")
+    found = {r.id: r.y for r in rows.collect()}
+    assert found.pop(12) is None
+    assert found == {n: 2.0 * (n + 1) for n in range(100) if n != 12}
+    assert len({r.pid for r in rows.collect() if r.pid is not None}) <= 2
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+def test_what_fails_the_query(spark: Any) -> None:
+    """A row that raises, by default, with its own error; a null where that was said; a wrong number of rows always."""
+    from pyspark.errors import PythonException
+
+    rows = spark.range(20).selectExpr("double(id) AS x")
+    returns = {"y": "float64", "pid": "int64"}
+    with pytest.raises(PythonException, match="ValueError: unlucky"):
+        rows.select(predict_udf(gm.model(Scorer, by=2.0, returns=returns))("x")).collect()
+    short = gm.model(too_few, returns={"y": "float64"})
+    with pytest.raises(PythonException, match="was given 20 rows and returned 19"):
+        rows.repartition(1).select(predict_udf(short, on_error="null")("x")).collect()
+
+
+def too_few(batch: dict[str, Any]) -> dict[str, Any]:
+    """One row less than it was given."""
+    return {"y": batch["x"][1:]}
+
+
+def test_what_cannot_be(spark: Any, minilm_onnx: Path) -> None:
+    """Told where the expression is made: no types, columns that the model does not read, an unknown policy."""
+    with pytest.raises(gm.BadModel, match="returns="):
+        predict_udf(too_few)
+    embed = predict_udf(gm.TextEmbedder(str(minilm_onnx), text="body"))
+    with pytest.raises(gm.BadJob, match="was given 2 columns; it reads body"):
+        embed("a", "b")
+    with pytest.raises(gm.BadJob, match="on_null is 'drop'"):
+        predict_udf(too_few, on_null="drop")  # type: ignore[arg-type]
