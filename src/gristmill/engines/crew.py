@@ -40,6 +40,13 @@ class Ended(Event):
     evidence: str = ""
 
 
+@dataclass(frozen=True)
+class Aside(Event):
+    """What happened to somebody who is in no crew. The items of a death are held no more."""
+
+    event: Event = field(default_factory=lambda: Event(""))
+
+
 @dataclass
 class Member:
     """A worker as the driver sees it. `held` are its items in the order given; `tail` its last words."""
@@ -60,13 +67,19 @@ class Crew:
     """
 
     def __init__(
-        self, feed: Feed, most: int, start: Callable[[str, int], Link | None], events: queue.SimpleQueue[Event]
+        self,
+        feed: Feed,
+        most: int,
+        start: Callable[[str, int], Link | None],
+        events: queue.SimpleQueue[Event],
+        held: int = HELD,
     ) -> None:
         self.members: dict[str, Member] = {}
         self._feed = feed
         self._most = most
         self._start = start
         self._events = events
+        self._held = held
         self._serial = itertools.count()
 
     def events(self) -> Iterator[Event]:
@@ -103,7 +116,7 @@ class Crew:
     def _give(self) -> None:
         """Give workers with room what the feed has for them."""
         for member in self.members.values():
-            while member.link.ready and not member.done and len(member.held) < HELD:
+            while member.link.ready and not member.done and len(member.held) < self._held:
                 item = self._feed.take(member.name)
                 if item is WAIT:
                     break
@@ -113,9 +126,15 @@ class Crew:
                 member.link.give(None if item is DONE else item)
 
     def _seen(self, event: Event) -> Iterator[Event]:
-        member = self.members.get(event.worker)
-        if member is None:
+        if isinstance(event, Aside):
+            lost = event.event.keys if isinstance(event.event, Death) else ()
+            for member in self.members.values():
+                member.held = [key for key in member.held if key not in lost]
+            yield event.event
             return
+        if (found := self.members.get(event.worker)) is None:
+            return
+        member = found
         if isinstance(event, Ended):
             del self.members[event.worker]
             if member.left is not None:

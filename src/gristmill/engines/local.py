@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import queue
@@ -12,14 +13,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 from gristmill.engines.crew import BEAT, HELD, Crew, Ended
-from gristmill.plan.contracts import DONE, WAIT, Emit, Event, Feed, Item, Outcome, Printed, Stages, Started
+from gristmill.plan.contracts import (
+    DONE,
+    WAIT,
+    Elsewhere,
+    Emit,
+    Event,
+    Feed,
+    Item,
+    Outcome,
+    Portion,
+    Printed,
+    Stages,
+    Started,
+    Taken,
+)
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
+WITHDRAWN = -1  # the number of a portion that says that no more of its item will come
 _HEADER = struct.Struct("<Q")
 _START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({name!r}, {parent})"
 
@@ -104,8 +120,8 @@ class Process:
         listening = [_thread(_listen, popen, name, emit), _thread(_overhear, popen, name, emit)]
         _thread(_await, popen, name, emit, listening)
 
-    def give(self, item: Item | None) -> None:
-        """See crew.Link."""
+    def give(self, item: Item | Portion | None) -> None:
+        """See crew.Link; also a portion of an item that was given."""
         assert self.popen.stdin is not None
         with contextlib.suppress(OSError):  # a broken pipe is a death, which its own event reports
             send(self.popen.stdin, item)  # type: ignore[arg-type]
@@ -215,7 +231,7 @@ def serve(name: str, parent: int) -> None:
     except EOFError:
         os._exit(0)
     opened: list[Any] = []
-    _thread(_obey, commands, items, opened)
+    _thread(_obey, commands, items, opened, lambda key: emit(Taken(name, key)))
     code = 0
     try:
         worker = stages.open(name, emit)
@@ -247,21 +263,65 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
     return commands, reports
 
 
-def _obey(commands: BinaryIO, items: queue.SimpleQueue[Item | None], opened: list[Any]) -> None:
+def _obey(
+    commands: BinaryIO, items: queue.SimpleQueue[Item | None], opened: list[Any], taken: Callable[[str], None]
+) -> None:
+    boxes: dict[str, _Inbox] = {}
+
+    def box(key: str) -> _Inbox:
+        return boxes.setdefault(key, _Inbox(key, taken, lambda k: boxes.pop(k, None)))
+
     with contextlib.suppress(EOFError, OSError):
-        while True:
-            item = receive(commands)
-            items.put(item)
-            if item is None:
-                break
-        receive(commands)  # nothing follows but the end
+        while True:  # to the end: portions of items may follow the last item
+            message = receive(commands)
+            if isinstance(message, Portion):
+                box(message.key).put(message)
+            elif message is not None and message.portions is not None:
+                items.put(replace(message, portions=box(message.key)))
+            else:
+                items.put(message)
     # The driver closed its end: it has all outcomes it wants, or it is dead. Stop soon, or at once if still loading.
     if not opened:
         os._exit(0)
     opened[0].stop()
     items.put(None)
+    for inbox in list(boxes.values()):
+        inbox.put(Portion("", "", WITHDRAWN))
     time.sleep(GRACE)
     os._exit(0)
+
+
+class _Inbox:
+    """The portions of one item, made elsewhere, in the order of their numbers, however they arrive."""
+
+    def __init__(self, key: str, taken: Callable[[str], None], forget: Callable[[str], Any]) -> None:
+        self._key = key
+        self._taken = taken
+        self._forget = forget
+        self._arrived: queue.SimpleQueue[Portion] = queue.SimpleQueue()
+
+    def put(self, portion: Portion) -> None:
+        self._arrived.put(portion)
+
+    def __iter__(self) -> Iterator[bytes]:
+        early: dict[int, Portion] = {}
+        try:
+            for number in itertools.count():
+                while number not in early:
+                    portion = self._arrived.get()
+                    if portion.number == WITHDRAWN:
+                        raise Elsewhere(None)
+                    early[portion.number] = portion
+                portion = early.pop(number)
+                if portion.failure is not None:
+                    raise Elsewhere(portion.failure)
+                if portion.last:
+                    return
+                assert portion.body is not None
+                self._taken(self._key)
+                yield portion.body
+        finally:
+            self._forget(self._key)
 
 
 def _die_with(parent: int) -> None:

@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
-from gristmill.engines.crew import Crew, Ended
+from gristmill.engines.crew import HELD, Crew, Ended
 from gristmill.engines.local import GRACE, Process, Spawner, end
 from gristmill.errors import BadJob, MissingExtra
-from gristmill.plan.contracts import Event, Feed, Item, Room, Stages, Waiting
+from gristmill.plan.contracts import Event, Feed, Item, Portion, Room, SplitStages, Stages, Waiting
 from gristmill.plan.options import RayOptions
 
 PATIENCE = 2.0  # seconds without a place after which the wait is said aloud
@@ -40,9 +42,15 @@ class Ray:
         """Events until the feed is done. Closing the iterator ends all actors, and a cluster that was started here."""
         with connected(self._options, math.ceil(self._workers * self._needs["CPU"])) as (ray, ours):
             runtime_env = None if ours else self._options.runtime_env  # our own connection has it as a whole
-            actor_class = _actor_class(ray, self._needs, self._options, runtime_env)
-            actors = _Actors(ray, actor_class, self._path, stages, self._least)
-            crew = Crew(feed, self._workers, actors.start, actors.events)
+            actors = _Actors(ray, remote(ray, Host, self._needs, runtime_env), self._path, stages, self._least)
+            held = HELD
+            if self._options.split and hasattr(stages, "first"):  # else there is but one stage
+                from gristmill.engines.ray_split import Apart, Preparer
+
+                preparer, each = remote(ray, Preparer, {"CPU": 1}, runtime_env), self._options.preparers_per_worker
+                actors.apart = Apart(ray, preparer, self._path, cast(SplitStages, stages), each, actors.events.put)
+                held = 1 + each
+            crew = Crew(feed, self._workers, actors.start, actors.events, held)
             try:
                 for event in crew.events():
                     yield event
@@ -66,12 +74,21 @@ class Host:
     def start(self, name: str, path: tuple[str, ...], environment: Mapping[str, str], payload: bytes) -> None:
         """A worker; the next one when that has ended."""
         path = (*path, *sys.path)  # what the runtime environment brought
-        self._process = self._spawner.call(lambda: Process(name, path, environment, payload, self._events.put))
+        self._process = self._spawner.call(lambda: Process(name, path, environment, payload, self.emit))
+
+    def emit(self, event: Event) -> None:
+        """What the process reports, from several threads."""
+        self._events.put(event)
 
     def give(self, item: Item | None) -> None:
         """As crew.Link."""
         assert self._process is not None
         self._process.give(item)
+
+    def portion(self, portion: Portion, body: bytes | None) -> None:
+        """What an actor of the first stage has made; Ray has brought `body` here."""
+        assert self._process is not None
+        self._process.give(replace(portion, body=body))
 
     def hear(self) -> list[Event]:
         """What has happened since the last call; waits a while for something to happen."""
@@ -91,23 +108,27 @@ class Host:
 # ---------------------------------------------------------------- in the driver
 
 
-class _Actor:
+class Actor:
     """An actor and the worker in it, as the driver reaches them (crew.Link); one worker after the other."""
 
     def __init__(self, ray: Any, host: Any) -> None:
         self.host = host
         self.placed = self.ready = self.gone = False
         self.busy = True
+        self.name = ""
+        self.tail = b""
+        self.apart: Any = None  # ray_split.Apart
         self.since = time.monotonic()
         self._ray = ray
 
     def begin(self, name: str, call: Any, emit: Callable[[Event], None]) -> None:
         """Listen to the worker that `call` starts, from its placement to its end."""
-        self.busy, self.ready = True, False
+        self.name, self.busy, self.ready = name, True, False
         self.thread = threading.Thread(target=self._listen, args=(name, call, emit), daemon=True)
         self.thread.start()
 
     def give(self, item: Item | None) -> None:
+        item = item if self.apart is None else self.apart.give(self, item)
         self.host.give.remote(item)  # where that fails the actor is dead, which the listening thread is told, too
 
     def drop(self) -> None:
@@ -125,6 +146,8 @@ class _Actor:
                 for event in self._ray.get(self.host.hear.options(concurrency_group="hear").remote()):
                     self.busy = not isinstance(event, Ended)
                     emit(event)
+        except SystemExit:
+            return  # how Ray ends a call when the connection is closed
         except errors.OutOfMemoryError as e:  # its rows may be the cause, so it is not `lost`
             self.drop()
             emit(Ended(name, evidence=str(e)))
@@ -146,11 +169,12 @@ class _Actors:
         self._stages = stages
         self._payload = ray.put(cloudpickle.dumps(stages, protocol=5))
         self._least = least
-        self._actors: list[_Actor] = []
+        self._actors: list[Actor] = []
+        self.apart: Any = None  # ray_split.Apart
         self._said = ""
         self._looked = 0.0
 
-    def start(self, name: str, index: int) -> _Actor | None:
+    def start(self, name: str, index: int) -> Actor | None:
         """A worker, in an actor that has none or in a new one; no more new ones at once than have found their place."""
         self._actors = [a for a in self._actors if not a.gone]
         actor = next((a for a in self._actors if not a.busy), None)
@@ -158,10 +182,11 @@ class _Actors:
             placed = sum(a.placed for a in self._actors)
             if len(self._actors) - placed >= max(self._least - placed, placed, 1):
                 return None
-            actor = _Actor(self._ray, self._made.remote())
+            actor = Actor(self._ray, self._made.remote())
             self._actors.append(actor)
-        environment = dict(self._stages.environment(index))
-        actor.begin(name, actor.host.start.remote(name, self._path, environment, self._payload), self.events.put)
+        call = actor.host.start.remote(name, self._path, dict(self._stages.environment(index)), self._payload)
+        actor.apart = self.apart
+        actor.begin(name, call, self.events.put if self.apart is None else partial(self.apart.hear, actor))
         return actor
 
     def waiting(self, needs: Mapping[str, float]) -> str | None:
@@ -176,6 +201,10 @@ class _Actors:
         if late and lacking > 0:
             total, free = self._ray.cluster_resources(), self._ray.available_resources()
             reason = shortage(needs, self._least, min(lacking, len(late)), total, free)
+        beside = [] if self.apart is None else self.apart.preparers
+        if not reason and beside and not any(p.placed for p in beside) and now - beside[0].since > PATIENCE:
+            total, free = self._ray.cluster_resources(), self._ray.available_resources()
+            reason = shortage({"CPU": 1}, 1, 1, total, free) + ", to prepare on"
         before, self._said = self._said, reason
         return reason if reason != before else None
 
@@ -187,27 +216,29 @@ class _Actors:
             if asked:
                 self._ray.wait(asked, num_returns=len(asked), timeout=GRACE)
         finally:  # also when a second signal breaks the wait
+            if self.apart is not None:
+                self.apart.end()
             for actor in actors:
                 actor.drop()
             for actor in actors:
                 actor.thread.join(2.0)  # its last call has failed by now
 
 
-def _actor_class(ray: Any, needs: Mapping[str, float], options: RayOptions, runtime_env: Any) -> Any:
-    own = {k: v for k, v in needs.items() if k not in ("CPU", "GPU", "memory") and ":" not in k}
+def remote(ray: Any, host: type, needs: Mapping[str, float], runtime_env: Mapping[str, Any] | None) -> Any:
+    """An actor class that takes what it `needs`; Ray never tries again what it does: the feed decides that."""
+    kind = next((n.partition(":")[2] for n in needs if n.startswith("accelerator_type:")), None)
     asked = {
         "num_cpus": needs["CPU"],
         "num_gpus": needs.get("GPU", 0),
-        "memory": options.memory_per_worker,
-        "resources": own,
-        "accelerator_type": options.accelerator_type,
-        "runtime_env": dict(options.runtime_env or {}),
+        "memory": needs.get("memory"),
+        "resources": {k: v for k, v in needs.items() if k not in ("CPU", "GPU", "memory") and ":" not in k},
+        "accelerator_type": kind,
+        "runtime_env": None if runtime_env is None else dict(runtime_env),
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "concurrency_groups": {"hear": 1, "next": 1},
     }
-    # Nothing is ever tried again by Ray: the feed decides that.
-    never = {"max_restarts": 0, "max_task_retries": 0}
-    return ray.remote(concurrency_groups={"hear": 1}, **never, **{k: v for k, v in asked.items() if v is not None})(
-        Host
-    )
+    return ray.remote(**{k: v for k, v in asked.items() if v is not None})(host)
 
 
 # ---------------------------------------------------------------- the cluster
@@ -282,12 +313,16 @@ def room(options: RayOptions) -> Room | None:
         if options.address is not None:
             raise
         return None
+    on_cpus, on_gpus = (sum(_fit(needs(options, gpu), node) for node in nodes) for gpu in (False, True))
+    if options.split:  # preparing takes cores, too
+        cores = sum(node.get("CPU", 0.0) for node in nodes)
+        both = int(cores / (options.cpus_per_worker + options.preparers_per_worker))
+        on_cpus, on_gpus = min(on_cpus, both), min(on_gpus, both)
     asked = options.gpus_per_worker
-    with_gpu = sum(_fit(needs(options, gpu=True), node) for node in nodes) if asked != 0 else 0
     return Room(
         "the Ray cluster",
-        max(1, sum(_fit(needs(options, gpu=False), node) for node in nodes)),
-        max(with_gpu, 1 if asked else 0),  # a cluster that grows may have none yet
+        max(1, on_cpus),
+        0 if asked == 0 else max(on_gpus, 1 if asked else 0),  # a cluster that grows may have none yet
         max(1, int(options.cpus_per_worker)),
         grows=True,
     )

@@ -131,6 +131,15 @@ def open_model(spec: TextClassifier, place: Place) -> LoadedClassifier:
     return LoadedClassifier(spec, place)
 
 
+def open_preparer(spec: TextClassifier) -> TextTokens:
+    """The tokenizer alone."""
+    return _tokens(_parts(spec), spec)
+
+
+def _tokens(parts: _Parts, spec: TextClassifier) -> TextTokens:
+    return TextTokens(parts.rules, spec.name, spec.text)
+
+
 class LoadedClassifier:
     """A `TextClassifier` at work. Lengths are tokens, special ones included."""
 
@@ -142,7 +151,7 @@ class LoadedClassifier:
         self._schema = _schema(spec, parts.labels)
         self._labels = pa.array(parts.labels, pa.string())
         self._scores = scoring(parts.problem, len(parts.labels))
-        self._tokens = TextTokens(parts.rules, spec.name, spec.text)
+        self._tokens = _tokens(parts, spec)
         self._encoder = open_encoder(parts.files, "classify", place, spec.name, code=spec.trust_remote_code)
         self.about = self._encoder.about
 

@@ -229,6 +229,15 @@ def open_model(spec: TextEmbedder, place: Place) -> LoadedEmbedder:
     return LoadedEmbedder(spec, place)
 
 
+def open_preparer(spec: TextEmbedder) -> TextTokens:
+    """The tokenizer alone."""
+    return _tokens(_parts(spec), spec)
+
+
+def _tokens(parts: _Parts, spec: TextEmbedder) -> TextTokens:
+    return TextTokens(parts.rules, spec.name, spec.text, parts.prompt)
+
+
 class LoadedEmbedder:
     """A `TextEmbedder` at work. Lengths are tokens, special ones and the prompt's included."""
 
@@ -241,7 +250,7 @@ class LoadedEmbedder:
         self._truncate = spec.truncate_dim
         self._pooling = parts.folder.pooling
         self._layers = _layers(parts.folder.after, spec)
-        self._tokens = TextTokens(parts.rules, spec.name, spec.text, parts.prompt)
+        self._tokens = _tokens(parts, spec)
         self._encoder = open_encoder(parts.files, "embed", place, spec.name, code=spec.trust_remote_code)
         self.about = self._encoder.about
 

@@ -7,7 +7,7 @@ formats with one row a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -270,12 +270,15 @@ class Model(Protocol):
 class Item:
     """A piece of work for an engine, which does not look inside `value`.
 
-    `affinity` names a worker that would be quicker at it (a reader that is already there); never a must.
+    `affinity` names a worker that would be quicker at it (a reader that is already there); never a must. `portions`
+    are set in a worker where the first stage is placed apart: what that has made of the item, in order; iterating them
+    raises `Elsewhere` where the first stage failed.
     """
 
     key: str
     value: Any
     affinity: str | None = None
+    portions: Iterable[bytes] | None = None
 
 
 class _Signal:
@@ -366,6 +369,32 @@ class Left(Event):
 
 
 @dataclass(frozen=True)
+class Portion(Event):
+    """Part of what the first stage made of an item, on its way to the second; the last one has no body."""
+
+    key: str = ""
+    number: int = 0
+    body: bytes | None = None
+    failure: Failure | None = None
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Taken(Event):
+    """A worker has taken a portion of this item: there is room for another."""
+
+    key: str = ""
+
+
+class Elsewhere(Exception):
+    """The first stage of an item failed where it was placed; without a failure, that is told by a death."""
+
+    def __init__(self, failure: Failure | None) -> None:
+        super().__init__("" if failure is None else failure.message)
+        self.failure = failure
+
+
+@dataclass(frozen=True)
 class Waiting(Event):
     """The engine waits for something outside, said aloud."""
 
@@ -431,6 +460,18 @@ class Room:
     threads: int | None = None
     gpus: tuple[str, ...] = ()
     grows: bool = False
+
+
+class SplitStages(Stages, Protocol):
+    """Stages of which the first can be placed apart from the others."""
+
+    def first(self) -> Stages:
+        """What to ship to workers of the first stage; they emit Portions instead of outcomes."""
+        ...
+
+    def apart(self, item: Item) -> bool:
+        """Whether this item may be done in two places."""
+        ...
 
 
 class Engine(Protocol):

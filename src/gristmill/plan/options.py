@@ -47,6 +47,9 @@ class RayOptions:
     there is one, else a local one for the length of the run. Resources are those of one worker, as Ray counts them:
     `gpus_per_worker` may be a fraction (None: 1 for a model that runs on GPUs), `memory_per_worker` is in bytes,
     `resources` are custom ones, `accelerator_type` is Ray's name of a GPU type. `runtime_env` is passed through.
+
+    With `split` rows are read, run through the steps and tokenised in actors of their own (`preparers_per_worker`, one
+    core each, on any node), so that a worker with a GPU does nothing but predict and commit.
     """
 
     address: str | None = None
@@ -56,8 +59,11 @@ class RayOptions:
     resources: Mapping[str, float] = field(default_factory=dict)
     accelerator_type: str | None = None
     runtime_env: Mapping[str, Any] | None = None
+    split: bool = False
+    preparers_per_worker: int = 1
 
     def __post_init__(self) -> None:
+        _positive("engine option preparers_per_worker", self.preparers_per_worker)
         amounts = {k: getattr(self, k) for k in ("cpus_per_worker", "gpus_per_worker", "memory_per_worker")}
         for name, value in {**amounts, **self.resources}.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):

@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
-from gristmill.plan.contracts import Emit, Failure, Item, Left, Outcome, Tick
+from gristmill.plan.contracts import Elsewhere, Emit, Failure, Item, Left, Outcome, Tick
 from gristmill.plan.failing import failure_of
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
@@ -28,6 +28,8 @@ from gristmill.worker.predict import Predict, Scored
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.suspects import Suspects, of_task
+
+T = TypeVar("T")
 
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
 SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
@@ -54,6 +56,16 @@ class ShardStages:
     def open(self, name: str, emit: Emit) -> ShardWorker:
         """Load the model."""
         return ShardWorker(self, name)
+
+    def first(self) -> Any:
+        """Stages of workers that read, run steps and tokenise, and nothing else."""
+        from gristmill.worker.apart import PrepareStages
+
+        return PrepareStages(self)
+
+    def apart(self, item: Item) -> bool:
+        """Careful attempts stay in one process, where notes tell what killed it; so does the probe, which is short."""
+        return item.value.kind == "score" and not item.value.careful
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ class ShardWorker:
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
         self._files = stages.recipe.files
-        self._watch = _Watch(stages.recipe.running.batch_timeout if stages.timed else None)
+        self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._stopping = threading.Event()
         self._dropped: set[str] = set()
         self._ticked = time.monotonic()
@@ -147,10 +159,11 @@ class ShardWorker:
         for item in items:
             if self._stopping.is_set():
                 break
-            self._at_hand += 1
+            here = item.portions is None  # else there is nothing to time while portions are waited for
+            self._at_hand += here
             try:
                 suspects = of_task(item.value) if item.value.careful else None
-                for window in self._timed_windows(item.value, suspects):
+                for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
                     out.put(parcel)
                     while parcel.answered is not None and not parcel.answered.wait(0.5):
@@ -161,18 +174,15 @@ class ShardWorker:
                 out.put(_Parcel(item, _End()))
             except BaseException as e:  # crosses to the outcome of this item, where the driver decides
                 out.put(_Parcel(item, _End(e)))
-            self._at_hand -= 1
+            self._at_hand -= here
         out.put(None)
 
-    def _timed_windows(self, task: Task, suspects: Suspects | None) -> Iterator[Window]:
-        windows = self._prepare.windows(task, suspects)
-        while True:
-            self._watch.beat()
-            try:
-                window = next(windows)
-            except StopIteration:
-                return
-            yield window
+    def _windows(self, item: Item, suspects: Suspects | None) -> Iterator[Window]:
+        if item.portions is None:
+            return self._watch.over(self._prepare.windows(item.value, suspects))
+        from gristmill.worker.apart import unpacked
+
+        return (unpacked(body, self._model) for body in item.portions)
 
     def _get(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
         while True:
@@ -246,6 +256,8 @@ class ShardWorker:
                 self._dropped.add(item.key)
                 if (broken := commits.pop(item.key, None)) is not None:
                     broken.abort()
+                if isinstance(e, Elsewhere) and e.failure is None:
+                    continue
                 emit(Outcome(self._name, item.key, None, scrubbed(classified(e), self._recipe.secrets)))
         for commit in commits.values():
             commit.abort()
@@ -323,7 +335,7 @@ def classified(error: BaseException) -> Failure:
     """An item's failure with the kind of decision that it asks the driver for."""
     import errno
 
-    if isinstance(error, ModelBroken):
+    if isinstance(error, (ModelBroken, Elsewhere)) and error.failure is not None:
         return error.failure
     kind = "other"
     if isinstance(error, BadOutput):
@@ -351,7 +363,7 @@ def scrubbed(failure: Failure, secrets: tuple[Secret, ...]) -> Failure:
     return replace(failure, message=scrub(failure.message, secrets), traceback=scrub(failure.traceback, secrets))
 
 
-class _Watch:
+class Watch:
     """A dump-and-exit timer that also ends a hang which holds the GIL; every sign of life sets it anew.
 
     The limit is the larger of `least` seconds and 20 times the slowest stretch seen between two signs of life.
@@ -377,6 +389,16 @@ class _Watch:
             if now - self._armed > limit / 50:  # arming starts a thread: not at every batch of a quick model
                 self._armed = now
                 faulthandler.dump_traceback_later(limit * 1.02, exit=True)
+
+    def over(self, values: Iterator[T]) -> Iterator[T]:
+        """The values, with a sign of life before each is made."""
+        while True:
+            self.beat()
+            try:
+                value = next(values)
+            except StopIteration:
+                return
+            yield value
 
     def rest(self) -> None:
         """Nothing is at hand: no limit."""

@@ -1,0 +1,90 @@
+"""The first stage by itself, for engines that place it apart: read, run steps, tokenise. What it makes travels as
+opaque portions, one a window, to the worker that predicts and commits.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.plan.contracts import Emit, Item, Model, Portion
+from gristmill.worker.prepare import Prepare, Window
+from gristmill.worker.recipe import Recipe
+from gristmill.worker.work import ShardStages, Watch, classified, scrubbed
+
+
+@dataclass(frozen=True)
+class PrepareStages:
+    """What an engine ships to the workers of the first stage."""
+
+    whole: ShardStages
+
+    def environment(self, index: int) -> Mapping[str, str]:
+        """Thread counts as for the others; no GPU."""
+        return replace(self.whole, gpus=("",)).environment(index)
+
+    def open(self, name: str, emit: Emit) -> PrepareWorker:
+        """Build the steps and, for text, the tokenizer; no weights."""
+        return PrepareWorker(self.whole.recipe, name)
+
+
+class _AsRead:
+    """In the place of a model whose first stage needs the model itself: rows stay as they are."""
+
+    def prepare(self, rows: pa.Table) -> Any:
+        return None
+
+
+class PrepareWorker:
+    """Makes windows of shards, in order; each a Portion, then a last one, with the failure that ended them if any."""
+
+    def __init__(self, recipe: Recipe, name: str) -> None:
+        from gristmill.models.registry import open_preparer
+
+        self._name = name
+        self._recipe = recipe
+        self._prepare = Prepare(recipe, open_preparer(recipe.model) or _AsRead())  # type: ignore[arg-type]
+        self._watch = Watch(recipe.running.batch_timeout)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Let the window at hand end, then leave."""
+        self._stopping.set()
+
+    def work(self, items: Iterator[Item], emit: Emit) -> None:
+        """Each item's windows, as fast as they are taken."""
+        for item in items:
+            number = 0
+            try:
+                for window in self._watch.over(self._prepare.windows(item.value)):
+                    self._watch.rest()  # while the portion is passed on: that may have to wait
+                    emit(Portion(self._name, item.key, number, packed(window)))
+                    number += 1
+                    if self._stopping.is_set():
+                        return
+                emit(Portion(self._name, item.key, number, last=True))
+            except BaseException as e:  # crosses to the item's outcome, where the driver decides
+                failure = scrubbed(classified(e), self._recipe.secrets)
+                emit(Portion(self._name, item.key, number, failure=failure, last=True))
+            self._watch.rest()
+
+
+def packed(window: Window) -> bytes:
+    """A window as bytes. Rows go as Arrow IPC: a pickle of a slice would hold the whole it was cut from."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, window.rows.schema) as stream:
+        stream.write_table(window.rows)
+    return pickle.dumps((sink.getvalue().to_pybytes(), replace(window, rows=None)), protocol=5)
+
+
+def unpacked(data: bytes, model: Model) -> Window:
+    """The window again, made ready for the model where that was left to this stage."""
+    table, window = pickle.loads(data)
+    rows = pa.ipc.open_stream(table).read_all()
+    made: Window = replace(window, rows=rows, prepared=window.prepared or model.prepare(rows))
+    return made
