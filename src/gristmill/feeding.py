@@ -263,10 +263,9 @@ class ShardFeed:
 
     def _died(self, death: Death) -> None:
         self._held.pop(death.worker, None)
-        for key in death.keys:  # of an item in two places, only the first stage may have died
-            for worker in self._held:
-                if key.partition(".")[0] != "probe":
-                    self._release(worker, int(key.partition(".")[0]))
+        gone = {key.partition(".")[0] for key in death.keys}
+        for worker, held in self._held.items():  # an item in two places may have lost its first stage only
+            self._held[worker] = [n for n in held if str(n) not in gone]
         if not death.started:
             self._unstarted += 1
             if self._unstarted >= UNSTARTED and self.fatal is None:

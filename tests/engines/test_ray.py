@@ -19,7 +19,7 @@ from heard import Heard
 from places import MEMORY, head
 
 import gristmill as gm
-from gristmill.engines.ray import needs, shortage
+from gristmill.engines.ray_cluster import needs, room, shortage
 from gristmill.observe.events import Progress
 from gristmill.plan.options import RayOptions
 
@@ -52,8 +52,6 @@ class Waits(Heard):
 
 def test_workers_are_as_many_as_fit(cluster: Any, numbers: str, tmp_path: Path) -> None:
     """`workers: auto` asks the cluster, not this machine."""
-    from gristmill.engines.ray import room
-
     cores, gpu = room(RayOptions()), room(RayOptions(gpus_per_worker=0.5))
     assert cores is not None and gpu is not None
     assert (cores.workers, cores.gpu_workers, cores.threads) == (1, 1, 1)
@@ -241,7 +239,7 @@ def test_split_texts(wide: Any, minilm_onnx: Path, reviews_folder: Path, tmp_pat
     import numpy as np
 
     def run(name: str, on: dict[str, Any]) -> pa.Table:
-        model = gm.TextEmbedder(str(minilm_onnx), text="text", backend="onnx")
+        model = gm.TextEmbedder(str(minilm_onnx), text="text", backend="onnx", device="cpu")
         source = gm.source(str(reviews_folder), limit=600)
         sink = gm.sink(str(tmp_path / name), keep=["review_id"])
         gm.Job(source, model, sink, engine=jobs.engine_of(on), shard_rows=200).run()

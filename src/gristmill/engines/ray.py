@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
-import signal
 import sys
 import threading
 import time
@@ -18,8 +17,8 @@ from typing import Any, cast
 
 from gristmill.engines.crew import HELD, Crew, Ended
 from gristmill.engines.local import GRACE, Process, Spawner, end
-from gristmill.errors import BadJob, MissingExtra
-from gristmill.plan.contracts import Event, Feed, Item, Portion, Room, SplitStages, Stages, Waiting
+from gristmill.engines.ray_cluster import connected, needs, shortage
+from gristmill.plan.contracts import Event, Feed, Item, Portion, SplitStages, Stages, Waiting
 from gristmill.plan.options import RayOptions
 
 PATIENCE = 2.0  # seconds without a place after which the wait is said aloud
@@ -239,133 +238,3 @@ def remote(ray: Any, host: type, needs: Mapping[str, float], runtime_env: Mappin
         "concurrency_groups": {"hear": 1, "next": 1},
     }
     return ray.remote(**{k: v for k, v in asked.items() if v is not None})(host)
-
-
-# ---------------------------------------------------------------- the cluster
-
-
-@contextlib.contextmanager
-def connected(options: RayOptions, cpus: int | None) -> Iterator[tuple[Any, bool]]:
-    """Ray, connected, and whether the connection is our own: as the caller already is, else to the cluster of `options`
-    or, with `cpus`, to a local one that lasts for as long as the connection. Raises BadJob where there is no cluster.
-    """
-    try:
-        import ray
-    except ModuleNotFoundError as e:
-        raise MissingExtra("engine ray needs ray, which is not installed: pip install 'gristmill[ray]'") from e
-    if ray.is_initialized():
-        yield ray, False
-        return
-    with _signals_kept():
-        _connect(ray, options, cpus)
-    try:
-        yield ray, True
-    finally:
-        ray.shutdown()
-
-
-def _connect(ray: Any, options: RayOptions, cpus: int | None) -> None:
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}  # user code's prints come as events
-    if cpus is not None and options.runtime_env:
-        quiet["runtime_env"] = dict(options.runtime_env)
-    try:
-        if options.address != "local":
-            _knock(options.address)
-            ray.init(address=options.address or "auto", **quiet)
-            return
-    except OSError as e:
-        if options.address is not None or cpus is None:
-            where = options.address or "auto"
-            raise BadJob(
-                f"engine ray: no cluster at address {where!r} ({e}); without an address, one is started"
-            ) from e
-    import os
-
-    ray.init(address="local", num_cpus=max(cpus or 1, os.cpu_count() or 1), include_dashboard=False, **quiet)
-
-
-def _knock(address: str | None) -> None:
-    """Raises OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
-    import socket
-
-    host, _, port = (address or "").rpartition(":")
-    if port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=10.0).close()
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Connecting replaces the handler of SIGTERM: the run's own comes back."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
-
-
-def room(options: RayOptions) -> Room | None:
-    """What the cluster has now; None where there is none yet, so that a local one will be started on this machine."""
-    if options.address == "local":
-        return None
-    try:
-        with connected(options, None) as (ray, _):
-            nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
-    except BadJob:
-        if options.address is not None:
-            raise
-        return None
-    on_cpus, on_gpus = (sum(_fit(needs(options, gpu), node) for node in nodes) for gpu in (False, True))
-    if options.split:  # preparing takes cores, too
-        cores = sum(node.get("CPU", 0.0) for node in nodes)
-        both = int(cores / (options.cpus_per_worker + options.preparers_per_worker))
-        on_cpus, on_gpus = min(on_cpus, both), min(on_gpus, both)
-    asked = options.gpus_per_worker
-    return Room(
-        "the Ray cluster",
-        max(1, on_cpus),
-        0 if asked == 0 else max(on_gpus, 1 if asked else 0),  # a cluster that grows may have none yet
-        max(1, int(options.cpus_per_worker)),
-        grows=True,
-    )
-
-
-def _fit(needs: Mapping[str, float], node: Mapping[str, float]) -> int:
-    return int(min(node.get(name, 0.0) / amount for name, amount in needs.items() if amount))
-
-
-def needs(options: RayOptions, gpu: bool) -> dict[str, float]:
-    """What one worker takes, by Ray's names."""
-    gpus = options.gpus_per_worker if options.gpus_per_worker is not None else float(gpu)
-    wanted = {
-        "CPU": options.cpus_per_worker,
-        "GPU": gpus,
-        "memory": options.memory_per_worker or 0,
-        **options.resources,
-    }
-    if options.accelerator_type:
-        wanted[f"accelerator_type:{options.accelerator_type}"] = 0.001  # what Ray itself counts for it
-    return {name: amount for name, amount in wanted.items() if amount or name == "CPU"}
-
-
-def shortage(
-    needs: Mapping[str, float], workers: int, lacking: int, total: Mapping[str, float], free: Mapping[str, float]
-) -> str:
-    """Why `lacking` of at least `workers` workers have no place, in words."""
-    for name, amount in needs.items():
-        if amount * workers > total.get(name, 0.0):
-            return (
-                f"waiting for {_amount(name, amount * workers)}, the cluster has {_amount(name, total.get(name, 0.0))}"
-            )
-    for name, amount in needs.items():
-        if amount * lacking > free.get(name, 0.0):
-            have = f"{_amount(name, free.get(name, 0.0))} of {_amount(name, total[name])}"
-            return f"waiting for {_amount(name, amount * lacking)}, the cluster has {have} free"
-    return f"waiting for the cluster to start {lacking} of {workers} workers"
-
-
-def _amount(name: str, amount: float) -> str:
-    if name.startswith("accelerator_type:"):
-        return f"a node with {name.partition(':')[2]}" if amount else "none"
-    if name == "memory":
-        return f"{amount / (1 << 30):.3g} GB of memory"
-    plural = "s" if name in ("CPU", "GPU") and amount != 1 else ""
-    return f"{amount:g} {name}{plural}"

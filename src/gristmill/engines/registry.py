@@ -39,7 +39,7 @@ def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu:
 def room(spec: EngineSpec) -> Room | None:
     """What an engine has to place workers on; None for this machine. Raises BadJob where its cluster is not there."""
     if spec.name == "ray":
-        from gristmill.engines.ray import room as cluster
+        from gristmill.engines.ray_cluster import room as cluster
 
         return cluster(spec.own())
     if spec.name == "spark":
