@@ -240,9 +240,9 @@ def test_split_texts(wide: Any, minilm_onnx: Path, reviews_folder: Path, tmp_pat
 
     def run(name: str, on: dict[str, Any]) -> pa.Table:
         model = gm.TextEmbedder(str(minilm_onnx), text="text", backend="onnx", device="cpu")
-        source = gm.source(str(reviews_folder), limit=600)
+        source = gm.source(str(reviews_folder), limit=150)
         sink = gm.sink(str(tmp_path / name), keep=["review_id"])
-        gm.Job(source, model, sink, engine=jobs.engine_of(on), shard_rows=200).run()
+        gm.Job(source, model, sink, engine=jobs.engine_of(on), shard_rows=60).run()
         return gm.read(tmp_path / name).to_table()
 
     here, apart = run("here", {"name": "local", "workers": 0}), run("apart", split(workers=1))
@@ -265,7 +265,7 @@ def test_split_a_worker_of_either_stage_dies(wide: Any, numbers: str, wanted: pa
     oracles.same_values(root, wanted)
     assert processes.receipts_in(root) == report.shards
     heard, root = Heard(), str(tmp_path / "bad")
-    job = jobs.job(numbers, root, "scored", steps=[victims.harmful_step], engine=split(workers=1), shard_rows=20)
+    job = jobs.job(numbers, root, "scored", steps=[victims.harmful_step], engine=split(workers=1), shard_rows=4)
     report = job.run(observer=heard)
     assert (report.rows_ok, sorted(oracles.dead_ids(root))) == (198, [85, 86])
 
