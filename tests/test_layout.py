@@ -26,6 +26,7 @@ ORDER = [
     {"tally"},
     {"planning"},
     {"backends"},
+    {"budgets"},
     {"feeding"},
     {"choosing"},
     {"retrying"},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import platform
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,6 +21,23 @@ def cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
         return os.cpu_count() or 1
+
+
+def name() -> str:
+    """What the machine computes with: its processor's name and cores, and its GPUs' names."""
+    found = [f"{_processor()} x {cores()}"]
+    for folder in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        with contextlib.suppress(OSError), open(folder) as file:
+            found += [line.partition(":")[2].strip() for line in file if line.startswith("Model:")]
+    return ", ".join(found)
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def gpus() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import JobSpec, Source
+from gristmill.plan.options import BatchPlan
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Selection
 from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextEmbedder
@@ -365,8 +366,8 @@ def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
     return count, int(threads)
 
 
-def budget_of(r: Resolved) -> tuple[int, int, int]:
-    """Padded tokens a call, rows a call, rows a window."""
+def budget_of(r: Resolved) -> BatchPlan:
+    """What a call may hold by default, or as the job says; nothing tried, nothing remembered (gristmill.budgets)."""
     text = isinstance(r.model, (TextEmbedder, TextClassifier))
     running = r.job.running
     tokens = running.batch_tokens
@@ -375,7 +376,7 @@ def budget_of(r: Resolved) -> tuple[int, int, int]:
     rows = running.batch_rows
     if rows == "auto":
         rows = MOST_ROWS if text else FUNCTION_ROWS if isinstance(r.model, FunctionModel) else ROWS_WITHOUT_LENGTHS * 32
-    return int(tokens), int(rows), TEXT_WINDOW if text else max(PLAIN_WINDOW, int(rows))
+    return BatchPlan(int(tokens), int(rows), TEXT_WINDOW if text else max(PLAIN_WINDOW, int(rows)), text)
 
 
 # ---------------------------------------------------------------- shards, fingerprint, gates

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import backends, choosing, gating, machine, planning, retrying, tables
+from gristmill import backends, budgets, choosing, gating, machine, planning, retrying, tables
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
@@ -31,6 +31,7 @@ from gristmill.observe.report import Counts, Report
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Event, Printed, Waiting
 from gristmill.plan.job import JobSpec, Sink
+from gristmill.plan.options import BatchPlan
 from gristmill.plan.secret import reveal, scrub, secrets_in
 from gristmill.plan.shard import Piece, Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
@@ -142,6 +143,7 @@ class Run:
         self._notes: list[str] = []
         self._plan: Plan | None = None
         self._generation: Generation | None = None
+        self._batch: BatchPlan
         self._receipts: dict[int, Receipt] = {}
 
     @property
@@ -204,17 +206,19 @@ class Run:
         with self._stops.caught():
             yield from self._score()
         self._publish()
+        budgets.remember(self.resolved, self._batch, self._tally.figures)
 
     def _settle(self) -> None:
-        """The backend: that of the plan that this run goes on with, or joins; else chosen now."""
+        """The backend: that of the plan that this run goes on with, or joins; else chosen now. And the batch budget."""
         told = self.plan.about if self._plan is not None else self._base_about()
         if told is not None:
             self.resolved = backends.stored(self.resolved, told.get("runs_on", {}).get("backend"))
-            return
-        chosen = backends.settle(self.resolved)
-        self.resolved = chosen.resolved
-        for note in chosen.notes:
-            self._note("info", note)
+        else:
+            chosen = backends.settle(self.resolved)
+            self.resolved = chosen.resolved
+            for note in chosen.notes:
+                self._note("info", note)
+        self._batch = budgets.chosen(self.resolved, None if self._plan is None else self.plan.about["batch"])
 
     def _base_about(self) -> dict[str, Any] | None:
         """The plan of the generation whose live files stay live beside this one's."""
@@ -279,7 +283,9 @@ class Run:
 
     def _driven(self, r: Resolved, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, after nothing of it is left running."""
-        stages = ShardStages(recipe(r, self.sink, self._files), max(1, r.place.threads), r.gpus, timed=r.workers > 0)
+        stages = ShardStages(
+            recipe(r, self.sink, self._files, self._batch), max(1, r.place.threads), r.gpus, timed=r.workers > 0
+        )
         spec = replace(self.spec.engine, options=reveal(self.spec.engine.options))
         engine = open_engine(spec, r.workers, tuple(_import_path()), r.place.device == "cuda")
         events = engine.run(stages, feed)
@@ -337,7 +343,7 @@ class Run:
 
     def _probe_task(self, rows: int) -> Task:
         r = self.resolved
-        rows = min(rows, planning.budget_of(r)[1]) if rows == PROBE_ROWS else rows
+        rows = min(rows, self._batch.rows) if rows == PROBE_ROWS else rows
         g = self.generation
         return Task("probe", Shard(0, _pieces(r, rows * 64)), g.number, g.folder, self.root, rows=rows, only=r.only)
 
@@ -352,14 +358,13 @@ class Run:
         seconds = answer["figures"].get("model_seconds", 0.0)
         rate = answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
         table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate), max(1, r.workers))
-        tokens, rows, _ = planning.budget_of(r)
         about = {
             "fingerprint": r.fingerprint.as_dict(),
             "output_schema": answer["schema"] or generations.encode_schema(_no_rows_schema(r)),
             "sink_format": r.sink_format.name,
             "partition_by": list(self.sink.partition_by),
             "model": {"name": self.spec.model.name, "digest": r.info.digest, "version": model_version(r)},
-            "batch": {"tokens": tokens, "rows": rows},
+            "batch": budgets.stored(self._batch),
             "runs_on": runs_on(r),
             "workers": r.workers,
             "only": None if r.only is None else os.path.basename(r.only.path),
@@ -511,7 +516,7 @@ class Run:
             engine=self.spec.engine.name,
             rows_run=self._tally.counts.rows_in,
             notes=tuple(self._notes),
-            details={"runs_on": runs_on(r)},
+            details={"runs_on": runs_on(r), "batch": budgets.stored(self._batch)},
         )
 
     def _published_report(self, state: str) -> Report:
@@ -538,9 +543,8 @@ class Run:
 # ---------------------------------------------------------------- pieces of a run
 
 
-def recipe(r: Resolved, sink: Sink, files: LocalFiles) -> Recipe:
+def recipe(r: Resolved, sink: Sink, files: LocalFiles, batch: BatchPlan) -> Recipe:
     """What the workers of a resolved job are given."""
-    tokens, rows, window = planning.budget_of(r)
     job = r.job
     leave = tuple(r.info.columns or ())
     where = job.source.where
@@ -548,7 +552,7 @@ def recipe(r: Resolved, sink: Sink, files: LocalFiles) -> Recipe:
         Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
         job.steps, _pinned(r), r.info.columns, job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
-        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, tokens, rows, window,
+        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, batch,
         files=files, secrets=tuple(secrets_in(job)),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,21 +45,27 @@ def cut(lengths: np.ndarray | None, rows: np.ndarray, budget: Budget) -> list[np
     stay in their order. A batch ends before its budget is used up where the rows that follow are so much shorter that
     padding them would cost more than another call.
     """
-    if len(rows) == 0:
-        return []
-    if lengths is None or budget.tokens is None:
-        return [rows[i : i + budget.rows] for i in range(0, len(rows), budget.rows)]
-    order = rows[np.argsort(-lengths[rows].astype(np.int64), kind="stable")]
-    widths = np.maximum(lengths[order].astype(np.int64), 1)
-    batches = []
+    return list(cut_lazily(lengths, rows, lambda: budget))
+
+
+def cut_lazily(lengths: np.ndarray | None, rows: np.ndarray, budget: Callable[[], Budget]) -> Iterator[np.ndarray]:
+    """As `cut`, but each batch is cut when it is asked for, under the budget of that moment."""
+    if lengths is None:
+        order, widths = rows, np.ones(len(rows), dtype=np.int64)
+    else:
+        order = rows[np.argsort(-lengths[rows].astype(np.int64), kind="stable")]
+        widths = np.maximum(lengths[order].astype(np.int64), 1)
     start = 0
     while start < len(order):
-        # The first row is the longest, so it sets the width of all.
-        most = int(max(1, min(budget.rows, budget.tokens // int(widths[start]))))
-        size = _fullest(widths[start : start + most], budget.tokens / CALL_SHARE)
-        batches.append(order[start : start + size])
+        now = budget()
+        if lengths is None or now.tokens is None:
+            size = now.rows
+        else:
+            # The first row is the longest, so it sets the width of all.
+            most = int(max(1, min(now.rows, now.tokens // int(widths[start]))))
+            size = _fullest(widths[start : start + most], now.tokens / CALL_SHARE)
+        yield order[start : start + size]
         start += size
-    return batches
 
 
 def _fullest(widths: np.ndarray, call: float) -> int:

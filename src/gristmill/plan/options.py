@@ -93,6 +93,23 @@ class SparkOptions:
 
 
 @dataclass(frozen=True)
+class BatchPlan:
+    """What a call of the model may hold, found for one run: padded `tokens` where rows have lengths, `rows` in any
+    case; and the rows of a window that batches are cut from.
+
+    `tries` are budgets to try on the first batches (of tokens where `by_tokens`, else of rows), none where the budget
+    is settled; a larger one is not tried where its call would take over `longest` seconds.
+    """
+
+    tokens: int
+    rows: int
+    window: int
+    by_tokens: bool = False
+    tries: tuple[int, ...] = ()
+    longest: float | None = None
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """Which engine runs a job, and with what. `workers` 0 runs in the calling process; a pair is (least, most).
 

@@ -4,14 +4,16 @@ are isolated.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.batching.policy import Budget, cut, padded_tokens
+from gristmill.batching.policy import Budget, cut_lazily, padded_tokens
+from gristmill.batching.sweep import Sweep
 from gristmill.errors import BadOutput
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Model, Prepared, Refusal
@@ -46,7 +48,9 @@ class Predict:
         self._recipe = recipe
         self._model = model
         self._post = [LoadedStep(s) for s in recipe.post]
-        self.budget = Budget(recipe.budget_tokens, recipe.budget_rows)
+        self.budget = Budget(recipe.batch.tokens, recipe.batch.rows)
+        self._sweep = Sweep(recipe.batch.tries, recipe.batch.longest) if recipe.batch.tries else None
+        self._tried_with: int | None = None  # the budget on trial that the batch at hand was cut with
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
         self._doubt = Doubt(self._works_elsewhere)
@@ -76,14 +80,19 @@ class Predict:
         dead: list[DeadRow] = list(doomed)
         figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
         isolation = self._isolation(task, window, before)
-        for batch in [*apart, *self._batches(window.prepared, np.flatnonzero(alive))]:
+        sweeps = task.kind != "probe" and not task.careful
+        for batch in itertools.chain(apart, self._batches(window.prepared, np.flatnonzero(alive), sweeps)):
             started = time.perf_counter()
             found = isolation.score(batch)
-            figures["model_seconds"] += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            figures["model_seconds"] += seconds
             figures["batches"] += 1
             if window.prepared.lengths is not None:
                 figures["tokens"] += float(window.prepared.lengths[batch].sum())
                 figures["padded"] += padded_tokens(window.prepared.lengths, batch)
+            if self._tried_with is not None and not found.dead:
+                for name, value in self._measured(window.prepared, batch, seconds).items():
+                    figures[name] = figures.get(name, 0.0) + value
             outputs += found.outputs
             dead += found.dead
             if tick is not None:
@@ -118,9 +127,41 @@ class Predict:
 
     # ------------------------------------------------ batches
 
-    def _batches(self, prepared: Prepared, rows: np.ndarray) -> list[np.ndarray]:
-        budget = self.budget if prepared.lengths is not None else Budget(None, self.budget.rows)
-        return cut(prepared.lengths, rows, budget)
+    def _batches(self, prepared: Prepared, rows: np.ndarray, sweeps: bool) -> Iterator[np.ndarray]:
+        def budget() -> Budget:
+            now = self._on_trial() if sweeps else self.budget
+            return now if prepared.lengths is not None else Budget(None, now.rows)
+
+        return cut_lazily(prepared.lengths, rows, budget)
+
+    # ------------------------------------------------ the sweep
+
+    def _on_trial(self) -> Budget:
+        """The budget to cut with: one on trial, until the sweep has settled."""
+        self._tried_with = None
+        if self._sweep is None:
+            return self.budget
+        settled = self._sweep.settled
+        if settled is not None:
+            self.budget, self._sweep = self._with(settled), None
+            return self.budget
+        self._tried_with = self._sweep.next()
+        return self._with(self._tried_with)
+
+    def _with(self, budget: int) -> Budget:
+        return replace(self.budget, tokens=budget) if self._recipe.batch.by_tokens else Budget(None, budget)
+
+    def _measured(self, prepared: Prepared, batch: np.ndarray, seconds: float) -> dict[str, float]:
+        """Tell the sweep of a batch, unless it was small because the window ended."""
+        budget = self._tried_with
+        assert budget is not None
+        if self._sweep is None:
+            return {}
+        if prepared.lengths is None:
+            useful = size = len(batch)
+        else:
+            useful, size = int(prepared.lengths[batch].sum()), padded_tokens(prepared.lengths, batch)
+        return self._sweep.measured(budget, useful, seconds) if size >= budget / 2 else {}
 
     def _isolation(self, task: Task, window: Window, before: Guard | None) -> Isolation:
         prepared = self._at_hand = window.prepared
@@ -144,6 +185,11 @@ class Predict:
 
     def _shrink(self, failed_rows: int) -> Budget:
         self._release_memory()
+        if self._tried_with is not None and self._sweep is not None:
+            if not self._sweep.too_much(self._tried_with):
+                self.budget, self._sweep = self._with(self._tried_with).halved(), None
+            self._tried_with = None
+            return Budget(None, max(1, failed_rows // 2))
         while not self.budget.least and self.budget.rows >= failed_rows:
             self.budget = self.budget.halved()
         self.budget = self.budget.halved()

@@ -133,7 +133,7 @@ class Prepare:
         """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, source rows are
         noted before their steps, and those that killed workers are taken apart.
         """
-        size = WindowSize(self._recipe.window_rows, self._recipe.running.window_bytes, FIRST_WINDOW)
+        size = WindowSize(self._recipe.batch.window, self._recipe.running.window_bytes, FIRST_WINDOW)
         empty = True
         for chunks in gather(self._chunks(task, suspects), size):
             empty = False
@@ -180,7 +180,7 @@ class Prepare:
         else:
             chunks = (c for group in groups for read in group for c in self._carefully(task, read, suspects))
         for chunk in chunks:
-            most = self._recipe.window_rows
+            most = self._recipe.batch.window
             for start in range(0, max(1, chunk.rows.num_rows), most):
                 yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
 

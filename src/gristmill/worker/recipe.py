@@ -11,7 +11,7 @@ import pyarrow as pa
 from gristmill.commit.store import LocalFiles
 from gristmill.plan.contracts import Place
 from gristmill.plan.job import Sink
-from gristmill.plan.options import Running
+from gristmill.plan.options import BatchPlan, Running
 from gristmill.plan.secret import Secret
 from gristmill.plan.shard import Shard
 from gristmill.plan.specs import ModelSpec, Step
@@ -60,9 +60,7 @@ class Recipe:
     running: Running
     on_null: str
     on_nan: str
-    budget_tokens: int
-    budget_rows: int
-    window_rows: int
+    batch: BatchPlan
     secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
     files: LocalFiles = field(default_factory=LocalFiles)
 

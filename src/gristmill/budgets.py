@@ -1,0 +1,113 @@
+"""The batch budget of a run: what the job says, else what its plan stores, else what was found for this model on this
+machine, else a default, with others tried beside it on the first batches.
+
+What was found is remembered in the cache by model, options and machine; deleting it costs nothing but another sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gristmill import machine, planning
+from gristmill.batching.sweep import knee, rates_of
+from gristmill.plan import fingerprint
+from gristmill.plan.options import BatchPlan
+from gristmill.plan.specs import FunctionModel
+from gristmill.planning import Resolved
+
+# Around the defaults, by twos and fours. Throughput is flat within a few percent over two or three of them (MiniLM on
+# two cores: 768 to 2,048 tokens), so trying them costs about a percent of the batches it takes.
+CPU_TRIES = (384, 768, 1536, 3072)
+GPU_TRIES = (8192, 16_384, 32_768, 65_536, 131_072)
+ROW_TRIES = (64, 256, 1024, 4096)
+FUNCTION_TRIES = (1024, 4096, 16_384)
+LONGEST_CALL = 2.0  # seconds
+LONGEST_FUNCTION_CALL = 0.05  # a user's function that is slow keeps its batch size: it may hold what its rows lead to
+# Below these nothing is tried: the sweep would take most of the run, and save nothing.
+LEAST_ROWS = 2000
+LEAST_FUNCTION_ROWS = 200_000
+
+
+def chosen(r: Resolved, planned: Mapping[str, Any] | None = None) -> BatchPlan:
+    """The budget for a run of a resolved job; `planned` is what its plan stores."""
+    plain = planning.budget_of(r)
+    running = r.job.running
+    if (running.batch_tokens if plain.by_tokens else running.batch_rows) != "auto":
+        return plain
+    if planned is not None:
+        found = {name: planned[name] for name in ("tokens", "rows", "longest")}
+        return replace(plain, **found, tries=tuple(planned["tries"]))
+    known = recall(r)
+    if known is not None:
+        return _with(plain, known)
+    return replace(plain, **_tries(r, plain))
+
+
+def _with(plain: BatchPlan, budget: int) -> BatchPlan:
+    if plain.by_tokens:
+        return replace(plain, tokens=budget)
+    return replace(plain, rows=budget, window=max(plain.window, budget))
+
+
+def _tries(r: Resolved, plain: BatchPlan) -> dict[str, Any]:
+    function = isinstance(r.model, FunctionModel)
+    if r.estimated_rows < (LEAST_FUNCTION_ROWS if function else LEAST_ROWS) or r.only is not None:
+        return {}
+    if plain.by_tokens:
+        return {"tries": GPU_TRIES if r.place.device.startswith("cuda") else CPU_TRIES}
+    if function:
+        return {"tries": FUNCTION_TRIES, "longest": LONGEST_FUNCTION_CALL}
+    return {"tries": ROW_TRIES, "longest": LONGEST_CALL}
+
+
+def stored(batch: BatchPlan) -> dict[str, Any]:
+    """As the plan stores it."""
+    found = asdict(batch)
+    return {name: found[name] for name in ("tokens", "rows", "tries", "longest")}
+
+
+# ---------------------------------------------------------------- what was found
+
+
+def recall(r: Resolved) -> int | None:
+    """The budget found for this model, these options and this machine; None where none is, or it does not read."""
+    try:
+        return int(json.loads(_note(r).read_text(encoding="utf-8"))["budget"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(r: Resolved, batch: BatchPlan, figures: Mapping[str, float]) -> None:
+    """Keep what the sweep of a run found, if it had budgets to try and compared two of them at least."""
+    rates = rates_of(figures)
+    if len(rates) > 1 and set(batch.tries) >= set(rates):
+        keep(r, knee(rates), rates)
+
+
+def keep(r: Resolved, budget: int, rates: Mapping[int, float]) -> None:
+    """Write it down. A cache that cannot be written is no error: the next run tries again."""
+    note = _note(r)
+    told = {"budget": budget, "rates": {str(b): round(x, 1) for b, x in sorted(rates.items())}, "model": r.model.name}
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_suffix(f".{time.monotonic_ns()}.tmp")
+        temporary.write_text(json.dumps({**told, "machine": machine.name()}), encoding="utf-8")
+        temporary.replace(note)
+
+
+def _note(r: Resolved) -> Path:
+    from gristmill.models.cache import cache_folder
+
+    about = {
+        "model": r.info.digest or dict(r.fingerprint.code),
+        "options": {k: v for k, v in r.fingerprint.options.items() if k.startswith("model.")},
+        "place": [r.place.device, r.place.backend, r.place.threads, r.workers, len(r.gpus)],
+        "machine": machine.name(),
+    }
+    return cache_folder() / "budgets" / f"{fingerprint.digest_of(about)[:40]}.json"

@@ -1,0 +1,74 @@
+"""The short sweep of a plain run: budgets are tried on its own rows, remembered, and never change what is answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill import budgets
+
+pytestmark = pytest.mark.real_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "budgets"
+
+
+def embed(folder: Path, sink: str, model: Path, texts: list[str], **options: object) -> gm.Report:
+    source = folder / "in.parquet"
+    if not source.exists():
+        pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), source)
+    return gm.embed(str(source), str(folder / sink), text="text", model=str(model), workers=1, **options)
+
+
+def values(report: gm.Report) -> np.ndarray:
+    column = report.read().to_table().sort_by("id")["embedding"].combine_chunks()
+    return np.asarray(column.flatten())
+
+
+def test_a_plain_run_finds_its_budget_and_the_next_one_knows_it(
+    cache: Path, tmp_path: Path, minilm_onnx: Path, docstrings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run tries budgets on its own batches; the second uses what was found, and gives the same vectors."""
+    texts = [t[:200] for t in docstrings[:500]]
+    monkeypatch.setattr(budgets, "LEAST_ROWS", 100)
+    monkeypatch.setattr(budgets, "CPU_TRIES", (128, 512, 1024))
+    first = embed(tmp_path, "a", minilm_onnx, texts)
+    (note,) = cache.iterdir()
+    found = json.loads(note.read_text())
+    assert found["budget"] in (128, 512, 1024)
+    assert set(found["rates"]) <= {"128", "512", "1024"}
+    assert first.details["batch"]["tries"] == (128, 512, 1024)
+    second = embed(tmp_path, "b", minilm_onnx, texts)
+    assert second.details["batch"]["tokens"] == found["budget"]
+    assert second.details["batch"]["tries"] == ()
+    np.testing.assert_allclose(values(second), values(first), atol=1e-5)
+    assert first.padding is not None
+    assert first.padding < 0.1
+
+
+def test_a_budget_that_was_given_is_used(tmp_path: Path, minilm_int8: Path, docstrings: list[str], cache: Path) -> None:
+    """batch_tokens= is neither tried against others nor replaced by what was found, and small jobs try nothing."""
+    report = embed(tmp_path, "a", minilm_int8, docstrings[:40], batch_tokens=300)
+    assert (report.details["batch"]["tokens"], report.details["batch"]["tries"]) == (300, ())
+    assert embed(tmp_path, "b", minilm_int8, docstrings[:40]).details["batch"]["tries"] == ()
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_read_or_written_is_no_error(
+    tmp_path: Path, minilm_int8: Path, docstrings: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torn note, and a cache that is a file, cost another sweep and nothing else."""
+    cache.parent.parent.mkdir(exist_ok=True)
+    cache.parent.write_text("in the way")
+    monkeypatch.setattr(budgets, "LEAST_ROWS", 10)
+    assert embed(tmp_path, "a", minilm_int8, [t[:100] for t in docstrings[:60]]).rows_ok == 60
