@@ -80,6 +80,14 @@ class Job:
 
         return plan(self.spec)
 
+    def tune(self, budgets: Sequence[int] | None = None, *, rounds: int = 3) -> Any:
+        """Measure throughput over batch budgets on the job's own rows: a value with .knee, .rates, .best, .budgets and
+        .arrangements. Later runs on this machine use the knee; `gristmill tune` shows it as a table and a curve.
+        """
+        from gristmill.tuning.sweeping import tune
+
+        return tune(self.spec, budgets, rounds=rounds)
+
     def stream(self) -> Iterator[Any]:
         """Finished output tables in the order of the source, as they are ready; memory stays bounded.
 

@@ -20,9 +20,9 @@ from gristmill.plan.specs import TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
 
 SAMPLE_ROWS = 32
-# An export takes 8 s for MiniLM and a minute for a base-size model, and saves about a third of torch's time (measured
-# on CPUs), so it is made for jobs that would take torch a minute at least, and longer for larger models.
-WORTH_SECONDS = 60.0
+# An export takes 8 s for MiniLM, 15 s with the comparison, and a minute for a base-size model; it saves half of torch's
+# time or more (measured on a CPU), so it is made for jobs that would take torch longer than this.
+WORTH_SECONDS = 40.0
 WORTH_A_BYTE = 60.0 / 440e6  # seconds: what a base-size model of 440 MB takes to export
 CORE_RATE = 50e9  # FLOP/s of one core at work in torch, measured with MiniLM on two cores (104 GFLOP/s)
 CHARS_A_TOKEN = 4  # English text, and what unknown tokenizers are taken to do

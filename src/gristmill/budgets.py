@@ -21,9 +21,10 @@ from gristmill.plan.options import BatchPlan
 from gristmill.plan.specs import FunctionModel
 from gristmill.planning import Resolved
 
-# Around the defaults, by twos and fours. Throughput is flat within a few percent over two or three of them (MiniLM on
-# two cores: 768 to 2,048 tokens), so trying them costs about a percent of the batches it takes.
-CPU_TRIES = (384, 768, 1536, 3072)
+# Around the defaults, by twos and fours. Throughput is flat within a few percent over two or three of them, so trying
+# them costs a few percent of the batches it takes.
+ONNX_TRIES = (256, 512, 1024, 2048)
+CPU_TRIES = (512, 1024, 2048, 4096)
 GPU_TRIES = (8192, 16_384, 32_768, 65_536, 131_072)
 ROW_TRIES = (64, 256, 1024, 4096)
 FUNCTION_TRIES = (1024, 4096, 16_384)
@@ -60,7 +61,8 @@ def _tries(r: Resolved, plain: BatchPlan) -> dict[str, Any]:
     if r.estimated_rows < (LEAST_FUNCTION_ROWS if function else LEAST_ROWS) or r.only is not None:
         return {}
     if plain.by_tokens:
-        return {"tries": GPU_TRIES if r.place.device.startswith("cuda") else CPU_TRIES}
+        on_cpu = ONNX_TRIES if r.place.backend == "onnx" else CPU_TRIES
+        return {"tries": GPU_TRIES if r.place.device.startswith("cuda") else on_cpu}
     if function:
         return {"tries": FUNCTION_TRIES, "longest": LONGEST_FUNCTION_CALL}
     return {"tries": ROW_TRIES, "longest": LONGEST_CALL}

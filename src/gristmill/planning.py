@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill import machine
-from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS
+from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
 from gristmill.commit.inspections import Inspections, looked_at
 from gristmill.engines import registry as engines
 from gristmill.errors import BadJob, BadSource, GateFailed
@@ -372,7 +372,8 @@ def budget_of(r: Resolved) -> BatchPlan:
     running = r.job.running
     tokens = running.batch_tokens
     if tokens == "auto":
-        tokens = GPU_TOKENS if r.place.device == "cuda" else CPU_TOKENS
+        on_cpu = ONNX_TOKENS if r.place.backend == "onnx" else CPU_TOKENS
+        tokens = GPU_TOKENS if r.place.device == "cuda" else on_cpu
     rows = running.batch_rows
     if rows == "auto":
         rows = MOST_ROWS if text else FUNCTION_ROWS if isinstance(r.model, FunctionModel) else ROWS_WITHOUT_LENGTHS * 32

@@ -29,7 +29,7 @@ def run(sweep: Sweep, seconds: dict[int, float], most: int = 5000) -> tuple[int 
 def test_it_ends_at_the_knee(rates: list[float]) -> None:
     """For calls of steady cost: the smallest budget within 3 % of the best, and the figures tell the same."""
     true = dict(zip(BUDGETS, rates, strict=True))
-    settled, tried, figures = run(Sweep(BUDGETS), {b: b / r for b, r in true.items()})
+    settled, _, figures = run(Sweep(BUDGETS), {b: b / r for b, r in true.items()})
     assert settled is not None
     assert true[settled] >= 0.96 * max(true.values())
     assert abs(true[knee(rates_of(figures))] / true[settled] - 1) < 0.04

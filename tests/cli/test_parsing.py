@@ -13,7 +13,7 @@ import click
 import pytest
 
 import gristmill as gm
-from gristmill.cli import app, job, score, sink, vocabulary
+from gristmill.cli import app, job, score, sink, tune, vocabulary
 from gristmill.cli.flags import Flag, changes
 from gristmill.errors import BadJob
 from gristmill.plan.job import JobSpec, Sink, Source
@@ -158,7 +158,7 @@ def test_flags_lie_over_a_job_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
 # ---------------------------------------------------------------- help
 
 COMMANDS = {
-    name: getattr({"score": score, "job": job, "sink": sink}[module], name.replace("-", "_"))
+    name: getattr({"score": score, "job": job, "sink": sink, "tune": tune}[module], name.replace("-", "_"))
     for name, (module, _) in app.COMMANDS.items()
 }
 

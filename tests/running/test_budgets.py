@@ -41,7 +41,7 @@ def test_a_plain_run_finds_its_budget_and_the_next_one_knows_it(
     """The first run tries budgets on its own batches; the second uses what was found, and gives the same vectors."""
     texts = [t[:200] for t in docstrings[:500]]
     monkeypatch.setattr(budgets, "LEAST_ROWS", 100)
-    monkeypatch.setattr(budgets, "CPU_TRIES", (128, 512, 1024))
+    monkeypatch.setattr(budgets, "ONNX_TRIES", (128, 512, 1024))
     first = embed(tmp_path, "a", minilm_onnx, texts)
     (note,) = cache.iterdir()
     found = json.loads(note.read_text())

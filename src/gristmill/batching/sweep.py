@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WITHIN = 0.03  # the knee: the smallest budget this near to the best throughput
-# Before a budget is judged: so many batches, as the noise of one is about a tenth on a busy machine, and so many seconds,
-# as short calls are disturbed most.
+# Before a budget is judged: so many batches, as the noise of one is about a tenth on a busy machine, and so many
+# seconds, as short calls are disturbed most.
 ROUNDS = 4
 SECONDS = 0.5
 HOPELESS = 0.8  # a budget this far below the best after half of that is tried no more
@@ -38,8 +38,8 @@ def knee(rates: Mapping[int, float], within: float = WITHIN) -> int:
 
 
 class Sweep:
-    """Tries `budgets` in alternation, each for about the same time, until all are judged. `longest` is the most seconds that a call of a
-    larger budget may take, going by the rate of those tried.
+    """Tries `budgets` in alternation, each for about the same time, until all are judged. `longest` is the most seconds
+    that a call of a larger budget may take, going by the rate of those tried.
     """
 
     def __init__(self, budgets: Sequence[int], longest: float | None = None) -> None:

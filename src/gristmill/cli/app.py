@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "apply": ("score", "Your own function or class on every batch of rows"),
     "run": ("job", "Run a job: job.yaml, FILE.py[:NAME] or MODULE:NAME"),
     "plan": ("job", "What a job would do: shards, rows, bytes, null counts"),
+    "tune": ("tune", "How fast a job runs with which batches, on its own rows"),
     "status": ("sink", "How far a run is, from any terminal, while it runs"),
     "dead": ("sink", "The dead letters of a sink, readable"),
     "retry-dead": ("sink", "Score the dead letters again, usually after a fix"),

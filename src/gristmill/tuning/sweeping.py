@@ -1,0 +1,263 @@
+"""The sweep of `gristmill tune`: arrangements first, then batch budgets on the best of them; always in alternation."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gristmill import backends, budgets, machine, planning
+from gristmill.batching.sweep import HOPELESS, knee
+from gristmill.commit.store import LocalFiles
+from gristmill.errors import BadJob
+from gristmill.plan import shard
+from gristmill.plan.job import JobSpec, Sink
+from gristmill.plan.shard import Piece, Shard
+from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
+from gristmill.planning import Resolved
+from gristmill.running import recipe
+from gristmill.tuning.bench import Answer, Bench
+from gristmill.worker.recipe import Task
+from gristmill.worker.trial import Trial, TrialStages
+from gristmill.worker.work import ShardStages
+
+CPU_BUDGETS = (256, 512, 1024, 1536, 2048, 4096, 8192)
+GPU_BUDGETS = (4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)
+ROW_BUDGETS = (16, 64, 256, 1024, 4096, 16_384)
+LONGEST_CALL = 10.0  # seconds: a larger budget is not tried where its call would take longer
+SAMPLE_ROWS = 1024
+GPU_SAMPLE_ROWS = 8192
+SPREAD = 4  # places of the source that the sample is taken from
+A_TRIAL = 4096  # tokens or rows that a trial computes at least
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where the model runs: workers, threads of each, and for text models the backend and the precision."""
+
+    workers: int
+    threads: int
+    backend: str = ""
+    dtype: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"{self.workers} x {self.threads}", *(p for p in (self.backend, self.dtype) if p)]
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of the table. `rate` is the median of its trials: useful tokens (or rows) a second of all workers."""
+
+    arrangement: Arrangement
+    budget: int
+    rate: float
+    padding: float
+    trials: int
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a sweep found. `unit` is "tokens" or "rows"; `arrangements` were measured at the default budget, `budgets`
+    on `best`; `knee` is the smallest budget within 3 % of the best. `default` is what a run would take by itself.
+    """
+
+    model: str
+    unit: str
+    arrangements: tuple[Measured, ...]
+    budgets: tuple[Measured, ...]
+    best: Arrangement
+    knee: int
+    default: int
+    default_arrangement: Arrangement
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """Rates by budget, of those that ran."""
+        return {m.budget: m.rate for m in self.budgets if m.rate > 0}
+
+
+def tune(
+    spec: JobSpec, budgets_tried: Sequence[int] | None = None, *, rounds: int = 3, say: Say = lambda _: None
+) -> Tuned:
+    """Measure a job's model on its own rows. Scores the sample some times over, and writes nothing but what it found,
+    for the runs to come. Raises BadJob and RunFailed.
+    """
+    if spec.engine.workers == 0:
+        raise BadJob("tune measures workers, and workers is 0: give a number, or auto")
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, ExitStack() as open_benches:
+        chosen = backends.settle(planning.resolve(spec, folder))
+        r = chosen.resolved
+        sweep = _Sweep(r, folder, rounds, say, open_benches)
+        arrangements = sweep.arrangements()
+        best = max(arrangements, key=lambda m: m.rate).arrangement if arrangements else _own(r)
+        measured = sweep.budgets(best, sorted(set(budgets_tried or _budgets(r))))
+        rates = {m.budget: m.rate for m in measured if m.rate > 0}
+        if not rates:
+            raise BadJob(f"tune: memory ran out at the smallest budget, {measured[0].budget}: give smaller ones")
+        found = knee(rates)
+        budgets.keep(_arranged(r, best), found, rates)
+        plain = planning.budget_of(r)
+        return Tuned(
+            r.model.name, "tokens" if plain.by_tokens else "rows", tuple(arrangements), tuple(measured), best, found,
+            plain.tokens if plain.by_tokens else plain.rows, _own(r), chosen.notes,
+        )  # fmt: skip
+
+
+class _Sweep:
+    """The benches of one sweep: one an arrangement, kept open so that they can take turns."""
+
+    def __init__(self, r: Resolved, folder: str, rounds: int, say: Say, stack: ExitStack) -> None:
+        self._r = r
+        self._rounds = rounds
+        self._say = say
+        self._stack = stack
+        self._benches: dict[Arrangement, Bench] = {}
+        rows = GPU_SAMPLE_ROWS if r.place.device.startswith("cuda") else SAMPLE_ROWS
+        self._task = Task("probe", Shard(0, _spread(r, rows)), folder=folder, root=folder, rows=rows)
+        self._sink = Sink(folder)
+
+    def arrangements(self) -> list[Measured]:
+        """Every arrangement there is a choice of, at the default budget; none where there is only one."""
+        choice = _choices(self._r)
+        if len(choice) < 2:
+            return []
+        plain = planning.budget_of(self._r)
+        budget = plain.tokens if plain.by_tokens else plain.rows
+        return self._alternated([(a, budget) for a in choice])
+
+    def budgets(self, arrangement: Arrangement, tried: Sequence[int]) -> list[Measured]:
+        """Every budget on one arrangement, smallest first; from where memory ends, or the rate has fallen far, on up
+        none.
+        """
+        for other in [a for a in self._benches if a != arrangement]:
+            self._benches.pop(other).close()
+        return self._alternated([(arrangement, budget) for budget in tried])
+
+    def _alternated(self, candidates: list[tuple[Arrangement, int]]) -> list[Measured]:
+        answers: dict[tuple[Arrangement, int], list[Answer]] = {c: [] for c in candidates}
+        left = list(candidates)
+        for number in range(self._rounds):
+            for candidate in list(left):
+                if candidate not in left:
+                    continue
+                answer = self._bench(candidate[0]).measure(
+                    Trial(self._task, candidate[1], self._shares(candidate[1], number))
+                )
+                answers[candidate].append(answer)
+                self._say(
+                    f"round {number + 1} of {self._rounds}: {candidate[0]}, {candidate[1]:,}: {answer.rate:,.0f}/s"
+                )
+                if self._hopeless(candidate, answers):
+                    left = [c for c in left if c[0] != candidate[0] or c[1] < candidate[1]]
+        return [_line(a, b, found) for (a, b), found in answers.items() if found]
+
+    def _hopeless(
+        self, candidate: tuple[Arrangement, int], answers: dict[tuple[Arrangement, int], list[Answer]]
+    ) -> bool:
+        """Whether this budget and all larger ones need no more trials."""
+        latest = answers[candidate][-1]
+        smaller = [a[-1].rate for c, a in answers.items() if a and c[0] == candidate[0] and c[1] < candidate[1]]
+        slow = bool(smaller) and latest.rate < HOPELESS * max(smaller)
+        return bool(latest.failed) or slow or (bool(smaller) and candidate[1] / latest.rate > LONGEST_CALL)
+
+    def _shares(self, budget: int, number: int) -> tuple[float, ...]:
+        count = int(np.clip(-(-A_TRIAL // budget), 2, 16))
+        return tuple((k + (number + 0.5) / self._rounds) / count for k in range(count))
+
+    def _bench(self, arrangement: Arrangement) -> Bench:
+        if arrangement not in self._benches:
+            r = _arranged(self._r, arrangement)
+            given = recipe(r, self._sink, LocalFiles(), planning.budget_of(r))
+            stages = TrialStages(ShardStages(given, arrangement.threads, r.gpus, timed=False))
+            bench = Bench(r, stages, tuple(p or os.getcwd() for p in sys.path))
+            self._benches[arrangement] = self._stack.enter_context(closing(bench))
+        return self._benches[arrangement]
+
+
+def _line(arrangement: Arrangement, budget: int, found: list[Answer]) -> Measured:
+    failed = next((a.failed for a in found if a.failed), "")
+    rate = 0.0 if failed else statistics.median(a.rate for a in found)
+    return Measured(arrangement, budget, rate, found[-1].padding, len(found), failed)
+
+
+# ---------------------------------------------------------------- what there is to choose from
+
+
+def _budgets(r: Resolved) -> tuple[int, ...]:
+    if not planning.budget_of(r).by_tokens:
+        return ROW_BUDGETS
+    return GPU_BUDGETS if r.place.device.startswith("cuda") else CPU_BUDGETS
+
+
+def _own(r: Resolved) -> Arrangement:
+    """The arrangement that a run would take."""
+    if not planning.budget_of(r).by_tokens:
+        return Arrangement(max(1, r.workers), r.place.threads)
+    model = r.model
+    return Arrangement(max(1, r.workers), r.place.threads, getattr(model, "backend", ""), getattr(model, "dtype", ""))
+
+
+def _choices(r: Resolved) -> list[Arrangement]:
+    """The run's own arrangement first, then other splits of this machine's cores, then the other backend of the same
+    precision; what the job fixes is no choice.
+    """
+    own = _own(r)
+    engine = r.job.engine
+    found = [own]
+    on_cpu = engine.name == "local" and r.place.device == "cpu" and not isinstance(r.model, FunctionModel)
+    if on_cpu and engine.workers == "auto" and engine.threads == "auto":
+        cores = machine.cores()
+        splits = [n for n in (cores, cores // 2, cores // 4, 1) if n >= 1]
+        found += [replace(own, workers=n, threads=max(1, cores // n)) for n in splits]
+    if backends.open_to_choice(backends.stored(r, "torch")) and own.backend == "onnx":
+        found.append(replace(own, backend="torch"))
+    return list(dict.fromkeys(found))
+
+
+def _arranged(r: Resolved, a: Arrangement) -> Resolved:
+    text = isinstance(r.model, (TextEmbedder, TextClassifier))
+    model = replace(r.model, backend=a.backend) if text else r.model  # type: ignore[arg-type]
+    place = replace(r.place, threads=a.threads, backend=a.backend or r.place.backend)
+    return replace(r, workers=a.workers, place=place, model=model)
+
+
+def _spread(r: Resolved, rows: int) -> tuple[Piece, ...]:
+    """About `rows` rows from several places of the selection; of files that cannot be cut, from their start."""
+    spans = r.selection.ranges.tolist()
+    weights = [shard.estimated_rows(r.files[f], a, b) for f, a, b in spans]
+    total = sum(weights)
+    if total <= rows:
+        return _pieces(r, [(f, a, b) for f, a, b in spans])
+    wanted = [place * total / SPREAD for place in range(SPREAD)]
+    taken, before = [], 0.0
+    for (f, a, b), weight in zip(spans, weights, strict=True):
+        for start in [w - before for w in wanted if before <= w < before + weight]:
+            density = (b - a) / max(weight, 1e-9)  # positions a row
+            first = a + int(start * density) if r.files[f].divisible else a
+            taken.append((f, first, min(b, first + max(1, int(rows / SPREAD * density) + 1))))
+        before += weight
+    return _pieces(r, taken)
+
+
+def _pieces(r: Resolved, spans: list[tuple[int, int, int]]) -> tuple[Piece, ...]:
+    out: list[Piece] = []
+    for f, a, b in spans:
+        file = r.files[f]
+        if out and out[-1].index == f:
+            last = out[-1].ranges[-1]
+            ranges = (*out[-1].ranges[:-1], (last[0], max(b, last[1]))) if a <= last[1] else (*out[-1].ranges, (a, b))
+            out[-1] = replace(out[-1], ranges=ranges)
+        else:
+            out.append(Piece(f, file.file, file.extent, ((a, b),)))
+    return tuple(out)

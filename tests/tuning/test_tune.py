@@ -1,0 +1,119 @@
+"""`gristmill tune` and job.tune(): measured on real rows, shown as a table and a curve, written into the job file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import gristmill as gm
+from gristmill.tuning.written import edited
+
+JOB = """\
+# Embeds what people wrote.
+source: {uri: "in.parquet"}
+model:  {embed: "MODEL", text: text}   # the int8 file
+sink:   {uri: "out", keep: [id]}
+running:
+  batch_rows: 64   # many short ones
+  window_bytes: 8388608
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, docstrings: list[str], minilm_int8: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job file with comments, 300 texts beside it, and an empty cache."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    pq.write_table(pa.table({"id": range(300), "text": [t[:150] for t in docstrings[:300]]}), tmp_path / "in.parquet")
+    (tmp_path / "job.yaml").write_text(JOB.replace("MODEL", str(minilm_int8)))
+    return tmp_path
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "gristmill", "tune", "job.yaml", *arguments]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.real_model
+def test_the_command_measures_draws_and_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table with bars and the knee, a PNG, and a job file with one line more; the next run uses the knee."""
+    done = command(folder, "--budgets", "64,256,512", "--rounds", "2", "--threads", "1", "--plot", "c.png", "--write")
+    assert done.returncode == 0, done.stderr
+    assert "█" in done.stdout
+    assert "the knee" in done.stdout
+    assert (folder / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "out").exists()
+    text = (folder / "job.yaml").read_text()
+    knee = yaml.safe_load(text)["running"]["batch_tokens"]
+    assert knee in (64, 256, 512)
+    assert text.replace(f"  batch_tokens: {knee}\n", "") == JOB.replace(JOB.split('"')[3], text.split('"')[3])
+    assert len(list((folder / "cache" / "budgets").iterdir())) == 1
+    monkeypatch.chdir(folder)
+    assert gm.run("job.yaml").details["batch"]["tokens"] == knee
+
+
+@pytest.mark.real_model
+def test_arrangements_are_compared_where_they_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker of all cores against a worker a core, in alternation, on the job's rows; the twin of the command."""
+    monkeypatch.chdir(folder)
+    found = gm.load_job("job.yaml").tune([128, 512], rounds=1)
+    assert {m.budget for m in found.budgets} <= {128, 512}
+    assert found.unit == "tokens"
+    assert found.knee in found.rates
+    splits = {(m.arrangement.workers, m.arrangement.threads) for m in found.arrangements}
+    assert (found.best.workers, found.best.threads) in splits
+    assert all(m.rate > 0 for m in found.arrangements)
+
+
+def test_models_without_lengths_are_measured_in_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a function budgets are rows; memory that runs out ends the sweep there, and the knee is below."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    pq.write_table(pa.table({"x": range(3000)}), tmp_path / "in.parquet")
+
+    def score(batch):
+        import time
+
+        if len(batch["x"]) > 100:
+            raise MemoryError
+        time.sleep(0.01)
+        return {"y": batch["x"]}
+
+    found = gm.Job(str(tmp_path / "in.parquet"), score, str(tmp_path / "out"), workers=1).tune(
+        [10, 100, 1000, 2000], rounds=1
+    )
+    assert found.unit == "rows"
+    assert found.knee == 100
+    assert [(m.budget, m.failed) for m in found.budgets] == [(10, ""), (100, ""), (1000, "memory")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a: 1\n", "a: 1\nrunning: {batch_tokens: 7}\n"),
+        (
+            "running: {batch_tokens: 5, batch_rows: 2} # x\nb: 2\n",
+            "running: {batch_tokens: 7, batch_rows: 2} # x\nb: 2\n",
+        ),
+        ("running: {}\n", "running: {batch_tokens: 7}\n"),
+        ("running:\n  # why\n  batch_tokens: 5  # five\nb: 2", "running:\n  # why\n  batch_tokens: 7  # five\nb: 2"),
+        ("running:\n    log: x\n\nb: 2\n", "running:\n    batch_tokens: 7\n    log: x\n\nb: 2\n"),
+    ],
+)
+def test_one_line_of_a_job_file_is_changed(before: str, after: str) -> None:
+    """In braces, in a block, or anew: everything else stays as it was."""
+    assert edited(before, "running", {"batch_tokens": 7}) == after
+    assert yaml.safe_load(after)["running"]["batch_tokens"] == 7
+
+
+def test_what_cannot_be_tuned_is_said(folder: Path) -> None:
+    """Budgets that are no numbers, and a job without a model, are exit 2."""
+    done = command(folder, "--budgets", "many")
+    assert done.returncode == 2
+    assert "whole numbers" in done.stderr
+    (folder / "job.yaml").write_text("sink: {uri: out}\n")
+    assert command(folder).returncode == 2
