@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,26 @@ def test_a_node_is_killed(cluster: Any, numbers: str, wanted: pa.Table, tmp_path
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
     oracles.same_values(root, wanted)
     oracles.tidy(root)
+
+
+def test_an_actor_is_killed(cluster: Any, numbers: str, tmp_path: Path) -> None:
+    """The actor's own process, not the worker's: its place is filled again, and what it ran is not blamed."""
+    root, heard = str(tmp_path / "out"), Heard()
+    model = gm.model(kills_its_parent, marker=str(tmp_path / "killed"), at=77)
+    sink = gm.sink(root, keep=["id"])
+    report = gm.Job(numbers, model, sink, engine=gm.ray(workers=1), shard_rows=20).run(observer=heard)
+    assert (report.rows_ok, report.rows_dead, heard.deaths()) == (200, 0, 1)
+    assert any("its actor was lost" in n.text for n in heard.notes)
+    oracles.nothing_lost_nothing_twice(root, list(range(200)))
+
+
+def kills_its_parent(batch: dict[str, Any], marker: str, at: int) -> dict[str, Any]:
+    """SIGKILL to the process above, once."""
+    if at in batch["id"].tolist() and not os.path.exists(marker):
+        open(marker, "w").close()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(10)
+    return {"y": batch["x"]}
 
 
 def engine(**fields: Any) -> dict[str, Any]:
