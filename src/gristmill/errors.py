@@ -13,16 +13,22 @@ __all__ = [
     "BadModel",
     "BadOutput",
     "BadSource",
+    "BatchFailed",
+    "BatcherClosed",
+    "CallTimeout",
     "CorruptStore",
     "GateFailed",
     "GristmillError",
     "Interrupted",
     "MissingExtra",
     "PlanChanged",
+    "QueueFull",
+    "RemoteError",
     "RunFailed",
     "SinkBusy",
     "SourceChanged",
     "WorkerLost",
+    "WrongOutput",
 ]
 
 
@@ -62,6 +68,32 @@ class RunFailed(GristmillError):
 
 class WorkerLost(RunFailed):
     """Workers die faster than they can be replaced."""
+
+
+class RemoteError(RunFailed):
+    """An exception in a worker that cannot be raised again as what it was: its type, text and traceback as text."""
+
+
+class CallTimeout(GristmillError, TimeoutError):
+    """A call took longer than its `timeout`."""
+
+
+class QueueFull(GristmillError, RuntimeError):
+    """A call was refused: `max_queue` items wait already, and `when_full="refuse"`."""
+
+
+class BatcherClosed(GristmillError, RuntimeError):
+    """A call came after `close()`, or was still waiting when the batcher was closed with `cancel=True`."""
+
+
+class WrongOutput(GristmillError, ValueError):
+    """A batch function returned something that is not one result per item."""
+
+
+class BatchFailed(GristmillError, RuntimeError):
+    """A batch function ended with what is no ordinary error (SystemExit, KeyboardInterrupt, StopIteration, a
+    cancellation), which would end its caller's thread or loop: it is this error's `__cause__`.
+    """
 
 
 class CorruptStore(RunFailed):

@@ -19,7 +19,7 @@ import pytest
 from callers import eventually
 from gristmill import aio, batched
 from gristmill.batching.cached import AsyncCache
-from gristmill.batching.failures import CallTimeout, QueueFull
+from gristmill.errors import CallTimeout, QueueFull
 
 pytestmark = pytest.mark.timeout(60)
 

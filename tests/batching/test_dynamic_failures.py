@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.batching.failures import BatchFailed, personal
+from gristmill.batching.failures import personal
+from gristmill.errors import BatchFailed
 
 
 class Plain(Exception):

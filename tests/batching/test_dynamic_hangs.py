@@ -23,7 +23,7 @@ import pytest
 from callers import at_once, eventually
 from gristmill import aio
 from gristmill.batching.decorator import dynamically
-from gristmill.batching.failures import BatcherClosed, BatchFailed, WrongOutput
+from gristmill.errors import BatcherClosed, BatchFailed, WrongOutput
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 from callers import at_once
 from gristmill import aio, inference
-from gristmill.batching.failures import WrongOutput
 from gristmill.batching.padding import pad
+from gristmill.errors import WrongOutput
 
 pytestmark = pytest.mark.timeout(60)
 

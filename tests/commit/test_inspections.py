@@ -43,7 +43,7 @@ def infos(draw: st.DrawFn) -> list[FileInfo]:
 def stored(folder: Path, files: list[FileInfo], how: str) -> inspections.Inspections:
     """Written into a plan and read back."""
     generation = generations.claim(LocalFiles(), str(folder), "new")
-    shards = shard.cut(files, Selection.everything(files), 1000, 1)
+    shards = shard.cut([], Selection.everything([]), 1)  # how the files are cut is of no matter here
     generations.write_plan(LocalFiles(), generation, {}, files, shards, inspections.as_table(files, how))
     return inspections.of_generations([generation])
 

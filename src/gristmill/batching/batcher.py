@@ -14,11 +14,11 @@ from typing import Any
 from gristmill.batching import nesting
 from gristmill.batching.admission import Rules
 from gristmill.batching.calls import Call, Part, clock, settle
-from gristmill.batching.failures import BatcherClosed
 from gristmill.batching.loop import LoopLane
 from gristmill.batching.stats import Stats, Tally
 from gristmill.batching.threads import ThreadLane
 from gristmill.batching.work import Work
+from gristmill.errors import BatcherClosed
 
 _FREE = nullcontext(True)
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from gristmill.batching.admission import Batch, Entry
-from gristmill.batching.failures import CallTimeout, personal
+from gristmill.batching.failures import personal
+from gristmill.errors import CallTimeout
 
 clock = time.monotonic
 

@@ -4,27 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-
-class QueueFull(RuntimeError):
-    """The call was refused: `max_queue` items wait already, and `when_full="refuse"`."""
-
-
-class BatcherClosed(RuntimeError):
-    """The call came after `close()`, or was still waiting when the batcher was closed with `cancel=True`."""
-
-
-class CallTimeout(TimeoutError):
-    """The call's `timeout` passed. If its batch had left, the function finishes it, and the result is dropped."""
-
-
-class WrongOutput(ValueError):
-    """The batch function returned something that is not one result per item."""
-
-
-class BatchFailed(RuntimeError):
-    """The batch function ended with what is no ordinary error (SystemExit, KeyboardInterrupt, StopIteration, a
-    cancellation), which would end its caller's thread or loop: it is this error's `__cause__`.
-    """
+from gristmill.errors import BatchFailed
 
 
 def ordinary(error: BaseException) -> Exception:

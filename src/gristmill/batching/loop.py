@@ -14,10 +14,11 @@ from contextlib import suppress
 from gristmill.batching import nesting
 from gristmill.batching.admission import Admission, Batch, Rules, Wait
 from gristmill.batching.calls import Call, clock, fail, settle
-from gristmill.batching.failures import BatcherClosed, ordinary
+from gristmill.batching.failures import ordinary
 from gristmill.batching.queueing import batches_of, enter, leave
 from gristmill.batching.stats import Tally
 from gristmill.batching.work import Work
+from gristmill.errors import BatcherClosed
 
 
 class LoopLane:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from gristmill.batching.failures import WrongOutput
 from gristmill.batching.work import Arguments, at_most
+from gristmill.errors import WrongOutput
 
 MASK = "attention_mask"
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from gristmill.batching.admission import Admission, Batch, Rules
 from gristmill.batching.calls import Call
-from gristmill.batching.failures import QueueFull
 from gristmill.batching.stats import Tally
+from gristmill.errors import QueueFull
 
 
 def enter(policy: Admission, call: Call, tally: Tally) -> float:

@@ -19,10 +19,11 @@ from typing import Any
 from gristmill.batching import nesting
 from gristmill.batching.admission import Admission, Batch, Rules
 from gristmill.batching.calls import Call, clock, fail, wake_loops
-from gristmill.batching.failures import BatcherClosed, ordinary
+from gristmill.batching.failures import ordinary
 from gristmill.batching.queueing import batches_of, enter, leave
 from gristmill.batching.stats import Tally
 from gristmill.batching.work import Work
+from gristmill.errors import BatcherClosed
 
 # How long the interpreter's end waits for running batches: native code that is cut off in the middle may crash.
 EXIT_S = 1.0

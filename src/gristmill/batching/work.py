@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from gristmill.batching.admission import Batch
 from gristmill.batching.calls import Call, Raised, call_of, clock, scatter
-from gristmill.batching.failures import BatchFailed, WrongOutput, ordinary
+from gristmill.batching.failures import ordinary
 from gristmill.batching.stats import Tally
+from gristmill.errors import BatchFailed, WrongOutput
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

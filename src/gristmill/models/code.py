@@ -31,11 +31,18 @@ def digests(call: Call) -> dict[str, str]:
     if isinstance(call.target, str):
         _add_module(call.target.partition(":")[0], found)
     else:
-        _add_object(call.target, found, set())
+        found = callable_digests(call.target)
     if call.args:
         found[f"arguments of {call.name}"] = value_digest(dict(call.args))
     if call.takes is not None:
         found[f"columns taken by {call.name}"] = value_digest(dict(call.takes))
+    return found
+
+
+def callable_digests(target: Any) -> dict[str, str]:
+    """The same for any callable object, without arguments of its own."""
+    found: dict[str, str] = {}
+    _add_object(target, found, set())
     return found
 
 

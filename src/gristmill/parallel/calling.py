@@ -1,0 +1,170 @@
+"""The worker's side of a parallel map: it holds the function and calls it, chunk after chunk. Imports next to nothing,
+so that the first result comes soon.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.parallel.shipping import Fault, Parcel, fault_of, pack, pickled, unpack
+from gristmill.plan.contracts import Emit, Event, Item, Outcome
+
+FLUSH = 0.05  # seconds: results are not held back longer than this while a chunk goes on
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some inputs, pickled together; `numbers` says which."""
+
+    numbers: tuple[int, ...]
+    inputs: Parcel
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Results of calls: `values` holds those of `numbers` in a list; `faults` are the inputs that have none.
+
+    `seconds` is the time the calls took.
+    """
+
+    numbers: tuple[int, ...] = ()
+    values: Parcel | None = None
+    faults: tuple[tuple[int, Fault], ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Some(Event):
+    """Results of a chunk that goes on."""
+
+    key: str = ""
+    answers: Answers = Answers()
+
+
+@dataclass(frozen=True)
+class CallStages:
+    """What an engine ships to each worker: the function, once. `folder` is a disk that caller and worker share, if any.
+
+    `threads` are the cores one call may use; `gpus` those that workers get one each of; `timeout` in seconds a call.
+    """
+
+    function: Any
+    folder: str | None = None
+    threads: int = 1
+    gpus: tuple[str, ...] = ()
+    timeout: float | None = None
+
+    def environment(self, index: int) -> Mapping[str, str]:
+        """Thread counts and the one GPU of worker `index`; maps inside of calls get the same cores."""
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", CORES)
+        variables = dict.fromkeys(names, str(self.threads))
+        if self.gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
+        return variables
+
+    def open(self, name: str, emit: Emit) -> CallWorker:
+        """Nothing is slow here: what is, the function does at its first call."""
+        return CallWorker(self, name)
+
+
+CORES = "GRISTMILL_CORES"  # cores that a map may use: set in workers, so that nested maps do not multiply
+
+
+class CallWorker:
+    """Calls the function for the inputs it is given. The function object stays, with whatever it keeps on itself."""
+
+    def __init__(self, stages: CallStages, name: str) -> None:
+        self._stages = stages
+        self._name = name
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """No further call."""
+        self._stopping.set()
+
+    def work(self, items: Iterator[Item], emit: Emit) -> None:
+        """Every item to its Outcome, whose value is an Answers with what has not been sent before."""
+        for item in items:
+            if self._stopping.is_set():
+                return
+            self._called(item, emit)
+
+    def _called(self, item: Item, emit: Emit) -> None:
+        chunk: Chunk = item.value
+        batch = _Batch(self._stages.folder)
+        for number, value in zip(chunk.numbers, unpack(chunk.inputs), strict=True):
+            if self._stopping.is_set():
+                return
+            begun = time.monotonic()
+            self._arm()
+            try:
+                result = self._stages.function(*value) if isinstance(value, tuple) else self._stages.function(value)
+            except BaseException as e:  # also SystemExit: an input's failure never ends the worker
+                batch.failed(number, fault_of(e))
+            else:
+                batch.returned(number, result)
+            self._disarm()
+            batch.seconds += time.monotonic() - begun
+            if time.monotonic() - batch.since > FLUSH and number != chunk.numbers[-1]:
+                emit(Some(self._name, item.key, batch.answers()))
+                batch = _Batch(self._stages.folder)
+        emit(Outcome(self._name, item.key, batch.answers()))
+
+    def _arm(self) -> None:
+        """The end of the process, with its stacks on stderr, if the call takes too long, also holding the GIL."""
+        if self._stages.timeout is not None:
+            import faulthandler
+
+            faulthandler.dump_traceback_later(self._stages.timeout, exit=True)
+
+    def _disarm(self) -> None:
+        if self._stages.timeout is not None:
+            import faulthandler
+
+            faulthandler.cancel_dump_traceback_later()
+
+
+class _Batch:
+    """Results that wait to be sent."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.seconds = 0.0
+        self.since = time.monotonic()
+        self._folder = folder
+        self._numbers: list[int] = []
+        self._values: list[Any] = []
+        self._faults: list[tuple[int, Fault]] = []
+
+    def returned(self, number: int, value: Any) -> None:
+        """A call came back."""
+        self._numbers.append(number)
+        self._values.append(value)
+
+    def failed(self, number: int, fault: Fault) -> None:
+        """A call raised."""
+        self._faults.append((number, fault))
+
+    def answers(self) -> Answers:
+        """What to send. Where the results cannot be pickled together, those that cannot be are failures."""
+        try:
+            data = pickled(self._values)
+        except Exception:
+            self._keep_what_can_be_pickled()
+            data = pickled(self._values)
+        values = pack(data, self._folder) if self._numbers else None
+        return Answers(tuple(self._numbers), values, tuple(self._faults), self.seconds)
+
+    def _keep_what_can_be_pickled(self) -> None:
+        kept = []
+        for number, value in zip(self._numbers, self._values, strict=True):
+            try:
+                pickled(value)
+            except Exception as e:
+                self._faults.append((number, fault_of(TypeError(f"the result cannot be pickled: {e}"))))
+            else:
+                kept.append((number, value))
+        self._numbers, self._values = [n for n, _ in kept], [v for _, v in kept]

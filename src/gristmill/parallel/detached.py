@@ -1,0 +1,175 @@
+"""Maps that go on without their caller: a driver process of their own, and a handle that any process can open by id."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gristmill.commit.lease import Lease, holder
+from gristmill.errors import BadJob, Interrupted, RunFailed
+from gristmill.models.cache import cache_folder
+from gristmill.parallel.kept import Kept
+from gristmill.parallel.mapping import Mapping, name_of, results
+from gristmill.parallel.shipping import by_value, revived
+
+_ID = re.compile(r"[0-9a-z-]{1,80}")
+
+
+class Detached:
+    """A map that runs by itself. `id` opens it again from any process of this user: `gristmill.detached(id)`."""
+
+    def __init__(self, id: str) -> None:
+        if not _ID.fullmatch(id) or not (folder := _home() / id).is_dir():
+            there = sorted(p.name for p in _home().iterdir()) if _home().is_dir() else []
+            raise BadJob(f"no detached map {id!r}; there are {', '.join(there[-5:]) or 'none'}")
+        self.id = id
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"Detached({self.id!r})"
+
+    def status(self) -> dict[str, Any]:
+        """`state` ("running", "done", "failed", "cancelled" or "lost"), `done` and `total` inputs, `name`, `error`.
+
+        "lost" is a driver that ended without saying how: killed, or with its machine.
+        """
+        about = _read(self.folder / "about.json")
+        about.update(_read(self.folder / "state.json"))
+        with contextlib.closing(self._kept()) as kept:
+            about["done"] = kept.count()
+        if about["state"] == "running" and not self._alive():
+            about.update(_read(self.folder / "state.json"))  # it may have ended between the two looks
+            if about["state"] == "running":
+                about["state"] = "lost"
+        return about
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """Waits until it has ended, and gives the results in the order of the inputs. Raises as the map itself would;
+        TimeoutError after `timeout` seconds, Interrupted if it was cancelled, RunFailed if its driver was lost.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while (about := self.status())["state"] == "running":
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError(f"detached map {self.id}: {about['done']} of {about['total']} done so far")
+            time.sleep(0.1)
+        if about["state"] == "cancelled":
+            raise Interrupted(f"detached map {self.id}: cancelled after {about['done']} results")
+        if about["state"] == "lost":
+            raise RunFailed(f"detached map {self.id}: its driver process was lost; what it printed is in {self.log}")
+        found = {}
+        with contextlib.closing(self._kept()) as kept:
+            for key, value, fault in kept.all():
+                number = int(key)
+                if fault is None:
+                    found[number] = value
+                elif about["return_exceptions"]:
+                    found[number] = revived(fault, number, value)
+                else:
+                    raise revived(fault, number, value)
+        if about["state"] == "failed":
+            raise RunFailed(f"detached map {self.id}: {about.get('error')}")
+        return [found[n] for n in sorted(found)]
+
+    def cancel(self, timeout: float = 15.0) -> None:
+        """Ends it; returns when nothing of it is running any more. What was finished stays."""
+        (self.folder / "cancel").touch()
+        until = time.monotonic() + timeout
+        while self._alive():
+            if time.monotonic() > until:
+                raise TimeoutError(f"detached map {self.id} has not ended within {timeout} s")
+            time.sleep(0.05)
+
+    @property
+    def log(self) -> Path:
+        """What its calls print goes here."""
+        return self.folder / "log.txt"
+
+    def _alive(self) -> bool:
+        return holder(str(self.folder)) is not None
+
+    def _kept(self) -> Kept:
+        return Kept(str(self.folder / "results.sqlite"))
+
+
+def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
+    """Starts the driver, and returns when it has taken over."""
+    inputs = list(values)
+    name = re.sub("[^a-z0-9]+", "-", name_of(function).lower()).strip("-")[:40]
+    id = f"{name or 'map'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder = _home() / id
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "call.pickle").write_bytes(by_value((function, inputs, replace(how, spinner=False), list(sys.path))))
+    about = {"id": id, "name": name_of(function), "total": len(inputs), "return_exceptions": how.return_exceptions}
+    (folder / "about.json").write_text(json.dumps({**about, "state": "running", "started": time.time()}))
+    code = f"import sys; sys.path[:0] = {[p or os.getcwd() for p in sys.path]!r}; "
+    code += f"from gristmill.parallel.detached import drive; drive({str(folder)!r})"
+    with open(folder / "log.txt", "ab") as log:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the caller's terminal may go
+        )
+    while not (folder / "lock").exists():
+        if driver.poll() is not None:
+            raise RunFailed(f"the driver of a detached map ended at once; see {folder / 'log.txt'}")
+        time.sleep(0.01)
+    return Detached(id)
+
+
+def drive(folder: str) -> None:
+    """The driver's whole life: map, keep every result, say how it ended."""
+    import pickle
+
+    home = Path(folder)
+    with Lease(folder, folder), contextlib.closing(Kept(str(home / "results.sqlite"))) as kept:
+        function, inputs, how, path = pickle.loads((home / "call.pickle").read_bytes())
+        sys.path[:] = path
+        ended: dict[str, Any] = {"state": "done"}
+        try:
+            _drive(home, kept, function, inputs, how)
+        except Interrupted:
+            ended = {"state": "cancelled"}
+        except BaseException as e:  # told to whoever opens the handle
+            ended = {"state": "failed", "error": f"{type(e).__name__}: {e}"}
+            raise
+        finally:
+            temporary = home / "state.json.tmp"
+            temporary.write_text(json.dumps({**ended, "ended": time.time()}))
+            os.replace(temporary, home / "state.json")
+
+
+def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mapping) -> None:
+    def watch() -> None:
+        if (home / "cancel").exists():
+            raise Interrupted("cancelled")
+
+    with contextlib.closing(results(function, inputs, replace(how, ordered=False), watch)) as found:
+        for result in found:
+            value = result.input if result.fault is not None else result.value
+            kept.add([(str(result.number), value, result.fault)])
+            if result.fault is not None and not how.return_exceptions and not result.fault.died:
+                return
+
+
+def _home() -> Path:
+    return cache_folder() / "detached"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    except FileNotFoundError:
+        return {}

@@ -1,0 +1,241 @@
+"""What a parallel map runs next, and what a failure means. Pure deciding, fed with events (see plan.contracts.Feed)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gristmill.errors import RemoteError, WorkerLost
+from gristmill.parallel.calling import Answers, Chunk, Some
+from gristmill.parallel.inputs import Inputs, Numbered
+from gristmill.parallel.shipping import Fault, Parcel, unpack
+from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
+
+CHUNK_SECONDS = 0.03  # work in one message: enough to make its cost small, little enough to share work out evenly
+MOST = 512  # inputs in one message
+GROWTH = 4  # a chunk is at most this many times the last: one quick call says little of the next
+ORDERED_AHEAD = 512  # inputs a worker may be ahead of the first result that is missing, where order is kept
+UNSTARTED = 3  # workers in a row that may end before they have started
+LATE = "the call took longer than its timeout"
+LOST = 5  # times that an input's machine may go away
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of input `number`: a value, or a fault."""
+
+    number: int
+    input: Any
+    value: Any = None
+    fault: Fault | None = None
+
+
+@dataclass
+class CallFeed:
+    """Hands out chunks of inputs. `pack` makes a parcel of a list of inputs; `retries` more tries are given to an input
+    whose call raises or whose worker ends. Where `alone`, every call is a message of its own.
+    """
+
+    inputs: Inputs
+    workers: int
+    pack: Callable[[list[Any]], Parcel]
+    retries: int = 0
+    alone: bool = False
+    ordered: bool = False
+
+    fatal: Exception | None = None
+    _again: deque[list[Numbered]] = field(default_factory=deque)
+    _out: dict[str, dict[int, Any]] = field(default_factory=dict)
+    _with: dict[str, str] = field(default_factory=dict)  # the worker that has an item
+    _quick: bool = False  # whether calls take so little time that a worker should not have to wait for the next
+    _tries: dict[int, int] = field(default_factory=dict)
+    _lost: dict[int, int] = field(default_factory=dict)
+    _serial: int = 0
+    _size: int = 1
+    _unstarted: int = 0
+    _done: set[int] = field(default_factory=set)  # beyond the first that is missing, where order is kept
+    _first_missing: int = 0
+
+    # ------------------------------------------------ the engine asks
+
+    def wanted(self) -> int:
+        """Workers worth having now."""
+        if self.fatal is not None:
+            return 0
+        left = self.inputs.left
+        if left is None:
+            left = 0 if self.inputs.ended else self.workers
+        return min(self.workers, left + len(self._again) + len(self._out))
+
+    def take(self, worker: str) -> Any:
+        """An Item, WAIT or DONE."""
+        if self.fatal is not None:
+            return DONE
+        if worker in self._with.values() and not self._may_wait():
+            return WAIT
+        if self._again:
+            return self._given(worker, self._again.popleft())
+        some: list[Numbered] = []
+        if not self._too_far():
+            try:
+                some = self.inputs.take(self._chunk())
+            except Exception as e:  # the caller's own iterator
+                self.fatal = e
+                return DONE
+        if some:
+            return self._given(worker, some)
+        return DONE if self.inputs.ended and not self._out else WAIT
+
+    def _chunk(self) -> int:
+        left = self.inputs.left
+        size = 1 if self.alone else self._size
+        if left is not None:  # near the end, a share for everybody
+            size = max(1, min(size, left // (2 * self.workers)))
+        self.inputs.ahead = 2 * size * self.workers
+        return size
+
+    def _may_wait(self) -> bool:
+        """Whether inputs may wait with a worker that is busy, so that it goes on at once: only where calls are quick
+        and there are many left. Behind a slow call they would wait for it while others are idle.
+        """
+        left = self.inputs.left
+        return self._quick and (left is None or left > 4 * self.workers)
+
+    def _too_far(self) -> bool:
+        return self.ordered and len(self._done) > ORDERED_AHEAD * self.workers
+
+    def _given(self, worker: str, some: list[Numbered]) -> Item:
+        self._serial += 1
+        key = str(self._serial)
+        self._out[key] = dict(some)
+        self._with[key] = worker
+        return Item(key, Chunk(tuple(n for n, _ in some), self.pack([v for _, v in some])))
+
+    # ------------------------------------------------ the engine reports
+
+    def on(self, event: Event) -> Iterable[Result]:
+        """What an event settles."""
+        if isinstance(event, Some):
+            return self._answered(event.key, event.answers)
+        if isinstance(event, Outcome):
+            return self._ended(event)
+        if isinstance(event, Death):
+            return self._died(event)
+        if isinstance(event, Left):
+            for key in event.keys:
+                self._put_back(key)
+        elif isinstance(event, Started):
+            self._unstarted = 0
+        return ()
+
+    @property
+    def running(self) -> int:
+        """Inputs that are with workers."""
+        return sum(map(len, self._out.values()))
+
+    def _ended(self, event: Outcome) -> Iterable[Result]:
+        if event.error is not None:
+            self.fatal = _not_run(event.error)
+            return ()
+        results = list(self._answered(event.key, event.value))
+        self._put_back(event.key)
+        return results
+
+    def _answered(self, key: str, answers: Answers) -> Iterable[Result]:
+        waiting = self._out.get(key, {})
+        values = [] if answers.values is None else unpack(answers.values)
+        for number, value in zip(answers.numbers, values, strict=True):
+            if number in waiting:
+                yield self._settled(Result(number, waiting.pop(number), value))
+        for number, fault in answers.faults:
+            if number in waiting:
+                yield from self._failed(number, waiting.pop(number), fault)
+        calls = len(answers.numbers) + len(answers.faults)
+        if calls:
+            self._quick = answers.seconds / calls < CHUNK_SECONDS
+            fit = int(CHUNK_SECONDS * calls / max(answers.seconds, 1e-9))
+            self._size = max(1, min(fit, self._size * GROWTH, MOST))
+
+    def _failed(self, number: int, value: Any, fault: Fault) -> Iterable[Result]:
+        self._tries[number] = self._tries.get(number, 0) + 1
+        if self._tries[number] <= self.retries:
+            self._again.append([(number, value)])
+        else:
+            yield self._settled(Result(number, value, None, fault))
+
+    def _settled(self, result: Result) -> Result:
+        self._tries.pop(result.number, None)
+        if self.ordered:
+            self._done.add(result.number)
+            while self._first_missing in self._done:
+                self._done.remove(self._first_missing)
+                self._first_missing += 1
+        return result
+
+    def _put_back(self, key: str) -> None:
+        left = self._out.pop(key, {})
+        self._with.pop(key, None)
+        if left:
+            self._again.appendleft(list(left.items()))
+
+    def _died(self, death: Death) -> Iterable[Result]:
+        if not death.started:
+            self._unstarted += 1
+            if self._unstarted >= UNSTARTED:
+                self.fatal = WorkerLost(
+                    f"{self._unstarted} workers in a row ended while starting ({_how(death)})\n{death.evidence}"
+                )
+        results: list[Result] = []
+        for place, key in reversed(list(enumerate(death.keys))):
+            left = self._out.get(key, {})
+            if place == 0 and death.started and left and not self._gone(death, left):
+                del self._out[key], self._with[key]
+                if len(left) == 1:
+                    ((number, value),) = left.items()
+                    results += self._failed(number, value, _death_of(death))
+                else:  # which of them it was shows when each is called alone
+                    self._again.extendleft([[pair] for pair in reversed(list(left.items()))])
+            else:
+                self._put_back(key)
+        return results
+
+    def _gone(self, death: Death, left: dict[int, Any]) -> bool:
+        """Whether the worker went with its machine, for which nothing it ran is to blame, unless it happens often."""
+        if not death.lost:
+            return False
+        for number in left:
+            self._lost[number] = self._lost.get(number, 0) + 1
+        return max(self._lost[n] for n in left) < LOST
+
+
+def _not_run(failure: Failure) -> Exception:
+    text = f"a worker could not run the function: {failure.type}: {failure.message}\n{failure.traceback}"
+    return RemoteError(text.rstrip())
+
+
+def _death_of(death: Death) -> Fault:
+    how = _how(death)
+    if how == LATE:
+        return Fault(Failure("timeout", "CallTimeout", how, death.evidence[-4000:]))
+    tail = death.evidence.strip()[-4000:]
+    text = f"its worker ended ({how}) while this input was with it alone" + (
+        f"; its last words:\n{tail}" if tail else ""
+    )
+    return Fault(Failure("other", "WorkerLost", text), died=True)
+
+
+def _how(death: Death) -> str:
+    import signal
+
+    if death.lost:
+        return death.lost
+    if "Timeout (" in death.evidence:
+        return LATE
+    if death.signal is not None:
+        try:
+            return signal.Signals(death.signal).name
+        except ValueError:
+            return f"signal {death.signal}"
+    return f"exit code {death.exit_code}"

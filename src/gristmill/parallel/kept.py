@@ -1,0 +1,87 @@
+"""Results kept on disk, in one SQLite file: a checkpoint that a later call goes on from, and what a detached map
+found.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gristmill.errors import BadJob
+from gristmill.parallel.shipping import Fault, by_value
+
+
+class Kept:
+    """Results by key. Each `add` is one transaction: what it was given survives the end of the process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
+            self._file.execute("pragma journal_mode = wal")
+            self._file.execute("pragma synchronous = normal")
+            self._file.execute("create table if not exists results (key text primary key, value blob, fault blob)")
+        except (OSError, sqlite3.Error) as e:
+            raise BadJob(
+                f"{path}: results cannot be kept here ({e}): give a folder on a disk that can be written"
+            ) from e
+
+    def add(self, results: Iterable[tuple[str, Any, Fault | None]]) -> None:
+        """Keep results: key, value, and the fault of those that have none."""
+        rows = [(k, None, pickle.dumps(f)) if f is not None else (k, by_value(v), None) for k, v, f in results]
+        self._file.execute("begin")
+        self._file.executemany("insert or replace into results values (?, ?, ?)", rows)
+        self._file.execute("commit")
+
+    def find(self, key: str) -> tuple[Any] | None:
+        """The value kept under a key, in a tuple; None where there is none."""
+        row = self._file.execute("select value from results where key = ? and fault is null", (key,)).fetchone()
+        return None if row is None else (pickle.loads(row[0]),)
+
+    def has(self, key: str) -> bool:
+        """Whether a value is kept under a key."""
+        query = "select 1 from results where key = ? and fault is null"
+        return self._file.execute(query, (key,)).fetchone() is not None
+
+    def all(self) -> Iterator[tuple[str, Any, Fault | None]]:
+        """Everything, in the order it was kept."""
+        for key, value, fault in self._file.execute("select key, value, fault from results order by rowid"):
+            yield key, None if value is None else pickle.loads(value), None if fault is None else pickle.loads(fault)
+
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._file.execute("select count(*) from results").fetchone()[0])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def checkpoint(folder: str) -> Kept:
+    """The results kept in a folder."""
+    return Kept(os.path.join(os.path.abspath(os.path.expanduser(folder)), "results.sqlite"))
+
+
+def code_digest(function: Any) -> str:
+    """A digest of a callable: its source, that of local code it uses, its arguments and closure (see models.code)."""
+    from gristmill.models.code import callable_digests, value_digest
+
+    target, state = function, None
+    if inspect.ismethod(function):
+        target, state = function.__func__, function.__self__
+    elif not (inspect.isroutine(function) or isinstance(function, (type, functools.partial))):
+        target, state = type(function), function  # an object with __call__
+    return value_digest([callable_digests(target), getattr(state, "__dict__", None)])
+
+
+def key_of(code: str, value: Any) -> str:
+    """The key of an input's result: the function's digest and the input's."""
+    from gristmill.models.code import value_digest
+
+    return value_digest([code, value])

@@ -1,0 +1,202 @@
+"""A parallel map at work: inputs through an engine, results as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.engines.registry import open_engine
+from gristmill.parallel.calling import CallStages
+from gristmill.parallel.feed import CallFeed, Result
+from gristmill.parallel.inputs import Inputs, Numbered
+from gristmill.parallel.kept import Kept, checkpoint, code_digest, key_of
+from gristmill.parallel.progress import Line
+from gristmill.parallel.shipping import by_value, pack, revived
+from gristmill.plan.contracts import Printed
+from gristmill.plan.options import EngineSpec
+
+GRACE = 0.5  # seconds that calls which nobody wants any more are given to end
+_NONE = object()
+
+
+def _nothing() -> None:
+    """Nothing to watch."""
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """How a function is mapped: where, how often, and what is made of results."""
+
+    engine: EngineSpec
+    workers: int
+    threads: int = 1
+    gpus: tuple[str, ...] = ()
+    ordered: bool = False
+    return_exceptions: bool = False
+    retries: int = 0
+    timeout: float | None = None
+    checkpoint: str | None = None
+    spinner: bool = True
+
+
+def mapped(function: Any, values: Iterable[Any], how: Mapping) -> Iterator[Any]:
+    """Results as they come, or in order. Raises the first exception of a call at once; that of a worker which died
+    after the other inputs have finished.
+    """
+    died: list[Exception] = []
+    early: dict[int, Any] = {}
+    first = 0
+    with contextlib.closing(results(function, values, how)) as found:
+        for result in found:
+            value = result.value
+            if result.fault is not None:
+                error = revived(result.fault, result.number, result.input)
+                if not how.return_exceptions and not result.fault.died:
+                    raise error
+                value = error if how.return_exceptions else _NONE
+                if not how.return_exceptions:
+                    died.append(error)
+            early[result.number if how.ordered else first] = value
+            while first in early:
+                if (value := early.pop(first)) is not _NONE:
+                    yield value
+                first += 1
+    if died:
+        notes = [f"and also: {error}" for error in died[1:]]
+        died[0].__notes__ = [*getattr(died[0], "__notes__", []), *notes]  # type: ignore[attr-defined]
+        raise died[0]
+
+
+def results(
+    function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None] = _nothing
+) -> Generator[Result, None, None]:
+    """What became of each input, as it is known. Closing the iterator ends all workers. `watch` is called several times
+    a second, and ends the map by raising.
+    """
+    with contextlib.ExitStack() as stack:
+        known: deque[Result] = deque()  # results that a checkpoint held
+        memory = None
+        if how.checkpoint is None:
+            total = len(values) if isinstance(values, Sized) else None
+            inputs = Inputs(enumerate(values), total)
+        else:
+            memory = _Memory(checkpoint(how.checkpoint), code_digest(function), known)
+            stack.callback(memory.kept.close)
+            inputs = memory.inputs(values)
+        stack.callback(inputs.close)
+        folder = None
+        if how.engine.name == "local":  # workers see the caller's disk
+            # Made when the first large value needs it, so that a killed map seldom leaves anything behind.
+            folder = os.path.join(_in_memory() or tempfile.gettempdir(), f"gristmill-map-{secrets.token_hex(8)}")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        inputs.wait()
+        for result in _run(function, inputs, how, folder, known, watch):
+            if memory is not None:
+                memory.keep(result)
+            yield result
+
+
+def _run(
+    function: Any,
+    inputs: Inputs,
+    how: Mapping,
+    folder: str | None,
+    known: deque[Result],
+    watch: Callable[[], None],
+) -> Iterator[Result]:
+    feed = CallFeed(
+        inputs,
+        how.workers,
+        lambda some: pack(by_value(some), folder),
+        how.retries,
+        alone=how.timeout is not None,
+        ordered=how.ordered,
+    )
+    done = 0
+    with (
+        Line(name_of(function), inputs.total, how.spinner) as line,
+        contextlib.closing(_events(function, feed, how, folder)) as events,
+    ):
+        for event in events:
+            watch()
+            if isinstance(event, Printed):
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            for result in feed.on(event):
+                done += 1
+                yield result
+            while known:
+                yield known.popleft()
+            line.update(done, feed.running)
+            if feed.fatal is not None:
+                break
+    while known:
+        yield known.popleft()
+    if feed.fatal is not None:
+        raise feed.fatal
+
+
+def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None) -> Any:
+    stages = CallStages(function, folder, how.threads, how.gpus, how.timeout)
+    path = tuple(p or os.getcwd() for p in sys.path)
+    engine = how.engine
+    if engine.name == "local":
+        engine = EngineSpec(options={"grace": GRACE})
+    return open_engine(engine, how.workers, path, bool(how.gpus)).run(stages, feed)
+
+
+class _Memory:
+    """A checkpoint: what it holds is a result at once, the other inputs are computed and kept."""
+
+    def __init__(self, kept: Kept, code: str, known: deque[Result]) -> None:
+        self.kept = kept
+        self._code = code
+        self._known = known
+        self._keys: dict[int, str] = {}
+
+    def inputs(self, values: Iterable[Any]) -> Inputs:
+        """Those that have to be computed."""
+        if isinstance(values, Sized):
+            missing = list(self._missing(values))
+            return Inputs(missing, len(missing))
+        return Inputs(self._missing(values), None)
+
+    def _missing(self, values: Iterable[Any]) -> Iterator[Numbered]:
+        for number, value in enumerate(values):
+            key = key_of(self._code, value)
+            found = self.kept.find(key)
+            if found is None:
+                self._keys[number] = key
+                yield number, value
+            else:
+                self._known.append(Result(number, value, found[0]))
+
+    def keep(self, result: Result) -> None:
+        """Keep a result that was computed now."""
+        key = self._keys.pop(result.number, None)
+        if key is not None and result.fault is None:
+            self.kept.add([(key, result.value, None)])
+
+
+def name_of(function: Any) -> str:
+    """How a progress line calls a function."""
+    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
+    return name or type(function).__name__
+
+
+def _in_memory() -> str | None:
+    """A folder in memory for large values, where there is one with room."""
+    folder = "/dev/shm"
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) and free > 1 << 30 else None

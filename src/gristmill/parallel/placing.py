@@ -1,0 +1,130 @@
+"""How many calls run at once, and with what: from the request for one call and from what there is."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill import machine
+from gristmill.errors import BadJob
+from gristmill.parallel.calling import CORES
+from gristmill.plan.options import EngineSpec
+
+MOST_GROWN = 1000  # workers that are asked for of a cluster that may grow, where max_parallelism says nothing
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one call asks for: cores, GB of memory, a GPU by type; and the most calls at once."""
+
+    cpu: Any = "dynamic"
+    ram: Any = "dynamic"
+    gpu: str | None = None
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("func_cpu", self.cpu), ("func_ram", self.ram)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+            if value != "dynamic" and not number:
+                raise BadJob(f"{name} is {value!r}: give a number above 0, or 'dynamic'")
+        whole = isinstance(self.most, int) and not isinstance(self.most, bool) and self.most >= 1
+        if self.most is not None and not whole:
+            raise BadJob(f"max_parallelism is {self.most!r}: give a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Workers, the cores of each, the GPUs they get one each of, and what a person should be told."""
+
+    workers: int
+    threads: int
+    gpus: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def on_this_machine(request: Request) -> Place:
+    """Raises BadJob where a GPU is asked for that is not there. A request for more cores or memory than there is gets
+    one call at a time, with all there is.
+    """
+    notes = []
+    cores = int(os.environ.get(CORES) or machine.cores())
+    cpu = 1.0 if request.cpu == "dynamic" else float(request.cpu)
+    workers = max(1, int(cores // cpu))
+    if cpu > cores:
+        notes.append(
+            f"func_cpu={request.cpu}: this machine has {cores} cores, so calls run one at a time with all of them"
+        )
+    if request.ram != "dynamic":
+        memory = total_memory() / 1e9
+        workers = max(1, min(workers, int(memory // request.ram)))
+        if request.ram > memory:
+            notes.append(
+                f"func_ram={request.ram}: this machine has {memory:.0f} GB of memory, so calls run one at a time"
+            )
+    gpus: tuple[str, ...] = ()
+    if request.gpu is not None:
+        gpus = _gpus(request.gpu)
+        workers = min(workers, len(gpus))
+    if request.most is not None:
+        workers = min(workers, request.most)
+    threads = max(1, min(cores, int(cpu) if request.cpu != "dynamic" else cores // workers))
+    return Place(workers, threads, gpus, tuple(notes))
+
+
+def _gpus(wanted: str) -> tuple[str, ...]:
+    here = machine.gpus()
+    names = gpu_names()
+    if not here:
+        raise BadJob(f"func_gpu={wanted!r}: this machine shows no GPU: leave func_gpu out, or use engine='ray'")
+    plain = wanted.lower().replace("_", "-").split("-")[0]  # "A100_40G": the type is what counts
+    if names and not any(plain in name.lower() for name in names):
+        raise BadJob(f"func_gpu={wanted!r}: this machine has {', '.join(sorted(set(names)))}")
+    return here
+
+
+def gpu_names() -> list[str]:
+    """The models of the NVIDIA GPUs of this machine, as their driver tells; empty where it does not."""
+    names = []
+    for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        with open(path) as file:
+            names += [line.partition(":")[2].strip() for line in file if line.startswith("Model")]
+    return names
+
+
+def total_memory() -> int:
+    """Bytes of memory this process may use: the machine's, or its control group's limit where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def on_ray(request: Request, image: str | None, options: EngineSpec) -> EngineSpec:
+    """The request as resources of Ray's workers."""
+    own: dict[str, Any] = {"cpus_per_worker": 1 if request.cpu == "dynamic" else request.cpu}
+    if request.ram != "dynamic":
+        own["memory_per_worker"] = int(request.ram * 1e9)
+    if request.gpu is not None:
+        own.update(gpus_per_worker=1, accelerator_type=request.gpu)
+    if image is not None:
+        own["runtime_env"] = {"image_uri": image}
+    return EngineSpec("ray", options={**own, **options.options})
+
+
+def on_a_cluster(request: Request, spec: EngineSpec, grow: bool) -> Place:
+    """As many workers as the cluster has room for now, or, where it may `grow`, as it comes to have; on one that is
+    started for the map, as on this machine.
+    """
+    from gristmill.engines.registry import room
+
+    threads = 1 if request.cpu == "dynamic" else max(1, int(request.cpu))
+    there = room(spec)
+    workers = machine.cores() // threads if there is None else there.gpu_workers if request.gpu else there.workers
+    if grow and there is not None:
+        workers = max(workers, MOST_GROWN)
+    return Place(max(1, min(workers, request.most or workers)), threads)

@@ -1,0 +1,126 @@
+"""Values and exceptions on their way between caller and worker: small ones in the message, large ones in files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.errors import CallTimeout, RemoteError, WorkerLost
+from gristmill.plan.contracts import Failure
+from gristmill.plan.failing import failure_of
+
+LARGE = 1 << 20  # bytes of a message above which its value travels through a file
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A pickled value: the bytes, or the file that holds them."""
+
+    data: bytes = b""
+    path: str = ""
+
+
+def pack(data: bytes, folder: str | None) -> Parcel:
+    """Pickled bytes as a parcel; in a file of `folder` where they are many, in the message where there is none."""
+    if folder is None or len(data) < LARGE:
+        return Parcel(data)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, secrets.token_hex(8))
+    with open(path, "xb") as out:
+        out.write(data)
+    return Parcel(path=path)
+
+
+def unpack(parcel: Parcel) -> Any:
+    """The value. A file is read once, and then gone."""
+    if not parcel.path:
+        return pickle.loads(parcel.data)
+    with open(parcel.path, "rb") as file:
+        value = pickle.load(file)
+    os.unlink(parcel.path)
+    return value
+
+
+def by_value(value: Any) -> bytes:
+    """Pickled so that it can be read where the caller's script was never imported: by cloudpickle."""
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value, protocol=5)
+    return data
+
+
+def pickled(value: Any) -> bytes:
+    """Pickled by a worker for the caller. What plain pickle refuses, such as classes that came from the caller's
+    script, cloudpickle sends back as the caller's own.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:  # whatever pickle stumbles over, cloudpickle says better
+        return by_value(value)
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why an input has no result: an exception as text, and pickled where it can be. `died`: its worker ended."""
+
+    failure: Failure
+    exception: bytes | None = None
+    died: bool = False
+
+
+class RemoteTraceback(Exception):
+    """The worker's traceback, shown as the cause of an exception that is raised again."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def fault_of(error: BaseException) -> Fault:
+    """An exception of user code as it is sent. One that would end the caller (SystemExit) is sent as text alone."""
+    failure = failure_of(error)
+    if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
+        return Fault(failure)
+    try:
+        return Fault(failure, pickled(error.with_traceback(None)))
+    except Exception:  # its text has to do
+        return Fault(failure)
+
+
+def revived(fault: Fault, number: int, value: Any) -> Exception:
+    """The exception to raise for input `number`: of its own type where that can be, else RemoteError or WorkerLost."""
+    failure = fault.failure
+    error: Exception | None = None
+    if fault.exception is not None:
+        try:
+            found = pickle.loads(fault.exception)
+            error = found if isinstance(found, Exception) else None
+        except Exception:  # a class that cannot be made again from what it was pickled as
+            error = None
+    if failure.kind == "timeout":
+        error = CallTimeout(f"input {number} ({_short(value)}): {failure.message}")
+    elif fault.died:
+        error = WorkerLost(f"input {number} ({_short(value)}): {failure.message}")
+    elif error is None:
+        error = RemoteError(f"{failure.type}: {failure.message}")
+    if failure.traceback:
+        error.__cause__ = RemoteTraceback(failure.traceback)
+    note = f"input {number}: {_short(value)}"
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10 shows no notes; they can be read all the same
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", []), note]
+    return error
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as e:  # a repr of the user's own
+        text = f"<{type(value).__name__} whose repr raises {type(e).__name__}>"
+    return text if len(text) <= 200 else text[:199] + "…"

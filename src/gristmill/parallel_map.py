@@ -1,0 +1,147 @@
+"""`remote_parallel_map`: a function over inputs, on many workers."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Sized
+from typing import Any
+
+from gristmill.errors import BadJob
+from gristmill.parallel import placing
+from gristmill.parallel.mapping import Mapping, mapped
+from gristmill.plan.options import EngineSpec
+
+_ENGINES = ("local", "ray")
+
+
+def remote_parallel_map(
+    function_: Any,
+    inputs: Iterable[Any],
+    func_cpu: Any = "dynamic",
+    func_ram: Any = "dynamic",
+    func_gpu: str | None = None,
+    image: str | None = None,
+    grow: bool = False,
+    max_parallelism: int | None = None,
+    detach: bool = False,
+    generator: bool = False,
+    spinner: bool = True,
+    region: str | None = None,
+    disk_gb: float | None = None,
+    *,
+    ordered: bool = False,
+    return_exceptions: bool = False,
+    retries: int = 0,
+    timeout: float | None = None,
+    checkpoint: str | None = None,
+    engine: Any = "local",
+) -> Any:
+    """Call `function_` once for each input, on many workers. Returns a list of results, in order of completion.
+
+    A tuple is unpacked into arguments, everything else is one argument. The function may be any callable of a script, a
+    notebook or a REPL; it stays in its worker between calls, with whatever it keeps on itself. What it prints appears
+    here. Inputs may be endless: they are read only as far ahead as is needed.
+
+    - `func_cpu` cores, `func_ram` GB and one `func_gpu` ("A100") are what one call needs, `max_parallelism` bounds the
+      calls at once. More than the machine has means one call at a time; a GPU that is not there is an error.
+    - `generator=True` yields results as calls finish. A slow consumer slows the workers, leaving early ends them.
+    - `ordered=True`: in the order of the inputs. `return_exceptions=True`: exceptions are results.
+    - `retries`: further tries for an input whose call raises or whose worker dies. `timeout`: seconds a call may take.
+    - `checkpoint`: a folder in which finished results are kept, under the function's code and the input; a later call
+      with the same folder does not compute them again.
+    - `detach=True` returns a `Detached` handle at once; the map goes on without this process.
+    - `engine`: "local", "ray", or `gm.ray(…)`. `image`, `grow`, `region` and `disk_gb` are for engines that can use
+      them.
+
+    Raises the first exception of a call with its own type, the worker's traceback as its cause and a note with the
+    index of its input; the other calls are cancelled. An input whose worker dies is WorkerLost, raised after the other
+    inputs have finished. RemoteError stands for what cannot be pickled; CallTimeout for a call that took too long.
+    """
+    spec = _engine(engine)
+    _check(function_, inputs, retries, timeout)
+    request = placing.Request(func_cpu, func_ram, func_gpu, max_parallelism)
+    if spec.name == "ray":
+        _say_unused("ray", region=region, disk_gb=disk_gb)
+        spec = placing.on_ray(request, image, spec)
+        place = placing.on_a_cluster(request, spec, grow)
+    else:
+        _say_unused("local", image=image, grow=grow, region=region, disk_gb=disk_gb)
+        place = placing.on_this_machine(request)
+    for note in place.notes:
+        warnings.warn(note, stacklevel=2)
+    if isinstance(inputs, Sized) and len(inputs) == 0 and not detach:
+        return iter(()) if generator else []
+    how = Mapping(
+        spec,
+        place.workers,
+        place.threads,
+        place.gpus,
+        ordered,
+        return_exceptions,
+        retries,
+        timeout,
+        checkpoint,
+        spinner,
+    )
+    if detach:
+        from gristmill.parallel.detached import start
+
+        return start(function_, inputs, how)
+    found = mapped(function_, inputs, how)
+    return found if generator else list(found)
+
+
+def map(function: Any, inputs: Iterable[Any], *, ordered: bool = True, **options: Any) -> Any:
+    """`remote_parallel_map` with results in the order of the inputs, as from the built-in of this name, and with every
+    option by name.
+    """
+    return remote_parallel_map(function, inputs, ordered=ordered, **options)
+
+
+def detached(id: str) -> Any:
+    """The handle of a detached map by its id, from any process: `status()`, `results()`, `cancel()`. Raises BadJob
+    where there is none.
+    """
+    from gristmill.parallel.detached import Detached
+
+    return Detached(id)
+
+
+def _engine(engine: Any) -> EngineSpec:
+    if isinstance(engine, EngineSpec):
+        spec = engine
+    elif isinstance(engine, str):
+        spec = EngineSpec(engine)
+    else:
+        raise BadJob(f"engine is {engine!r}: give 'local', 'ray' or gm.ray(…)")
+    if spec.name not in _ENGINES:
+        raise BadJob(f"engine {spec.name!r}: a map runs on {' or '.join(_ENGINES)}")
+    return spec
+
+
+def _check(function: Any, inputs: Any, retries: Any, timeout: Any) -> None:
+    if not callable(function):
+        raise BadJob(f"{function!r} cannot be called: give a function")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise BadJob(
+            f"{getattr(function, '__name__', function)} is async: give a plain function (it may call asyncio.run)"
+        )
+    if not isinstance(inputs, Iterable):
+        raise BadJob(f"inputs is {type(inputs).__name__}: give a list or another iterable")
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise BadJob(f"retries is {retries!r}: give a whole number of at least 0")
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
+    if timeout is not None and not number:
+        raise BadJob(f"timeout is {timeout!r}: give seconds above 0")
+
+
+_said: set[tuple[str, str]] = set()
+
+
+def _say_unused(engine: str, **given: Any) -> None:
+    """Options that an engine has no use for, said once in the life of the process."""
+    unused = [name for name, value in given.items() if value and (engine, name) not in _said]
+    _said.update((engine, name) for name in unused)
+    if unused:
+        warnings.warn(f"engine {engine} has no use for {', '.join(unused)}", stacklevel=3)

@@ -1,0 +1,83 @@
+"""Functions that are mapped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+def double(x: Any) -> Any:
+    """Twice."""
+    return x * 2
+
+
+def noted(x: int, log: str) -> int:
+    """Writes a line for each call."""
+    with open(log, "a") as out:
+        out.write(f"{x} {os.getpid()}\n")
+    return x * 10
+
+
+def slow(x: float) -> float:
+    """Sleeps so many seconds."""
+    time.sleep(x)
+    return x
+
+
+def kept(x: int) -> tuple[int, int]:
+    """Loads something once a worker, kept on the function."""
+    if not hasattr(kept, "_model"):
+        kept._model = {"pid": os.getpid(), "loads": 0}  # type: ignore[attr-defined]
+        kept._model["loads"] += 1  # type: ignore[attr-defined]
+    return kept._model["pid"], kept._model["loads"]  # type: ignore[attr-defined]
+
+
+def dies(x: int, bad: list[int], how: str = "kill") -> int:
+    """Ends its process for some inputs."""
+    if x in bad:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "segfault":
+            import ctypes
+
+            ctypes.string_at(0)
+        os._exit(7)
+    return x
+
+
+def fails_until(x: int, folder: str, times: int) -> int:
+    """Raises the first `times` times it is called for an input."""
+    tries = len(list(Path(folder).glob(f"{x}.*")))
+    Path(folder, f"{x}.{tries}").touch()
+    if tries < times:
+        raise ConnectionError(f"try {tries}")
+    return x
+
+
+class OwnError(Exception):
+    """An exception that needs two arguments, so that pickle cannot make it again from its message."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+
+
+def raises(x: int) -> int:
+    """Different exceptions by input."""
+    if x == 1:
+        raise KeyError("one")
+    if x == 2:
+        raise OwnError(2, "two")
+    if x == 3:
+        raise SystemExit(3)
+    if x == 4:
+        raise ValueError(threading.Lock())  # holds what cannot be pickled
+    if x == 5:
+        return lambda: x  # type: ignore[return-value]
+    if x == 6:
+        return threading.Lock()  # type: ignore[return-value]
+    return x

@@ -1,0 +1,453 @@
+"""`gristmill.remote_parallel_map` and `gristmill.map` as a person uses them, with real processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import called
+import numpy as np
+import pytest
+
+import gristmill as gm
+
+
+class Adder:
+    """A callable object, and a bound method."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __call__(self, x: int) -> int:
+        return x + self.n
+
+    def add(self, x: int) -> int:
+        return x + self.n
+
+
+def run_script(
+    text: str, *arguments: str, stdin: bool = False, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own, from a file's text or from standard input."""
+    line = [sys.executable, "-" if stdin else "-c", *([] if stdin else [text]), *arguments]
+    return subprocess.run(line, input=text if stdin else None, capture_output=True, text=True, timeout=timeout)
+
+
+# ---------------------------------------------------------------- results
+
+
+def test_results_of_every_input() -> None:
+    """A list in order of completion; in the inputs' order where asked for; nothing for nothing."""
+    assert sorted(gm.remote_parallel_map(called.double, range(2000))) == [2 * x for x in range(2000)]
+    assert gm.remote_parallel_map(called.double, range(2000), ordered=True) == [2 * x for x in range(2000)]
+    assert gm.map(called.double, ["a", "b"]) == ["aa", "bb"]
+    assert gm.remote_parallel_map(called.double, []) == []
+    assert list(gm.remote_parallel_map(called.double, [], generator=True)) == []
+    assert gm.map(called.double, iter([])) == []
+
+
+def test_tuples_are_arguments_and_lists_are_one() -> None:
+    """A tuple is unpacked; a list, a dict and None are one argument."""
+    assert gm.map(lambda a, b: a - b, [(5, 3), (1, 1)]) == [2, 0]
+    assert gm.map(lambda x: x, [[1, 2], {"a": 1}, None, (7,)]) == [[1, 2], {"a": 1}, None, 7]
+
+
+def test_any_callable() -> None:
+    """Lambdas, closures, partials, bound methods, callable objects, builtins."""
+    n = 10
+    assert gm.map(lambda x: x + n, [1]) == [11]
+    assert gm.map(functools.partial(pow, 2), [3]) == [8]
+    assert gm.map(Adder(5), [1]) == gm.map(Adder(5).add, [1]) == [6]
+    assert gm.map(len, [["a"], "xyz"]) == [1, 3]
+
+
+def test_what_cannot_be_called_is_told() -> None:
+    """A value that is no function, an async function, options out of range: told by name at once."""
+
+    async def later(x: int) -> int:
+        return x
+
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (3, {}, "3 cannot be called"),
+        (later, {}, "later is async"),
+        (called.double, {"retries": -1}, "retries is -1"),
+        (called.double, {"timeout": 0}, "timeout is 0"),
+        (called.double, {"func_cpu": 0}, "func_cpu is 0"),
+        (called.double, {"max_parallelism": 0}, "max_parallelism is 0"),
+        (called.double, {"engine": "dask"}, "engine 'dask'"),
+        (called.double, {"func_gpu": "A100"}, "func_gpu='A100'"),
+    ]
+    for function, options, says in cases:
+        if "func_gpu" in options and os.path.exists("/proc/driver/nvidia"):
+            continue
+        with pytest.raises(gm.BadJob, match=says):
+            gm.remote_parallel_map(function, [1], **options)
+    with pytest.raises(gm.BadJob, match="inputs is int"):
+        gm.remote_parallel_map(called.double, 5)  # type: ignore[arg-type]
+
+
+def test_a_generator_streams_in_order_of_completion() -> None:
+    """What is ready first comes first, long before the rest is done."""
+    begun = time.monotonic()
+    found = gm.remote_parallel_map(called.slow, [3.0, 0.01, 0.02], generator=True, max_parallelism=2)
+    assert next(found) == 0.01
+    assert time.monotonic() - begun < 2.5
+    assert next(found) == 0.02
+    found.close()
+
+
+def test_large_inputs_and_results() -> None:
+    """Arrays of some megabytes go both ways, through files that are gone afterwards."""
+    arrays = [np.full(1_000_000, i, dtype=np.float64) for i in range(4)]
+    for i, result in enumerate(gm.map(called.double, arrays)):
+        assert result[0] == 2 * i and len(result) == 1_000_000
+
+
+def test_function_attributes_live_as_long_as_the_worker() -> None:
+    """A model kept on the function is loaded once a worker, not once a call."""
+    found = gm.map(called.kept, range(500), max_parallelism=2)
+    assert {loads for _, loads in found} == {1}
+    assert 1 <= len({pid for pid, _ in found}) <= 2
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_exceptions_come_back_as_their_own_type() -> None:
+    """With the worker's traceback as the cause, and a note with the input's index."""
+    with pytest.raises(KeyError, match="one") as raised:
+        gm.map(called.raises, [0, 1])
+    assert "in raises" in str(raised.value.__cause__)
+    assert raised.value.__notes__ == ["input 1: 1"]
+
+
+@pytest.mark.parametrize(("number", "says"), [(2, "OwnError.*2: two"), (3, "SystemExit"), (4, "ValueError")])
+def test_exceptions_that_cannot_travel_come_as_text(number: int, says: str) -> None:
+    """One that cannot be made again, one that would end the caller, one that holds a lock: RemoteError."""
+    with pytest.raises(gm.RemoteError, match=says) as raised:
+        gm.map(called.raises, [number])
+    assert "in raises" in str(raised.value.__cause__)
+
+
+def test_results_that_plain_pickle_refuses() -> None:
+    """A lambda comes back; a lock is that input's failure, the others have their results."""
+    (made,) = gm.map(called.raises, [5])
+    assert made() == 5
+    first, second, third = gm.map(called.raises, [0, 6, 7], return_exceptions=True)
+    assert (first, third) == (0, 7)
+    assert isinstance(second, TypeError) and "cannot be pickled" in str(second)
+
+
+def test_return_exceptions() -> None:
+    """Exceptions stand where the results would."""
+    found = gm.map(called.raises, [0, 1, 2], return_exceptions=True)
+    assert found[0] == 0 and isinstance(found[1], KeyError) and isinstance(found[2], gm.RemoteError)
+
+
+@pytest.mark.parametrize("how", ["kill", "segfault", "exit"])
+def test_a_worker_that_dies(how: str, tmp_path: Path) -> None:
+    """Only the input that killed it fails, with its index, after all the others have finished."""
+    function = functools.partial(called.dies, bad=[37], how=how)
+    found = []
+    with pytest.raises(gm.WorkerLost, match=r"input 37 \(37\)") as raised:
+        for value in gm.remote_parallel_map(function, range(100), generator=True):
+            found.append(value)
+    assert sorted(found) == [x for x in range(100) if x != 37]
+    assert raised.value.__notes__[0] == "input 37: 37"
+    values = gm.map(function, range(100), return_exceptions=True, retries=1)
+    assert isinstance(values[37], gm.WorkerLost)
+
+
+def test_retries(tmp_path: Path) -> None:
+    """An input that fails twice succeeds with two retries, and not with one."""
+    function = functools.partial(called.fails_until, folder=str(tmp_path), times=2)
+    assert gm.map(function, [1, 2, 3], retries=2) == [1, 2, 3]
+    with pytest.raises(ConnectionError, match="try 1"):
+        gm.map(function, [4], retries=1)
+
+
+def test_timeout() -> None:
+    """A call over its time is CallTimeout (a TimeoutError), soon; the others keep their results."""
+    begun = time.monotonic()
+    found = gm.map(called.slow, [0.01, 60.0, 0.02], timeout=0.5, return_exceptions=True)
+    assert time.monotonic() - begun < 20
+    assert found[::2] == [0.01, 0.02]
+    assert isinstance(found[1], gm.CallTimeout) and isinstance(found[1], TimeoutError)
+
+
+def test_an_iterator_that_raises() -> None:
+    """Its exception is the caller's; what was computed before has come."""
+
+    def numbers() -> Any:
+        yield from range(3)
+        raise LookupError("no more")
+
+    found = gm.remote_parallel_map(called.double, numbers(), generator=True)
+    with pytest.raises(LookupError, match="no more"):
+        list(found)
+
+
+# ---------------------------------------------------------------- flow
+
+
+def test_endless_inputs_and_a_slow_consumer() -> None:
+    """Inputs are read only as far ahead as is needed: a consumer that stops taking stops the reading."""
+    read = itertools.count()
+    seen = [0]
+
+    def numbers() -> Any:
+        for n in read:
+            seen[0] = n
+            yield n
+
+    found = gm.remote_parallel_map(functools.partial(called.slow), (0.005 + 0 * n for n in numbers()), generator=True)
+    for _ in range(20):
+        next(found)
+    time.sleep(1.0)
+    ahead = seen[0]
+    assert ahead < 200, "far more was read than 20 results need"
+    time.sleep(0.5)
+    assert seen[0] == ahead
+    found.close()
+
+
+def test_leaving_early_stops_the_workers(tmp_path: Path) -> None:
+    """Calls that nobody waits for any more are not made."""
+    log = str(tmp_path / "log")
+    for _ in gm.remote_parallel_map(_logged_slowly(log), range(10_000), generator=True):
+        break
+    time.sleep(0.3)
+    count = len(Path(log).read_text().splitlines())
+    time.sleep(0.5)
+    assert len(Path(log).read_text().splitlines()) == count < 2000
+
+
+def _logged_slowly(log: str) -> Any:
+    def function(x: int) -> int:
+        time.sleep(0.002)
+        return called.noted(x, log)
+
+    return function
+
+
+def test_from_any_thread_and_nested() -> None:
+    """Four threads at once; a map inside of a map, which does not multiply the workers."""
+    found: dict[int, list[int]] = {}
+
+    def work(n: int) -> None:
+        found[n] = gm.map(called.double, range(n * 10, n * 10 + 5), max_parallelism=1)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [2 * x for x in range(n * 10, n * 10 + 5)] for n in range(4)}
+
+    def outer(n: int) -> list[int]:
+        import gristmill as gm
+
+        return gm.map(lambda x: x + n, [1, 2])
+
+    assert gm.map(outer, [10, 20], max_parallelism=2) == [[11, 12], [21, 22]]
+
+
+def test_calls_at_once_are_bounded(tmp_path: Path) -> None:
+    """max_parallelism and func_cpu bound the calls; threads of a worker are those of its func_cpu."""
+
+    def look(x: int) -> tuple[int, str]:
+        time.sleep(0.05)
+        return os.getpid(), os.environ["OMP_NUM_THREADS"]
+
+    assert len({pid for pid, _ in gm.map(look, range(6), max_parallelism=1)}) == 1
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = gm.map(look, range(4), func_cpu=4096)
+    assert len({pid for pid, _ in found}) == 1
+    assert ["func_cpu=4096" in str(w.message) for w in said if w.category is UserWarning] == [True]
+    assert {threads for _, threads in gm.map(look, range(2), func_cpu=1)} == {"1"}
+
+
+def test_options_of_other_engines_are_said_once() -> None:
+    """image, grow, region, disk_gb mean nothing on one machine: said once, and the map runs."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert gm.remote_parallel_map(called.double, [1], region="eu", disk_gb=5) == [2]
+    assert ["region, disk_gb" in str(w.message) for w in said if w.category is UserWarning] == [True]
+
+
+# ---------------------------------------------------------------- scripts and signals
+
+
+SCRIPT = """
+import gristmill as gm
+from dataclasses import dataclass
+
+@dataclass
+class Point:
+    x: int
+
+def moved(p):
+    print("moving", p.x)
+    return Point(p.x + 1)
+
+found = gm.map(moved, [Point(1), Point(2)])
+assert all(isinstance(p, Point) for p in found), "the class is the caller's own"
+print(found)
+"""
+
+
+@pytest.mark.parametrize("stdin", [False, True])
+def test_scripts_without_a_main_guard_and_from_standard_input(stdin: bool) -> None:
+    """Classes and functions of a script reach the workers and come back; prints appear here."""
+    done = run_script(SCRIPT, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    assert "[Point(x=2), Point(x=3)]" in done.stdout
+    assert "moving 1" in done.stdout and "moving 2" in done.stdout
+    assert done.stderr == ""
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
+    """SIGINT ends the script with KeyboardInterrupt, and its workers with it, although they are in long calls."""
+    script = (
+        "import gristmill as gm, os, time, sys\n"
+        "def f(x):\n    open(f'{sys.argv[1]}/{os.getpid()}', 'w').close()\n    time.sleep(600)\n"
+        "import functools\n"
+        f"gm.map(lambda x: (open(r'{tmp_path}/' + str(os.getpid()), 'w').close(), time.sleep(600)), range(4))\n"
+    )
+    running = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("[0-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, printed = running.communicate(timeout=20)
+    assert "KeyboardInterrupt" in printed
+    workers = [int(p.name) for p in tmp_path.glob("[0-9]*")]
+    assert workers
+    deadline = time.monotonic() + 5
+    while any(map(_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, workers))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_first_result_comes_soon() -> None:
+    """A cold start, import and all, also on a busy machine (benchmarks/parallel_map.py measures it)."""
+    done = run_script(
+        "import time; t = time.monotonic()\nimport gristmill as gm\n"
+        "print(next(gm.remote_parallel_map(lambda x: x, range(100), generator=True)), time.monotonic() - t)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[1]) < 2.0
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def test_a_checkpoint_survives_a_crash(tmp_path: Path) -> None:
+    """Killed in the middle, called again: finished inputs are not computed again; other code or inputs are."""
+    log, folder = tmp_path / "log", tmp_path / "kept"
+    script = (
+        "import functools, sys, time\nsys.path.insert(0, sys.argv[3])\nimport called, gristmill as gm\n"
+        "def f(x):\n    time.sleep(0.02)\n    return called.noted(x, sys.argv[1])\n"
+        "f = functools.partial(called.noted, log=sys.argv[1])\n"
+        "g = lambda x: (time.sleep(0.02), called.noted(x, log))[1]\n"
+        "log = sys.argv[1]\n"
+        "print(sum(gm.remote_parallel_map(g, range(60), checkpoint=sys.argv[2])))\n"
+    )
+    line = [sys.executable, "-c", script, str(log), str(folder), str(Path(__file__).parent)]
+    running = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while (not log.exists() or len(log.read_text().splitlines()) < 25) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    time.sleep(0.5)  # its workers end by themselves
+    before = len(log.read_text().splitlines())
+    assert 25 <= before < 60
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 10 * sum(range(60))
+    calls = [int(text.split()[0]) for text in log.read_text().splitlines()]
+    assert set(calls) == set(range(60))
+    assert len(calls) < 60 + 20, "what was finished is computed again"
+    count = len(calls)
+    again = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert int(again.stdout) == 10 * sum(range(60))
+    assert len(log.read_text().splitlines()) == count
+
+
+def test_a_checkpoint_is_of_the_code_and_the_input(tmp_path: Path) -> None:
+    """Another function, another closure value or another input is another key."""
+    folder = str(tmp_path / "kept")
+
+    def scaled(factor: int) -> Any:
+        return lambda x: x * factor
+
+    assert gm.map(scaled(2), [1, 2], checkpoint=folder) == [2, 4]
+    assert gm.map(scaled(3), [1, 2], checkpoint=folder) == [3, 6]
+    assert gm.map(scaled(2), [1, 2, 3], checkpoint=folder) == [2, 4, 6]
+    assert gm.map(Adder(1), [1], checkpoint=folder) == [2]
+    assert gm.map(Adder(2), [1], checkpoint=folder) == [3]
+    assert gm.map(scaled(2), iter([3, 1]), checkpoint=folder) == [6, 2]
+
+
+# ---------------------------------------------------------------- detached
+
+
+def test_a_detached_map(tmp_path: Path) -> None:
+    """It goes on when its caller has ended; another process opens it by its id, and gets the results in order."""
+    script = (
+        "import gristmill as gm, time\n"
+        "def square(x):\n    time.sleep(0.1)\n    print('at', x)\n    return x * x\n"
+        "print(gm.remote_parallel_map(square, range(8), detach=True).id)"
+    )
+    done = run_script(script)
+    assert done.returncode == 0, done.stderr
+    handle = gm.detached(done.stdout.strip())
+    assert handle.status()["total"] == 8
+    assert handle.results(timeout=60) == [x * x for x in range(8)]
+    status = handle.status()
+    assert (status["state"], status["done"]) == ("done", 8)
+    assert "at 7" in handle.log.read_text()
+    with pytest.raises(gm.BadJob, match="no detached map 'nothing'"):
+        gm.detached("nothing")
+
+
+def test_a_detached_map_that_fails_is_cancelled_or_lost() -> None:
+    """An exception is raised by results(); cancel() ends it; a killed driver is told."""
+    failed = gm.remote_parallel_map(called.raises, [0, 1], detach=True)
+    with pytest.raises(KeyError, match="one"):
+        failed.results(timeout=60)
+    kept = gm.remote_parallel_map(called.raises, [0, 1], detach=True, return_exceptions=True)
+    assert [type(x) for x in kept.results(timeout=60)] == [int, KeyError]
+    endless = gm.remote_parallel_map(called.slow, [600.0] * 4, detach=True)
+    with pytest.raises(TimeoutError, match="0 of 4"):
+        endless.results(timeout=0.3)
+    endless.cancel()
+    assert endless.status()["state"] == "cancelled"
+    with pytest.raises(gm.Interrupted, match="cancelled"):
+        endless.results()
+    lost = gm.remote_parallel_map(called.slow, [600.0] * 4, detach=True)
+    from gristmill.commit.lease import holder
+
+    os.kill(holder(str(lost.folder))["pid"], signal.SIGKILL)  # type: ignore[index]
+    with pytest.raises(gm.RunFailed, match="lost"):
+        lost.results(timeout=60)
