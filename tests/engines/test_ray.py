@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import numpy as np
 import oracles
 import processes
 import psutil
@@ -296,3 +297,22 @@ def killed_once(batch: dict[str, Any], marker: str, at: int) -> dict[str, Any]:
     """A step that kills its process at row `at`, once."""
     victims.once(batch, marker, at, "kill")
     return {"x": batch["x"]}
+
+
+def test_the_parallel_map(cluster: Any) -> None:
+    """`remote_parallel_map(engine="ray")`: calls in actors; large values, exceptions and deaths as on one machine."""
+
+    def squared(x: Any) -> Any:
+        if isinstance(x, int) and x == 13:
+            os._exit(3)
+        if isinstance(x, int) and x == 14:
+            raise KeyError("fourteen")
+        return x * x
+
+    found = gm.map(squared, range(20), engine="ray", return_exceptions=True, func_cpu=1)
+    assert [v for v in found if isinstance(v, int)] == [x * x for x in range(20) if x not in (13, 14)]
+    assert isinstance(found[13], gm.WorkerLost) and isinstance(found[14], KeyError)
+    (array,) = gm.map(squared, [np.full(500_000, 3.0)], engine=gm.ray())
+    assert array.sum() == 9.0 * 500_000
+    with pytest.raises(gm.BadJob, match="func_ram is 'much'"):
+        gm.map(squared, [1], engine="ray", func_ram="much")
