@@ -5,7 +5,6 @@ of it is a failed task: what follows from a death is the feed's to decide, not S
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import socket
@@ -52,20 +51,18 @@ class Spark:
         """Events until the feed is done. Closing the iterator cancels the stage at hand; a session of our own ends."""
         import cloudpickle
 
-        names = (f"s{n}" for n in itertools.count())  # a name an item: Spark alone knows where it will run
         with session(self._options, self._workers) as spark:
             run = f"gristmill-{os.getpid()}-{time.time_ns()}"
             load = Load(run, self._path, dict(stages.environment(0)), cloudpickle.dumps(stages, protocol=5))
             rounds = _Rounds(spark.sparkContext, load)
-            name = next(names)
             try:
                 while True:
                     held: dict[str, Item] = {}
-                    while len(held) < ROUND and isinstance(item := feed.take(name), Item):
+                    # A name an item, since Spark alone knows where it will run; all are free again in the next round.
+                    while len(held) < ROUND and isinstance(item := feed.take(name := f"s{len(held)}"), Item):
                         held[name] = item
-                        name = next(names)
                     if held:
-                        yield from rounds.events(held)
+                        yield from rounds.events(held, min(self._workers, feed.wanted()) - len(held))
                     elif item is WAIT:  # for who reads the results
                         yield Event("")
                         time.sleep(BEAT / 10)
@@ -94,13 +91,16 @@ class _Rounds:
         self._said = ""
         self._looked = 0.0
 
-    def events(self, held: Mapping[str, Item]) -> Iterator[Event]:
-        """A round: each of `held`, by the feed's name for who has it, ends with an outcome or a death."""
+    def events(self, held: Mapping[str, Item], spare: int) -> Iterator[Event]:
+        """A round: each of `held`, by the feed's name for who has it, ends with an outcome or a death.
+
+        Beside them models are loaded in `spare` slots, which the next round will want.
+        """
         from pyspark import InheritableThread
 
         waiting = {item.key: name for name, item in held.items()}
         self._looked = time.monotonic()
-        self._thread = InheritableThread(target=self._stage, args=(list(held.values()),), daemon=True)
+        self._thread = InheritableThread(target=self._stage, args=([*held.values(), *[None] * spare],), daemon=True)
         self._thread.start()
         failed: BaseException | None = None
         while self._thread is not None:
@@ -123,10 +123,10 @@ class _Rounds:
         for key, name in waiting.items():
             yield Death(name, (key,), "" if failed is None else str(failed), lost=how)
 
-    def _stage(self, items: list[Item]) -> None:
+    def _stage(self, items: list[Item | None]) -> None:
         failed: BaseException | None = None
         try:
-            self._context.setJobGroup(self._group, f"gristmill: {len(items)} items", interruptOnCancel=True)
+            self._context.setJobGroup(self._group, f"gristmill: {len(items)} partitions", interruptOnCancel=True)
             self._context.parallelize(items, len(items)).foreachPartition(self._task)
         except BaseException as e:  # crosses to the thread of the driver
             failed = e
@@ -193,13 +193,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Partition:
-    """What Spark runs on each partition, which holds one item."""
+    """What Spark runs on each partition, which holds one item; or None, to have a model loaded."""
 
     load: Any  # a broadcast Load
     events: Any  # an accumulator
     speculative: bool
 
-    def __call__(self, items: Iterator[Item]) -> Iterator[None]:
+    def __call__(self, items: Iterator[Item | None]) -> Iterator[None]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -252,10 +252,14 @@ class Slot:
         self._idle = threading.Timer(0.0, self.end)
         self._patience = IDLE
 
-    def do(self, item: Item) -> list[Event]:
-        """All that happened from giving the item to its outcome or the process's death."""
-        self._idle.cancel()
+    def do(self, item: Item | None) -> list[Event]:
+        """All that happened from giving the item to its outcome or the process's death; for None, to a process that is
+        ready.
+        """
         with self._lock:
+            if item is None and self._process is not None:
+                return []
+            self._idle.cancel()
             if self._process is None:
                 heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
                 self._events = Crew(self._feed, 1, lambda name, _: self._start(name, heard), heard).events()
@@ -265,7 +269,7 @@ class Slot:
             self._idle.start()
             return told
 
-    def _told(self, item: Item) -> Iterator[Event]:
+    def _told(self, item: Item | None) -> Iterator[Event]:
         self._feed.item = item
         for event in self._events:
             if isinstance(event, Started):
@@ -275,7 +279,9 @@ class Slot:
                 event = replace(event, keys=())
             if not isinstance(event, Tick) and type(event) is not Event:  # the outcome counts the rows of its ticks
                 yield replace(event, worker=self._name)
-            if isinstance(event, Death) or (isinstance(event, Outcome) and event.key == item.key):
+            ready = item is None and isinstance(event, Started)
+            ended = item is not None and isinstance(event, Outcome) and event.key == item.key
+            if ready or ended or isinstance(event, Death):
                 return
 
     def _start(self, name: str, heard: queue.SimpleQueue[Event]) -> Process:
