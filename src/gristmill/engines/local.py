@@ -204,8 +204,10 @@ def _overhear(popen: subprocess.Popen[bytes], name: str, emit: Emit) -> None:
 def _await(popen: subprocess.Popen[bytes], name: str, emit: Emit, listening: list[Any]) -> None:
     """Death is seen by waiting for the process, not by end of file: grandchildren may hold its pipes."""
     code = popen.wait()
-    for thread in listening:
+    for thread, pipe in zip(listening, (popen.stdout, popen.stderr), strict=True):
         thread.join(timeout=1.0)
+        if not thread.is_alive() and pipe is not None:  # a grandchild may hold the other end, and its reader waits on
+            pipe.close()
     emit(Ended(name, code))
 
 
