@@ -5,32 +5,66 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
+from places import MEMORY, head
 from pretended import Feed, Stages
 
 from gristmill.engines.local import Local
+from gristmill.engines.ray import Ray
 from gristmill.plan.contracts import Left, Outcome, Printed, Started
+from gristmill.plan.options import RayOptions
 
-ENGINES = {"here": 0, "one": 1, "two": 2}
-
-
-@pytest.fixture(params=list(ENGINES))
-def engine(request: pytest.FixtureRequest) -> Local:
-    """The local engine without workers, with one, with two."""
-    return Local(workers=ENGINES[request.param], path=(os.path.dirname(__file__),), grace=2.0)
+HERE = (os.path.dirname(__file__),)
 
 
-def driven(engine: Local, feed: Feed, stages: Stages | None = None) -> Feed:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two cores of a Ray cluster, to which this process is connected."""
+    with head() as started:
+        started.add_node(num_cpus=2, object_store_memory=MEMORY)
+        yield
+
+
+def _made(request: pytest.FixtureRequest, workers: int) -> Any:
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+        return Ray(workers, 1, HERE, False, RayOptions())
+    return Local(workers, HERE, 2.0)
+
+
+RAY = pytest.param("ray", marks=pytest.mark.leaves_children)  # idle processes of Ray; ours are watched
+
+
+@pytest.fixture(params=["here", "one", "two", RAY])
+def engine(request: pytest.FixtureRequest) -> Any:
+    """The local engine without workers, with one, with two; Ray with two."""
+    return _made(request, {"here": 0, "one": 1}.get(request.param, 2))
+
+
+@pytest.fixture(params=["local", RAY])
+def one(request: pytest.FixtureRequest) -> Any:
+    """An engine with one worker in a process of its own."""
+    return _made(request, 1)
+
+
+@pytest.fixture(params=["local", RAY])
+def two(request: pytest.FixtureRequest) -> Any:
+    """An engine with two."""
+    return _made(request, 2)
+
+
+def driven(engine: Any, feed: Feed, stages: Stages | None = None) -> Feed:
     """Run to the end."""
     for event in engine.run(stages or Stages(), feed):
         feed.on(event)
     return feed
 
 
-def test_every_item_ends_once(engine: Local) -> None:
+def test_every_item_ends_once(engine: Any) -> None:
     """Each item has one outcome, values of any size come back whole, errors come back as failures."""
     items: list[tuple[str, Any]] = [("echo", n) for n in range(50)]
     items += [("big", 3 << 20), ("fail", 0)]
@@ -43,12 +77,12 @@ def test_every_item_ends_once(engine: Local) -> None:
     assert sum(isinstance(e, Started) for e in feed.events) >= 1
 
 
-def test_nothing_to_do(engine: Local) -> None:
+def test_nothing_to_do(engine: Any) -> None:
     """A feed that is done at once ends the run, and nothing is left."""
     assert driven(engine, Feed([])).deaths() == []
 
 
-def test_closing_leaves_nothing_running(engine: Local) -> None:
+def test_closing_leaves_nothing_running(engine: Any) -> None:
     """Closing the iterator in the middle ends all workers, those that sleep at once."""
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     feed = Feed([("echo", 1), *[("sleep", 30)] * 4])
@@ -60,23 +94,22 @@ def test_closing_leaves_nothing_running(engine: Local) -> None:
     begun = time.monotonic()
     events.close()
     assert time.monotonic() - begun < 5
-    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+    if isinstance(engine, Local):  # of the others `leaves_no_worker` looks for what is ours
+        assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
-def test_what_user_code_prints_is_passed_on() -> None:
+def test_what_user_code_prints_is_passed_on(one: Any) -> None:
     """Both streams, from a worker's process, with the worker's name; the protocol is not disturbed."""
-    feed = driven(Local(1, (os.path.dirname(__file__),)), Feed([("print", f"line {n}") for n in range(20)]))
+    feed = driven(one, Feed([("print", f"line {n}") for n in range(20)]))
     text = "".join(e.text for e in feed.events if isinstance(e, Printed))
     assert all(text.count(f"line {n}\n") == 2 for n in range(20))
     assert len(feed.ended) == 20
 
 
 @pytest.mark.parametrize("how", [int(signal.SIGKILL), int(signal.SIGSEGV), "exit"])
-def test_a_death_is_told_with_what_was_held(how: int | str) -> None:
+def test_a_death_is_told_with_what_was_held(two: Any, how: int | str) -> None:
     """The worker is replaced, the event says how it ended and what it held, the first item being the one that ran."""
-    feed = driven(
-        Local(2, (os.path.dirname(__file__),)), Feed([("echo", 0), ("die", how), *[("echo", n) for n in range(9)]])
-    )
+    feed = driven(two, Feed([("echo", 0), ("die", how), *[("echo", n) for n in range(9)]]))
     assert len(feed.ended) == 11
     (death,) = feed.deaths()
     assert death.keys[0] == "1"
@@ -85,10 +118,10 @@ def test_a_death_is_told_with_what_was_held(how: int | str) -> None:
 
 
 @pytest.mark.parametrize("harm", ["raise", "exit"])
-def test_a_worker_that_cannot_be_opened(harm: str) -> None:
+def test_a_worker_that_cannot_be_opened(one: Any, harm: str) -> None:
     """Its exception comes as an outcome without a key, its death as one before the start."""
     feed = Feed([("echo", 1)], workers=1)
-    events = Local(1, (os.path.dirname(__file__),)).run(Stages(harm), feed)
+    events = one.run(Stages(harm), feed)
     seen = []
     for event in events:
         seen.append(event)
@@ -101,10 +134,10 @@ def test_a_worker_that_cannot_be_opened(harm: str) -> None:
     assert [e.message for e in told if e is not None] == (["cannot be opened"] if harm == "raise" else [])
 
 
-def test_a_worker_that_leaves_gives_back_what_it_holds() -> None:
+def test_a_worker_that_leaves_gives_back_what_it_holds(one: Any) -> None:
     """It is no death; another one goes on."""
     items = [("echo", 0), ("leave", ""), *[("echo", n) for n in range(6)]]
-    feed = driven(Local(1, (os.path.dirname(__file__),)), Feed(items, workers=1))
+    feed = driven(one, Feed(items, workers=1))
     assert len(feed.ended) == 8
     assert feed.deaths() == []
     (left,) = [e for e in feed.events if isinstance(e, Left)]
@@ -115,7 +148,7 @@ def test_a_worker_that_leaves_gives_back_what_it_holds() -> None:
 def test_a_worker_that_does_not_stop_is_killed() -> None:
     """After the grace it gets SIGKILL."""
     feed = Feed([("echo", 0), ("ignore", 0)], workers=1)
-    events = Local(1, (os.path.dirname(__file__),), grace=0.5).run(Stages(), feed)
+    events = Local(1, HERE, grace=0.5).run(Stages(), feed)
     for event in events:
         feed.on(event)
         if feed.ended:
