@@ -64,7 +64,7 @@ class Job:
 
         spec = self.spec
         if engine is not None:
-            named = replace(spec.engine, name=engine) if isinstance(engine, str) else engine
+            named = spec.engine.named(engine) if isinstance(engine, str) else engine
             spec = replace(spec, engine=named)
         return run(spec, restart=restart, append=append, accept=accept, observer=observer or _terminal())
 

@@ -201,7 +201,7 @@ ABSENT = {"name": "ray", "workers": 1, "options": {"address": "127.0.0.1:1"}}
 
 
 def test_a_job_file_names_the_engine(tmp_path: Path) -> None:
-    """`engine: {name: ray, …}` of a job file and its profiles is the engine of gm.ray(…)."""
+    """`engine: {name: ray, …}` of a job file and its profiles is the engine of gm.ray(…); so are --engine and --set."""
     from gristmill.plan.options import EngineSpec
 
     victims.write_input(str(tmp_path / "in"), 10, files=1)
@@ -211,7 +211,10 @@ def test_a_job_file_names_the_engine(tmp_path: Path) -> None:
     )
     job = gm.load_job(str(tmp_path / "job.yaml"), profile="prod")
     assert job.spec.engine == gm.ray(address="auto", gpus_per_worker=1, workers=(4, 64))
-    assert isinstance(job.spec.engine, EngineSpec)
+    job = gm.load_job(str(tmp_path / "job.yaml"), sets=["engine.name=ray", "engine.gpus_per_worker=0.5"])
+    assert job.spec.engine == gm.ray(gpus_per_worker=0.5)
+    job = gm.load_job(str(tmp_path / "job.yaml"), profile="prod", sets=["engine.name=local"])
+    assert job.spec.engine == EngineSpec("local", workers=(4, 64))  # what only Ray can be told is left out
 
 
 # ---------------------------------------------------------------- prepare and predict placed apart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gristmill.errors import BadJob
@@ -132,6 +132,10 @@ class EngineSpec:
             _positive("gpus", self.gpus)
         _positive("threads", self.threads)
         self.own()
+
+    def named(self, name: str) -> EngineSpec:
+        """The engine of that name: with this one's own options, if it is the same."""
+        return self if name == self.name else replace(self, name=name, options={})
 
     def own(self) -> Any:
         """The engine's own options, checked; None for an engine that has none. Raises BadJob for an unknown one."""

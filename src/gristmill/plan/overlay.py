@@ -101,6 +101,8 @@ def _leaf(old: Any, sub: Any, path: tuple[str, ...]) -> Any:
 def _with_fields(value: Any, tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     new: dict[str, Any] = {}
     inside: dict[str, dict[str, Any]] = {}
+    if isinstance(value, EngineSpec) and isinstance(engine := tree.get("name"), Change):
+        value = value.named(str(engine.value))  # whose options the others may be
     for key, sub in tree.items():
         name, deeper = _field(value, key, sub)
         if deeper is None:
