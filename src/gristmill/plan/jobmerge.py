@@ -9,6 +9,7 @@ from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.plan.document import Document, Path
+from gristmill.plan.options import EngineSpec
 from gristmill.plan.overlay import KIND_OF, split_set
 
 _STEP = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -77,10 +78,19 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any], path: Path) -> di
     # A profile that names another kind of model means another model, not one of two kinds.
     other_kind = path == ("model",) and any(k in above and k not in below for k in KIND_OF.values())
     out = {} if other_kind else dict(below)
+    if path == ("engine",):
+        out = _for_engine(out, above.get("name"))
     for key, item in above.items():
         old = out.get(key)
         out[key] = _merge(old, item, (*path, key)) if isinstance(old, dict) and isinstance(item, dict) else item
     return out
+
+
+def _for_engine(section: Mapping[str, Any], name: Any) -> dict[str, Any]:
+    """What of an engine's section holds for the engine called `name`: another one's own options do not."""
+    if name is None or name == section.get("name", EngineSpec.name):
+        return dict(section)
+    return {key: item for key, item in section.items() if key in EngineSpec.__dataclass_fields__}
 
 
 def apply_sets(document: Document, sets: Sequence[str]) -> Document:
@@ -89,6 +99,8 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
     places = dict(document.places)
     for text in sets:
         path, given = split_set(text)
+        if tuple(path) == ("engine", "name") and isinstance(value.get("engine"), dict):
+            value = {**value, "engine": _for_engine(value["engine"], given)}
         value = _put(value, path, given, text)
         steps: Path = tuple(int(part) if part.isdigit() else part for part in path)
         places = {p: place for p, place in places.items() if p[: len(steps)] != steps}
