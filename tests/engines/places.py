@@ -43,7 +43,13 @@ def head() -> Iterator[Any]:
 
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "object_store_memory": MEMORY, "include_dashboard": False},
+        head_node_args={
+            "num_cpus": 0,
+            "object_store_memory": MEMORY,
+            "include_dashboard": False,
+            # A node that is only slow to answer, because the machine is busy, is not given up.
+            "_system_config": {"health_check_failure_threshold": 60},
+        },
     )
     try:
         ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
