@@ -170,12 +170,12 @@ def _key(event: Outcome | Death) -> str:
 
 def _of_python(error: BaseException) -> Failure | None:
     """What kept Spark's Python workers from beginning at all (no gristmill there, another Python); None for others."""
-    text = str(error)
-    if "PythonException" not in text and "PySparkRuntimeError" not in text:
+    text, kind = str(error), type(error).__name__
+    if "PythonException" not in kind + text and "PySparkRuntimeError" not in kind + text:
         return None
     wrong = [line.strip() for line in text.splitlines() if "Error: " in line]
     message = f"Spark's Python workers cannot run gristmill: {wrong[-1] if wrong else first_line(error)}"
-    return Failure("load", type(error).__name__, message, text)
+    return Failure("load", kind, message, text)
 
 
 # ---------------------------------------------------------------- in a Python worker of Spark
