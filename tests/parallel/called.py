@@ -81,3 +81,20 @@ def raises(x: int) -> int:
     if x == 6:
         return threading.Lock()  # type: ignore[return-value]
     return x
+
+
+def kept_alone(x: Any) -> Any:
+    """The input itself."""
+    return x
+
+
+class Unreadable:
+    """Can be pickled, and not be read again."""
+
+    def __reduce__(self) -> Any:
+        return (int, ("no number",))
+
+
+def unreadable(x: int) -> Any:
+    """Something that cannot be read again for 7."""
+    return Unreadable() if x == 7 else x

@@ -4,6 +4,8 @@ so that the first result comes soon.
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, pack, pickled, unpack
-from gristmill.plan.contracts import Emit, Event, Item, Outcome
+from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
 
 FLUSH = 0.05  # seconds: results are not held back longer than this while a chunk goes on
 
@@ -28,13 +30,14 @@ class Chunk:
 class Answers:
     """Results of calls: `values` holds those of `numbers` in a list; `faults` are the inputs that have none.
 
-    `seconds` is the time the calls took.
+    `seconds` is the time the calls took. `unread`: the inputs could not be read together, and nothing was called.
     """
 
     numbers: tuple[int, ...] = ()
     values: Parcel | None = None
     faults: tuple[tuple[int, Fault], ...] = ()
     seconds: float = 0.0
+    unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class CallStages:
         return variables
 
     def open(self, name: str, emit: Emit) -> CallWorker:
-        """Nothing is slow here: what is, the function does at its first call."""
+        """Nothing is slow here: what is, the function does at its first call. What it prints is told line by line."""
+        sys.stdout = Told(name, emit)
         return CallWorker(self, name)
 
 
@@ -96,7 +100,13 @@ class CallWorker:
     def _called(self, item: Item, emit: Emit) -> None:
         chunk: Chunk = item.value
         batch = _Batch(self._stages.folder)
-        for number, value in zip(chunk.numbers, unpack(chunk.inputs), strict=True):
+        try:
+            values = unpack(chunk.inputs)
+        except Exception as e:  # of one of them; which, the feed finds out by giving each alone
+            fault = fault_of(e)
+            emit(Outcome(self._name, item.key, Answers(faults=tuple((n, fault) for n in chunk.numbers), unread=True)))
+            return
+        for number, value in zip(chunk.numbers, values, strict=True):
             if self._stopping.is_set():
                 return
             begun = time.monotonic()
@@ -112,6 +122,7 @@ class CallWorker:
             if time.monotonic() - batch.since > FLUSH and number != chunk.numbers[-1]:
                 emit(Some(self._name, item.key, batch.answers()))
                 batch = _Batch(self._stages.folder)
+        sys.stdout.flush()
         emit(Outcome(self._name, item.key, batch.answers()))
 
     def _arm(self) -> None:
@@ -126,6 +137,41 @@ class CallWorker:
             import faulthandler
 
             faulthandler.cancel_dump_traceback_later()
+
+
+class Told(io.TextIOBase):
+    """A standard output whose lines are events, so that all of them reach the caller, and on their own stream."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, name: str, emit: Emit) -> None:
+        self._name = name
+        self._emit = emit
+        self._parts: list[str] = []
+        self._lock = threading.RLock()  # user code may print from its own threads
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        """Kept until the end of a line."""
+        with self._lock:
+            self._parts.append(text)
+            if "\n" in text:
+                self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        with self._lock:
+            text, self._parts = "".join(self._parts), []
+            if text:
+                self._emit(Printed(self._name, text, "stdout"))
+
+    def fileno(self) -> int:
+        """That of the process, which the caller sees as standard error."""
+        return 1
 
 
 class _Batch:

@@ -121,8 +121,9 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
             stderr=log,
             start_new_session=True,  # the caller's terminal may go
         )
-    while not (folder / "lock").exists():
-        if driver.poll() is not None:
+    # Until the lock names its holder, so is held: asking `holder` sooner could take the lock from under the driver.
+    while not _has_text(folder / "lock"):
+        if driver.poll() is not None and not _has_text(folder / "lock"):
             raise RunFailed(f"the driver of a detached map ended at once; see {folder / 'log.txt'}")
         time.sleep(0.01)
     return Detached(id)
@@ -165,6 +166,10 @@ def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mappin
 
 def _home() -> Path:
     return cache_folder() / "detached"
+
+
+def _has_text(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.errors import RemoteError, WorkerLost
 from gristmill.parallel.calling import Answers, Chunk, Some
 from gristmill.parallel.inputs import Inputs, Numbered
-from gristmill.parallel.shipping import Fault, Parcel, unpack
+from gristmill.parallel.shipping import Fault, Parcel, fault_of, unpack
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
 
 CHUNK_SECONDS = 0.03  # work in one message: enough to make its cost small, little enough to share work out evenly
@@ -57,6 +57,7 @@ class CallFeed:
     _unstarted: int = 0
     _done: set[int] = field(default_factory=set)  # beyond the first that is missing, where order is kept
     _first_missing: int = 0
+    _unsent: list[Result] = field(default_factory=list)  # of inputs that cannot be pickled
 
     # ------------------------------------------------ the engine asks
 
@@ -67,7 +68,7 @@ class CallFeed:
         left = self.inputs.left
         if left is None:
             left = 0 if self.inputs.ended else self.workers
-        return min(self.workers, left + len(self._again) + len(self._out))
+        return min(self.workers, left + len(self._again) + len(self._out) + len(self._unsent))
 
     def take(self, worker: str) -> Any:
         """An Item, WAIT or DONE."""
@@ -75,8 +76,9 @@ class CallFeed:
             return DONE
         if worker in self._with.values() and not self._may_wait():
             return WAIT
-        if self._again:
-            return self._given(worker, self._again.popleft())
+        while self._again:
+            if (item := self._given(worker, self._again.popleft())) is not None:
+                return item
         some: list[Numbered] = []
         if not self._too_far():
             try:
@@ -85,8 +87,9 @@ class CallFeed:
                 self.fatal = e
                 return DONE
         if some:
-            return self._given(worker, some)
-        return DONE if self.inputs.ended and not self._out else WAIT
+            item = self._given(worker, some)
+            return self.take(worker) if item is None else item
+        return DONE if self.inputs.ended and not self._out and not self._unsent else WAIT
 
     def _chunk(self) -> int:
         left = self.inputs.left
@@ -106,17 +109,30 @@ class CallFeed:
     def _too_far(self) -> bool:
         return self.ordered and len(self._done) > ORDERED_AHEAD * self.workers
 
-    def _given(self, worker: str, some: list[Numbered]) -> Item:
+    def _given(self, worker: str, some: list[Numbered]) -> Item | None:
+        """These inputs as an item; None where they cannot be sent, which `on` tells of the one it is."""
+        try:
+            parcel = self.pack([v for _, v in some])
+        except Exception as e:
+            if len(some) > 1:  # which of them it is shows when each is packed alone
+                self._again.extendleft([pair] for pair in reversed(some))
+            else:
+                self._unsent.append(Result(*some[0], None, fault_of(e)))
+            return None
         self._serial += 1
         key = str(self._serial)
         self._out[key] = dict(some)
         self._with[key] = worker
-        return Item(key, Chunk(tuple(n for n, _ in some), self.pack([v for _, v in some])))
+        return Item(key, Chunk(tuple(n for n, _ in some), parcel))
 
     # ------------------------------------------------ the engine reports
 
     def on(self, event: Event) -> Iterable[Result]:
         """What an event settles."""
+        unsent, self._unsent = self._unsent, []
+        return [*map(self._settled, unsent), *self._on(event)]
+
+    def _on(self, event: Event) -> Iterable[Result]:
         if isinstance(event, Some):
             return self._answered(event.key, event.answers)
         if isinstance(event, Outcome):
@@ -145,7 +161,21 @@ class CallFeed:
 
     def _answered(self, key: str, answers: Answers) -> Iterable[Result]:
         waiting = self._out.get(key, {})
-        values = [] if answers.values is None else unpack(answers.values)
+        if answers.unread and len(waiting) > 1:
+            self._again.extendleft([pair] for pair in reversed(list(waiting.items())))
+            waiting.clear()
+            return
+        try:
+            values = [] if answers.values is None else unpack(answers.values)
+        except Exception as e:  # a result that cannot be made again here
+            alone = len(answers.numbers) == 1
+            for number in [n for n in reversed(answers.numbers) if n in waiting]:
+                value = waiting.pop(number)
+                if alone:
+                    yield self._settled(Result(number, value, None, fault_of(e)))
+                else:
+                    self._again.appendleft([(number, value)])
+            return
         for number, value in zip(answers.numbers, values, strict=True):
             if number in waiting:
                 yield self._settled(Result(number, waiting.pop(number), value))

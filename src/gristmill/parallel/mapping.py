@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -98,10 +100,23 @@ def results(
             folder = os.path.join(_in_memory() or tempfile.gettempdir(), f"gristmill-map-{secrets.token_hex(8)}")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         inputs.wait()
-        for result in _run(function, inputs, how, folder, known, watch):
+        running = _run(function, inputs, how, folder, known, watch)
+        _open.add(running)
+        for result in running:
             if memory is not None:
                 memory.keep(result)
             yield result
+
+
+_open: weakref.WeakSet[Generator[Result, None, None]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Maps that were left in the middle end before the interpreter does: later, its threads can be joined no more."""
+    for running in list(_open):
+        with contextlib.suppress(ValueError):  # another thread is inside
+            running.close()
 
 
 def _run(
@@ -111,7 +126,7 @@ def _run(
     folder: str | None,
     known: deque[Result],
     watch: Callable[[], None],
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     feed = CallFeed(
         inputs,
         how.workers,
@@ -128,8 +143,9 @@ def _run(
         for event in events:
             watch()
             if isinstance(event, Printed):
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+                stream = sys.stdout if event.stream == "stdout" else sys.stderr
+                stream.write(event.text)
+                stream.flush()
             for result in feed.on(event):
                 done += 1
                 yield result

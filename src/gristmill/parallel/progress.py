@@ -46,6 +46,8 @@ class Line:
             TextColumn("{task.fields[running]} running  {task.fields[rate]}"),
             console=Console(stderr=True),
             transient=True,
+            # What is printed here goes above the line, unless it was sent elsewhere on purpose.
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
         self._task = self._shown.add_task(self._name, total=self._total, running=0, rate="")
         self._shown.start()

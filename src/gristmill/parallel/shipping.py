@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import secrets
@@ -27,10 +28,15 @@ def pack(data: bytes, folder: str | None) -> Parcel:
     """Pickled bytes as a parcel; in a file of `folder` where they are many, in the message where there is none."""
     if folder is None or len(data) < LARGE:
         return Parcel(data)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, secrets.token_hex(8))
-    with open(path, "xb") as out:
-        out.write(data)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with open(path, "xb") as out:
+            out.write(data)
+    except OSError:  # no room there: slower, but it arrives
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return Parcel(data)
     return Parcel(path=path)
 
 
@@ -86,10 +92,26 @@ def fault_of(error: BaseException) -> Fault:
     failure = failure_of(error)
     if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
         return Fault(failure)
-    try:
-        return Fault(failure, pickled(error.with_traceback(None)))
-    except Exception:  # its text has to do
-        return Fault(failure)
+    error = error.with_traceback(None)
+    for whole in (error, (type(error), error.args, vars(error))):  # the second: `__init__` takes others than `args`
+        try:
+            data = pickled(whole)
+            if type(_made(pickle.loads(data))) is type(error):
+                return Fault(failure, data)
+        except Exception:  # whatever its class does: if there is no other way, its text has to do
+            continue
+    return Fault(failure)
+
+
+def _made(found: Any) -> Any:
+    """The exception of a Fault: pickled as itself, or as class, arguments and attributes."""
+    if not isinstance(found, tuple):
+        return found
+    kind, arguments, attributes = found
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    return error
 
 
 def revived(fault: Fault, number: int, value: Any) -> Exception:
@@ -98,7 +120,7 @@ def revived(fault: Fault, number: int, value: Any) -> Exception:
     error: Exception | None = None
     if fault.exception is not None:
         try:
-            found = pickle.loads(fault.exception)
+            found = _made(pickle.loads(fault.exception))
             error = found if isinstance(found, Exception) else None
         except Exception:  # a class that cannot be made again from what it was pickled as
             error = None

@@ -331,9 +331,10 @@ class Tick(Event):
 
 @dataclass(frozen=True)
 class Printed(Event):
-    """Text that user code printed."""
+    """Text that user code printed. Where a worker cannot tell the two streams apart, `stream` is "stderr"."""
 
     text: str = ""
+    stream: str = "stderr"
 
 
 @dataclass(frozen=True)

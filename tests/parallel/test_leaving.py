@@ -1,0 +1,97 @@
+"""What becomes of prints, of values that cannot travel, and of a generator that is left, with real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import called
+import pytest
+
+import gristmill as gm
+
+
+def ran(tmp_path: Path, text: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own."""
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    return subprocess.run(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60, cwd=tmp_path
+    )
+
+
+def test_a_generator_that_is_left_open_does_not_keep_the_interpreter(tmp_path: Path) -> None:
+    """A script that takes one of many results and ends, ends."""
+    done = ran(
+        tmp_path,
+        "import gristmill\ndef f(x): return x\n"
+        "g = gristmill.remote_parallel_map(f, range(1000), generator=True)\nprint(next(g))\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().isdigit()
+
+
+def test_no_print_is_lost(tmp_path: Path) -> None:
+    """Hundreds of kilobytes of prints arrive whole on stdout; what was written to stderr arrives on stderr."""
+    done = ran(
+        tmp_path,
+        "import gristmill, sys\ndef f(x):\n    for i in range(3000): print('line', x, i, '.' * 40)\n"
+        "    print('aside', x, file=sys.stderr)\n"
+        "gristmill.remote_parallel_map(f, [1, 2, 3])\n",
+    )
+    lines = done.stdout.splitlines()
+    assert sorted(lines) == sorted(f"line {x} {i} {'.' * 40}" for x in (1, 2, 3) for i in range(3000))
+    assert sorted(done.stderr.split()) == ["1", "2", "3", "aside", "aside", "aside"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_progress_line_leaves_stdout_alone(tmp_path: Path) -> None:
+    """With stderr a terminal and stdout a pipe, what the caller prints while the line is shown goes to the pipe."""
+    ours, theirs = os.openpty()
+    reading = threading.Thread(target=_drain, args=(ours,), daemon=True)
+    reading.start()
+    done = ran(
+        tmp_path,
+        "import gristmill, time\ndef f(x):\n    time.sleep(0.4)\n    return x\n"
+        "for r in gristmill.remote_parallel_map(f, range(6), generator=True): print('data', r)\n",
+        theirs,
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert sorted(done.stdout.splitlines()) == [f"data {i}" for i in range(6)]
+
+
+def _drain(end: int) -> None:
+    try:
+        while os.read(end, 4096):
+            pass
+    except OSError:
+        return
+
+
+@pytest.mark.parametrize(("bad", "kind"), [(threading.Lock(), TypeError), (called.Unreadable(), ValueError)])
+def test_an_input_that_cannot_travel_fails_alone(bad: Any, kind: type[Exception]) -> None:
+    """With its own index, while the others have their results."""
+    inputs = [0, 1, 2, bad, 4, *range(5, 200)]
+    found = gm.map(called.kept_alone, inputs, return_exceptions=True)
+    assert isinstance(found[3], kind)
+    assert found[3].__notes__[0].startswith("input 3:")
+    assert found[:3] + found[4:] == [n for n in range(200) if n != 3]
+
+
+def test_a_result_that_cannot_be_read_here_fails_alone() -> None:
+    """As one that cannot be pickled."""
+    found = gm.map(called.unreadable, range(100), return_exceptions=True)
+    assert isinstance(found[7], ValueError)
+    assert found[:7] + found[8:] == [n for n in range(100) if n != 7]
+
+
+def test_an_exception_with_an_init_of_its_own_keeps_its_type() -> None:
+    """One that pickle alone could not make again comes back as itself, with its attributes."""
+    with pytest.raises(called.OwnError, match="2: two") as caught:
+        gm.remote_parallel_map(called.raises, [2])
+    assert caught.value.code == 2
