@@ -27,12 +27,8 @@ ONNX_TRIES = (256, 512, 1024, 2048)
 CPU_TRIES = (512, 1024, 2048, 4096)
 GPU_TRIES = (8192, 16_384, 32_768, 65_536, 131_072)
 ROW_TRIES = (64, 256, 1024, 4096)
-FUNCTION_TRIES = (1024, 4096, 16_384)
 LONGEST_CALL = 2.0  # seconds
-LONGEST_FUNCTION_CALL = 0.05  # a user's function that is slow keeps its batch size: it may hold what its rows lead to
-# Below these nothing is tried: the sweep would take most of the run, and save nothing.
-LEAST_ROWS = 2000
-LEAST_FUNCTION_ROWS = 200_000
+LEAST_ROWS = 2000  # below this nothing is tried: the sweep would take most of the run, and save nothing
 
 
 def chosen(r: Resolved, planned: Mapping[str, Any] | None = None) -> BatchPlan:
@@ -57,14 +53,12 @@ def _with(plain: BatchPlan, budget: int) -> BatchPlan:
 
 
 def _tries(r: Resolved, plain: BatchPlan) -> dict[str, Any]:
-    function = isinstance(r.model, FunctionModel)
-    if r.estimated_rows < (LEAST_FUNCTION_ROWS if function else LEAST_ROWS) or r.only is not None:
+    # A user's function keeps its batches: what it holds for a row only it knows.
+    if isinstance(r.model, FunctionModel) or r.estimated_rows < LEAST_ROWS or r.only is not None:
         return {}
     if plain.by_tokens:
         on_cpu = ONNX_TRIES if r.place.backend == "onnx" else CPU_TRIES
         return {"tries": GPU_TRIES if r.place.device.startswith("cuda") else on_cpu}
-    if function:
-        return {"tries": FUNCTION_TRIES, "longest": LONGEST_FUNCTION_CALL}
     return {"tries": ROW_TRIES, "longest": LONGEST_CALL}
 
 

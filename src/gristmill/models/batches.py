@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadOutput
+from gristmill.models.columns import numbers
 from gristmill.models.extras import require
 
 _EXACT = 2**53  # integers beyond it are not all exact as float64
@@ -62,7 +63,8 @@ def to_numpy(column: pa.ChunkedArray) -> np.ndarray:
         return np.full(len(array), None, dtype=object)
     if pa.types.is_integer(kind) and array.null_count and _beyond_exact(array):
         return np.array(array.to_pylist(), dtype=object)
-    return np.asarray(array.to_numpy(zero_copy_only=False))
+    plain = numbers(array)
+    return plain if plain is not None else np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def _one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
@@ -56,3 +57,20 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def numbers(array: pa.Array) -> np.ndarray | None:
+    """Integers or floats without nulls as an array that shares Arrow's memory, read-only; None for anything else.
+
+    Not Arrow's own to_numpy: its first call imports pandas, where that is there: a third of a second in every worker.
+    """
+    kind = array.type
+    if array.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    dtype = np.dtype(kind.to_pandas_dtype())
+    data = array.buffers()[1]
+    if data is None or len(array) == 0:
+        return np.empty(0, dtype)
+    shared = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+    shared.flags.writeable = False  # the buffer may be mutable, and its rows are still needed
+    return shared

@@ -15,6 +15,7 @@ import pyarrow as pa
 from gristmill.batching.policy import Budget, cut_lazily, padded_tokens
 from gristmill.batching.sweep import Sweep
 from gristmill.errors import BadOutput
+from gristmill.models.columns import numbers
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Model, Prepared, Refusal
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
@@ -330,7 +331,8 @@ def _nan_rows(column: pa.ChunkedArray) -> np.ndarray | None:
     kind = column.type
     if pa.types.is_floating(kind):
         if column.null_count == 0:
-            return np.asarray(np.isnan(column.to_numpy()))
+            chunks = [np.isnan(x) for chunk in column.chunks if (x := numbers(chunk)) is not None]
+            return np.concatenate([np.empty(0, dtype=bool), *chunks])
         return np.asarray(column.is_nan().fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
     if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type) and kind.list_size > 0:
         if column.null_count:
@@ -352,7 +354,9 @@ def _nan_rows(column: pa.ChunkedArray) -> np.ndarray | None:
 
 
 def _nan_list(chunk: pa.FixedSizeListArray) -> np.ndarray:
-    values = chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
+    flat = chunk.flatten()
+    plain = numbers(flat)
+    values = (flat.to_numpy(zero_copy_only=False) if plain is None else plain).reshape(len(chunk), -1)
     # The sum of a row is NaN where a value is (or where infinities meet): one pass, then a look at the few that are.
     with np.errstate(invalid="ignore", over="ignore"):
         doubtful = np.isnan(values.sum(axis=1))
