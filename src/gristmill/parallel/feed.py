@@ -14,6 +14,7 @@ from gristmill.parallel.shipping import Fault, Parcel, fault_of, unpack
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
 
 CHUNK_SECONDS = 0.03  # work in one message: enough to make its cost small, little enough to share work out evenly
+CHUNK_BYTES = 4 << 20  # bytes of inputs that one message should hold
 MOST = 512  # inputs in one message
 GROWTH = 4  # a chunk is at most this many times the last: one quick call says little of the next
 ORDERED_AHEAD = 512  # inputs a worker may be ahead of the first result that is missing, where order is kept
@@ -54,6 +55,7 @@ class CallFeed:
     _lost: dict[int, int] = field(default_factory=dict)
     _serial: int = 0
     _size: int = 1
+    _most: int = MOST  # fewer where inputs are large
     _unstarted: int = 0
     _done: set[int] = field(default_factory=set)  # beyond the first that is missing, where order is kept
     _first_missing: int = 0
@@ -119,6 +121,8 @@ class CallFeed:
             else:
                 self._unsent.append(Result(*some[0], None, fault_of(e)))
             return None
+        if parcel.size > CHUNK_BYTES:
+            self._most = max(1, len(some) * CHUNK_BYTES // parcel.size)
         self._serial += 1
         key = str(self._serial)
         self._out[key] = dict(some)
@@ -186,7 +190,7 @@ class CallFeed:
         if calls:
             self._quick = answers.seconds / calls < CHUNK_SECONDS
             fit = int(CHUNK_SECONDS * calls / max(answers.seconds, 1e-9))
-            self._size = max(1, min(fit, self._size * GROWTH, MOST))
+            self._size = max(1, min(fit, self._size * GROWTH, self._most))
 
     def _failed(self, number: int, value: Any, fault: Fault) -> Iterable[Result]:
         self._tries[number] = self._tries.get(number, 0) + 1

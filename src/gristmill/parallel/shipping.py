@@ -18,16 +18,17 @@ LARGE = 1 << 20  # bytes of a message above which its value travels through a fi
 
 @dataclass(frozen=True)
 class Parcel:
-    """A pickled value: the bytes, or the file that holds them."""
+    """A pickled value: the bytes, or the file that holds them; and how many they are."""
 
     data: bytes = b""
     path: str = ""
+    size: int = 0
 
 
 def pack(data: bytes, folder: str | None) -> Parcel:
     """Pickled bytes as a parcel; in a file of `folder` where they are many, in the message where there is none."""
     if folder is None or len(data) < LARGE:
-        return Parcel(data)
+        return Parcel(data, size=len(data))
     path = os.path.join(folder, secrets.token_hex(8))
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -36,8 +37,8 @@ def pack(data: bytes, folder: str | None) -> Parcel:
     except OSError:  # no room there: slower, but it arrives
         with contextlib.suppress(OSError):
             os.unlink(path)
-        return Parcel(data)
-    return Parcel(path=path)
+        return Parcel(data, size=len(data))
+    return Parcel(path=path, size=len(data))
 
 
 def unpack(parcel: Parcel) -> Any:
