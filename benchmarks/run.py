@@ -2,7 +2,8 @@
 
     python benchmarks/run.py [--rounds 5] [--only cheap|text] [--write docs/benchmarks.md]
 
-Prints medians and ratios; with --write, also the page of figures. Quote ratios from one run: machines are noisy.
+Prints medians and ratios; with --write, also into the page of figures, between two marks. Quote ratios from one run:
+machines are noisy.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import psutil
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
+BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"  # what lies between is written anew
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 
@@ -121,11 +123,12 @@ def text(data: Path) -> list[Contestant]:
     source, fp32 = str(data / "texts.parquet"), str(kit.minilm())
     embed = ("embed", source, "{out}", "--text", "text", "--keep", "id", "--model")
     return [
-        Contestant("gristmill (ONNX Runtime, fp32)", gristmill(*embed, str(kit.minilm_onnx()))),
-        Contestant("gristmill (torch, fp32)", gristmill(*embed, fp32, "--backend", "torch")),
-        Contestant("gristmill (ONNX Runtime, int8)", gristmill(*embed, str(kit.minilm_int8()))),
+        Contestant("gristmill", gristmill(*embed, fp32)),
+        Contestant("gristmill --backend torch", gristmill(*embed, fp32, "--backend", "torch")),
+        Contestant("gristmill --dtype int8", gristmill(*embed, fp32, "--dtype", "int8")),
         Contestant("sentence-transformers encode", python("encode.py", "encode", fp32, source, "{out}")),
         Contestant("encode in row order, batches of 32", python("encode.py", "unsorted", fp32, source, "{out}")),
+        Contestant("Ray Data", python("ray_text.py", fp32, source, "{out}")),
     ]
 
 
@@ -135,8 +138,6 @@ def about(rounds: int) -> list[str]:
     versions = ", ".join(f"{n} {version(n)}" for n in names)
     memory = psutil.virtual_memory().total / 2**30
     return [
-        "# Benchmarks",
-        "",
         "Written by `make bench` (`benchmarks/run.py`): whole processes from command to files on disk, in alternation,",
         f"medians of {rounds}. The figure that counts is the ratio within one run.",
         "",
@@ -150,20 +151,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["cheap", "text"])
+    parser.add_argument("--without", default="", help="names of contestants to leave out, separated by |")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "gristmill-bench")
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     env = {**os.environ, "BENCH_DATA": str(given.data), "PYTHONPATH": str(PEERS), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, str(PEERS / "data.py"), str(given.data)], check=True, env=env)
+    left_out = given.without.split("|")
+
+    def chosen(contestants: list[Contestant]) -> list[Contestant]:
+        return [c for c in contestants if c.name not in left_out]
+
     lines = about(given.rounds)
     if given.only != "text":
         title = "Cheap model: softmax regression, 3 million rows of 16 features"
-        lines += contest(title, 3_000_000, cheap(given.data), given.rounds, env)
+        lines += contest(title, 3_000_000, chosen(cheap(given.data)), given.rounds, env)
     if given.only != "cheap":
-        lines += contest("MiniLM over 4,000 docstrings", 4000, text(given.data), given.rounds, env)
+        lines += contest("MiniLM over 4,000 docstrings", 4000, chosen(text(given.data)), given.rounds, env)
     print("\n" + "\n".join(lines))
     if given.write:
-        given.write.write_text("\n".join(lines))
+        page = given.write.read_text()
+        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
+        given.write.write_text("\n".join([before + BEGIN, *lines, END]) + after)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,17 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
+def memory() -> int:
+    """Bytes of memory this process may use: the machine's, or its control group's limit where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
 def name() -> str:
     """What the machine computes with: its processor's name and cores, and its GPUs' names."""
     found = [f"{_processor()} x {cores()}"]

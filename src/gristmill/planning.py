@@ -31,6 +31,9 @@ QUICK_SECONDS, QUICK_ROWS = 0.1, 65_536  # a shard of a cheap function holds at 
 FUNCTION_ROWS = 1024
 TEXT_WINDOW = 8192
 PLAIN_WINDOW = 16_384
+# Measured with MiniLM (91 MB of weights): a worker of ONNX Runtime holds 0.4 GB, one of torch 0.6 GB. While a model is
+# loaded its weights are there twice.
+WORKER_BYTES, WEIGHT_COPIES, MEMORY_SHARE = 400 << 20, 2, 0.8
 UNTIMED_BYTES = 100 << 20  # design §5: below this nothing is timed
 
 
@@ -353,17 +356,25 @@ def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:
 
 def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
     """How many workers, and threads for each: a process a core on CPUs, a process a GPU where there are some."""
-    wanted = r.job.engine.workers
+    wanted: Any = r.job.engine.workers
     if isinstance(wanted, tuple):
         wanted = wanted[1]
     if wanted == "auto":
-        wanted = gpu_workers if r.place.device == "cuda" else room.workers
+        wanted = gpu_workers if r.place.device == "cuda" else min(room.workers, _fit_memory(r, room))
         if r.estimated_rows <= LEAST_SHARD:
             wanted = 1
     count, threads = int(wanted), r.job.engine.threads
     if threads == "auto":
         return count, room.threads or max(1, machine.cores() // max(1, count))
     return count, int(threads)
+
+
+def _fit_memory(r: Resolved, room: Room) -> int:
+    """Workers whose models fit into this machine's memory together: of large models fewer, with more threads each."""
+    if room.grows or room.threads is not None:  # another machine's memory is its scheduler's to divide
+        return room.workers
+    each = WORKER_BYTES + WEIGHT_COPIES * r.info.weight_bytes
+    return max(1, int(MEMORY_SHARE * machine.memory() // each))
 
 
 def budget_of(r: Resolved) -> BatchPlan:

@@ -57,7 +57,7 @@ def on_this_machine(request: Request) -> Place:
             f"func_cpu={request.cpu}: this machine has {cores} cores, so calls run one at a time with all of them"
         )
     if request.ram != "dynamic":
-        memory = total_memory() / 1e9
+        memory = machine.memory() / 1e9
         workers = max(1, min(workers, int(memory // request.ram)))
         if request.ram > memory:
             notes.append(
@@ -91,17 +91,6 @@ def gpu_names() -> list[str]:
         with open(path) as file:
             names += [line.partition(":")[2].strip() for line in file if line.startswith("Model")]
     return names
-
-
-def total_memory() -> int:
-    """Bytes of memory this process may use: the machine's, or its control group's limit where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
-    try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            limit = file.read().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def on_ray(request: Request, image: str | None, options: EngineSpec) -> EngineSpec:
