@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -492,6 +492,7 @@ class Run:
             bytes_out=sum(f.bytes for f in live),
             model_seconds=figures.get("model_seconds", 0.0),
             busy=min(1.0, busy) if tally.counts.rows_in else None,
+            held_back=_held_back(tally.figures, span * workers) if tally.counts.rows_in else {},
             padding=1 - figures["tokens"] / padded if padded else None,
             tokens=int(figures["tokens"]) if figures.get("tokens") else None,
             errors={k: int(v) for k, v in gating.summed(x.errors for x in done).items()},
@@ -538,6 +539,13 @@ class Run:
             errors=body.get("errors", {}),
             notes=tuple(self._notes),
         )
+
+
+def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
+    """Shares of the workers' time (`total` in seconds) in which the model was not at work, by what it waited for."""
+    waited = {what: figures.get(f"waited:{what}", 0.0) / max(total, 1e-9) for what in ("rows", "writing")}
+    rest = 1 - figures.get("model_seconds", 0.0) / max(total, 1e-9) - sum(waited.values())
+    return {**waited, "start and end": max(0.0, rest)}
 
 
 # ---------------------------------------------------------------- pieces of a run

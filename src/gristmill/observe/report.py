@@ -61,7 +61,8 @@ class Report:
     """A finished (or stopped) run. `rows_*` are over all live generations of the sink; times in seconds, sizes in
     bytes.
 
-    `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model.
+    `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
+    `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and the rest.
     """
 
     sink: str
@@ -79,6 +80,7 @@ class Report:
     bytes_out: int = 0
     model_seconds: float = 0.0
     busy: float | None = None
+    held_back: Mapping[str, float] = field(default_factory=dict)
     padding: float | None = None
     tokens: int | None = None
     rows_run: int = 0

@@ -12,6 +12,7 @@ from gristmill.observe.streams import is_terminal, width_of
 from gristmill.observe.tables import clip
 
 DIGEST = 12  # characters of a digest that are shown: enough to tell any two models of a project apart
+BUSY = 0.95  # of the time: then nothing is said to hold the model back
 MOST_ERRORS = 3
 
 Row = tuple[str, str, str]
@@ -100,12 +101,21 @@ def _pace(report: Report) -> str:
     if report.engine != "local":
         parts.append(report.engine)
     if report.busy is not None:
-        parts.append(f"model busy {units.percent(report.busy)}")
+        parts.append(f"model busy {units.percent(report.busy)}{_held_back(report)}")
     if report.padding is not None:
         parts.append(f"padding {units.percent(report.padding)}")
     if report.tokens and report.state == "done":
         parts.append(f"{units.count(report.tokens)} tokens")
     return ", ".join(parts)
+
+
+def _held_back(report: Report) -> str:
+    """What took most of the time in which the model was not busy, where that was more than a twentieth."""
+    if report.busy is None or report.busy >= BUSY or not report.held_back:
+        return ""
+    what, share = max(report.held_back.items(), key=lambda item: item[1])
+    names = {"rows": "waiting for rows", "writing": "waiting for the sink", "start and end": "starting and ending"}
+    return f" ({names[what]} {units.percent(share)})"
 
 
 def _runs_on(told: Mapping[str, Any]) -> str:

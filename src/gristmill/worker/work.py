@@ -104,6 +104,10 @@ class ShardWorker:
         self._dropped: set[str] = set()
         self._ticked = time.monotonic()
         self._unsaid = 0
+        self._waits = {
+            "rows": 0.0,
+            "writing": 0.0,
+        }  # seconds in which the model had nothing to do, by what it waited for
         self._at_hand = 0  # items being read now
         self._most = stages.recipe.running.worker_memory if stages.timed else None
         self._leaving = ""
@@ -121,10 +125,10 @@ class ShardWorker:
         reading.start()
         writing.start()
         try:
-            while (parcel := self._get(prepared)) is not None:
+            while (parcel := self._awaited(prepared)) is not None:
                 answer = self._answer(parcel, emit)
                 if answer is not None:
-                    scored.put(answer)
+                    self._handed_on(answer, scored)
                 if parcel.answered is not None:
                     parcel.answered.set()
                 if self._wants_to_leave(parcel.body):
@@ -183,6 +187,22 @@ class ShardWorker:
         from gristmill.worker.apart import unpacked
 
         return (unpacked(body, self._model) for body in item.portions)
+
+    def _awaited(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
+        begun = time.perf_counter()
+        parcel = self._get(prepared)
+        self._waits["rows"] += time.perf_counter() - begun
+        return parcel
+
+    def _handed_on(self, answer: _Parcel, scored: queue.Queue[_Parcel | None]) -> None:
+        """To the writing thread, with what the model has waited for since the last window."""
+        if isinstance(answer.body, Scored):
+            for what, seconds in self._waits.items():
+                answer.body.figures[f"waited:{what}"] = seconds
+                self._waits[what] = 0.0
+        begun = time.perf_counter()
+        scored.put(answer)
+        self._waits["writing"] += time.perf_counter() - begun
 
     def _get(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
         while True:
