@@ -8,9 +8,9 @@ from typing import Any
 
 from gristmill.commit import generation as generations
 from gristmill.commit.generation import Generation
-from gristmill.commit.store import LocalFiles
 from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.plan import fingerprint
+from gristmill.plan.contracts import Files
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.shard import Selection
 from gristmill.planning import Resolved
@@ -25,10 +25,10 @@ class Choice:
     resolved: Resolved
 
 
-def choose(files: LocalFiles, root: str, uri: str, r: Resolved, *, restart: bool, append: bool) -> Choice:
+def choose(files: Files, root: str, uri: str, r: Resolved, *, restart: bool, append: bool) -> Choice:
     """Compare what the sink holds with the job. Raises PlanChanged, with a readable difference."""
-    known = generations.generations(root)
-    body = generations.success(root)
+    known = generations.generations(root, files)
+    body = generations.success(root, files)
     live = 0 if body is None else int(body["generation"])
     latest = known[-1] if known else None
     given_up = latest is not None and latest.kind == "retry-dead" and not latest.planned  # the live result is whole
@@ -42,11 +42,11 @@ def choose(files: LocalFiles, root: str, uri: str, r: Resolved, *, restart: bool
 
 
 def _unfinished(
-    files: LocalFiles, root: str, uri: str, r: Resolved, latest: Generation, known: Sequence[Generation], restart: bool
+    files: Files, root: str, uri: str, r: Resolved, latest: Generation, known: Sequence[Generation], restart: bool
 ) -> Choice:
     if not latest.planned:
         if latest.kind == "append":
-            return Choice(latest, False, only_new(r, inputs_of(_members(root, known))))
+            return Choice(latest, False, only_new(r, inputs_of(_members(files, root, known))))
         return Choice(latest, False, r)
     try:
         planned = inputs_of([latest])
@@ -66,9 +66,7 @@ def _unfinished(
     return Choice(generations.claim(files, root, "restart"), False, r)
 
 
-def _finished(
-    files: LocalFiles, root: str, uri: str, r: Resolved, members: Sequence[Generation], append: bool
-) -> Choice:
+def _finished(files: Files, root: str, uri: str, r: Resolved, members: Sequence[Generation], append: bool) -> Choice:
     stored = inputs_of(members)
     lines = _compare(members[-1], r.fingerprint, stored)
     if not lines:
@@ -87,8 +85,8 @@ def _compare(planned: Generation, now: Fingerprint, inputs: dict[str, str]) -> l
     return fingerprint.differences({**old, "inputs": fingerprint.digest_of(inputs)}, now, inputs)
 
 
-def _members(root: str, known: Sequence[Generation]) -> list[Generation]:
-    body: dict[str, Any] = generations.success(root) or {"generations": []}
+def _members(files: Files, root: str, known: Sequence[Generation]) -> list[Generation]:
+    body: dict[str, Any] = generations.success(root, files) or {"generations": []}
     return [g for g in known if g.number in body["generations"]]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,10 +12,11 @@ from gristmill.choosing import Choice, inputs_of
 from gristmill.commit import generation as generations
 from gristmill.commit import publish as publishing
 from gristmill.commit.generation import Generation
-from gristmill.commit.store import LocalFiles
+from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.observe.report import Counts
 from gristmill.plan import fingerprint
+from gristmill.plan.contracts import Files
 from gristmill.plan.shard import Selection
 from gristmill.planning import Resolved
 
@@ -29,18 +29,19 @@ class Only:
     """Which derived rows of a retried shard count: those that were dead, by source, position and copy."""
 
     path: str
+    files: Files = field(default=LOCAL, compare=False, repr=False)
 
     def wanted(self, source: str) -> dict[int, set[int] | None]:
         """Copies by position for a source; None for a source row that had died as a whole."""
-        return _wanted(self.path).get(source, {})
+        return _wanted(self).get(source, {})
 
 
 @lru_cache(maxsize=4)
-def _wanted(path: str) -> dict[str, dict[int, set[int] | None]]:
+def _wanted(only: Only) -> dict[str, dict[int, set[int] | None]]:
     import pyarrow.parquet as pq
 
     found: dict[str, dict[int, set[int] | None]] = {}
-    for row in pq.read_table(path).to_pylist():
+    for row in pq.read_table(pa.BufferReader(only.files.read(only.path))).to_pylist():
         rows = found.setdefault(row["source"], {})
         if row["whole"]:
             rows[row["position"]] = None
@@ -51,10 +52,10 @@ def _wanted(path: str) -> dict[str, dict[int, set[int] | None]]:
     return found
 
 
-def choose(files: LocalFiles, root: str, uri: str, r: Resolved, *, accept_code_change: bool) -> Choice:
+def choose(files: Files, root: str, uri: str, r: Resolved, *, accept_code_change: bool) -> Choice:
     """A retry generation over the live dead letters, or the unfinished one. Raises PlanChanged, BadJob."""
-    known = generations.generations(root)
-    body, live = publishing.published(root)
+    known = generations.generations(root, files)
+    body, live = publishing.published(root, files)
     latest = known[-1]
     if latest.number > body["generation"] and latest.kind != "retry-dead":
         raise BadJob(f"{uri}: an unfinished run is here: finish it before its dead letters are scored again")
@@ -72,7 +73,7 @@ def choose(files: LocalFiles, root: str, uri: str, r: Resolved, *, accept_code_c
         raise PlanChanged(f"{uri}: the job is not the one whose letters these are:\n{fingerprint.listed(lines)}\n{way}")
     if latest.number > body["generation"] and latest.planned:
         return Choice(latest, True, r)
-    letters = publishing.dead_letters(root, [f.name for f in live if f.role == "dead"])
+    letters = publishing.dead_letters(root, [f.name for f in live if f.role == "dead"], files)
     if letters.num_rows == 0:
         return Choice(None, True, r)
     generation = latest
@@ -92,18 +93,17 @@ def _selection(r: Resolved, letters: pa.Table) -> Selection:
     return Selection(np.array([(i, p, p + 1) for i, p in rows], dtype=np.int64).reshape(-1, 3))
 
 
-def _stored(files: LocalFiles, generation: Generation, r: Resolved, letters: pa.Table) -> Only:
+def _stored(files: Files, generation: Generation, r: Resolved, letters: pa.Table) -> Only:
     import pyarrow.parquet as pq
 
     derived = any(s.kind == "flat_map" for s in r.job.steps)
     whole = [not derived or stage.startswith(BEFORE_MODEL) for stage in letters.column("stage").to_pylist()]
     table = letters.select(["source", "position", "copy"]).append_column("whole", pa.array(whole))
-    path = os.path.join(generation.folder, DEAD_FILE)
-    files.remove(path)
-    with files.create(path) as out:
-        pq.write_table(table, out)
-        files.sync(out)
-    return Only(path)
+    path = join(generation.folder, DEAD_FILE)
+    out = pa.BufferOutputStream()
+    pq.write_table(table, out)
+    files.write_over(path, out.getvalue().to_pybytes())
+    return Only(path, files)
 
 
 def combined(base: Counts, base_dead: pa.Table, derived: bool, new: Counts) -> Counts:

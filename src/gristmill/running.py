@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -20,16 +21,15 @@ from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan
-from gristmill.commit.lease import Lease
 from gristmill.commit.receipt import Receipt
-from gristmill.commit.store import LocalFiles
+from gristmill.commit.store import LOCAL, join
 from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, GristmillError, Interrupted, RunFailed
 from gristmill.feeding import ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Counts, Report
 from gristmill.plan import fingerprint, shard
-from gristmill.plan.contracts import Event, Printed, Waiting
+from gristmill.plan.contracts import Event, Files, Lease, Printed, Waiting
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
 from gristmill.plan.secret import reveal, scrub, secrets_in
@@ -123,7 +123,7 @@ class Run:
         observer: Observer | None = None,
         *,
         stream: bool = False,
-        files: LocalFiles | None = None,
+        files: Files | None = None,
     ) -> None:
         if spec.sink is None:
             raise BadJob("the job has no sink: give one, or use gm.embed(data, …) without a sink to get a table back")
@@ -133,7 +133,7 @@ class Run:
         self.report: Report
         self._verbs = verbs or Verbs()
         self._observer = observer or Silent()
-        self._files = files or LocalFiles()
+        self._files = files or LOCAL
         self._begun = time.monotonic()
         self._stops = machine.Stops()
         self._stream = stream
@@ -143,6 +143,7 @@ class Run:
         self._notes: list[str] = []
         self._plan: Plan | None = None
         self._generation: Generation | None = None
+        self._lease: Lease
         self._batch: BatchPlan
         self._receipts: dict[int, Receipt] = {}
 
@@ -168,12 +169,13 @@ class Run:
         """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise."""
         try:
             self._say(phase="planning")
-            publishing.refuse_foreign(self.root, self.sink.overwrite)
+            publishing.refuse_foreign(self.root, self.sink.overwrite, self._files)
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
-            known = inspections.of_generations(generations.generations(self.root))
+            known = inspections.of_generations(generations.generations(self.root, self._files))
             r = planning.resolve(self._plannable(), None, known) if self.spec.source.data is None else None
             self._open_sink()
-            with Lease(self.sink.uri, generations.meta(self.root)):
+            folder = generations.meta(self.root)
+            with self._files.lease(self.sink.uri, folder, lambda text: self._note("info", text)) as self._lease:
                 yield from self._held(r)
         except GristmillError as e:
             if e.report is None and self._plan is not None:
@@ -223,7 +225,7 @@ class Run:
     def _base_about(self) -> dict[str, Any] | None:
         """The plan of the generation whose live files stay live beside this one's."""
         base = self.generation.base
-        known = [g for g in generations.generations(self.root) if g.number == base and g.planned]
+        known = [g for g in generations.generations(self.root, self._files) if g.number == base and g.planned]
         return generations.read_plan(known[0]).about if known else None
 
     def _plannable(self) -> JobSpec:
@@ -237,10 +239,7 @@ class Run:
     def _open_sink(self) -> None:
         """Fails before anything is loaded where the sink cannot be written (fault 6)."""
         try:
-            self._files.make_folder(generations.meta(self.root))
-            probe = os.path.join(generations.meta(self.root), f"writable.{os.getpid()}.tmp")
-            self._files.create(probe).close()
-            self._files.remove(probe)
+            self._files.prove(generations.meta(self.root))
         except OSError as e:
             raise BadJob(f"sink {self.sink.uri}: cannot be written ({e.strerror}): give another folder") from e
 
@@ -259,7 +258,7 @@ class Run:
         if self._plan is None:
             feed.probe = self._probe_task(PROBE_ROWS)
         else:
-            done = receipts.listed(self.generation.receipts)
+            done = receipts.listed(self.generation.receipts, self._files)
             self._say(**self._tally.begin(self.plan.shards, set(done)))
             if len(done) == len(self.plan.shards) and not self._stream and self._all_read():
                 return
@@ -320,12 +319,11 @@ class Run:
 
     def _all_read(self) -> bool:
         """Read all receipts; whether every shard has one whose checksum holds."""
-        read = ((n, receipts.valid(paths)) for n, paths in receipts.listed(self.generation.receipts).items())
-        self._receipts = {n: receipt for n, receipt in read if receipt is not None}
+        self._receipts = receipts.standing(self.generation.receipts, self._files)
         return len(self._receipts) == len(self.plan.shards)
 
     def _one(self, number: int) -> Receipt:
-        found = receipts.valid(receipts.listed(self.generation.receipts).get(number, []))
+        found = receipts.valid(receipts.listed(self.generation.receipts, self._files).get(number, []), self._files)
         if found is None:
             raise RunFailed(f"shard {number}: its receipt does not read back: run again")
         return found
@@ -337,7 +335,7 @@ class Run:
 
     def _only(self) -> retrying.Only | None:
         name = self.plan.about.get("only")
-        return retrying.Only(os.path.join(self.generation.folder, name)) if name else None
+        return retrying.Only(join(self.generation.folder, name), self._files) if name else None
 
     # ------------------------------------------------ the plan
 
@@ -403,10 +401,10 @@ class Run:
             return
         self._said = time.monotonic()
         self._observer.progress(self._now)
-        if self._generation is not None and os.path.isdir(self.generation.folder):
+        if self._generation is not None:
             line = {**dataclasses.asdict(self._now), "at": time.time(), "pid": os.getpid()}
             with contextlib.suppress(OSError):  # status is a courtesy: a full disk is found where it matters
-                generations.write_progress(self._files, self.generation, line)
+                self._lease.say(generations.progress_path(self.generation), json.dumps(line).encode())
 
     def _note(self, level: Any, text: str) -> None:
         self._notes.append(text)
@@ -437,12 +435,12 @@ class Run:
         """Counts, files and generations of the live result that this one joins: all of the new one, and its base's."""
         if self.generation.base is None:
             return new, [], [self.generation.number]
-        body, live = publishing.published(self.root)
+        body, live = publishing.published(self.root, self._files)
         before = Counts(*body["counts_list"])
         numbers = [*body["generations"], self.generation.number]
         if self.generation.kind != "retry-dead":
             return before + new, live, numbers
-        letters = publishing.dead_letters(self.root, [f.name for f in live if f.role == "dead"])
+        letters = publishing.dead_letters(self.root, [f.name for f in live if f.role == "dead"], self._files)
         derived = any(s.kind == "flat_map" for s in self.spec.steps)
         return retrying.combined(before, letters, derived, new), [f for f in live if f.role != "dead"], numbers
 
@@ -453,10 +451,10 @@ class Run:
         if warning := gating.warning(self.spec.gates, counts, errors):
             self._note("warning", warning)
         if not self._verbs.accept and not retry:
-            letters = os.path.join(self.sink.uri, generations.META, self.generation.name, "work", "dead-*")
+            letters = join(self.sink.uri, generations.META, self.generation.name, "work", "dead-*")
             gating.final(self.spec.gates, counts, errors, letters)
         if self.spec.audit:
-            paths = tuple(os.path.join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
+            paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
             gating.audit(self.spec.audit, Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"]))
 
     def _about(self, total: Counts, numbers: list[int], done: Sequence[Receipt]) -> dict[str, Any]:
@@ -521,7 +519,7 @@ class Run:
         )
 
     def _published_report(self, state: str) -> Report:
-        body, live = publishing.published(self.root)
+        body, live = publishing.published(self.root, self._files)
         return Report(
             sink=self.sink.uri,
             state=state,
@@ -551,7 +549,7 @@ def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
 # ---------------------------------------------------------------- pieces of a run
 
 
-def recipe(r: Resolved, sink: Sink, files: LocalFiles, batch: BatchPlan) -> Recipe:
+def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
     """What the workers of a resolved job are given."""
     job = r.job
     leave = tuple(r.info.columns or ())

@@ -77,7 +77,7 @@ class Recorded(LocalFiles):
             else:
                 raise OSError(getattr(errno, harm.kind), os.strerror(getattr(errno, harm.kind)), path)
 
-    def note(self, op: str, **about: Any) -> None:
+    def journalled(self, op: str, **about: Any) -> None:
         """Called after each operation."""
         line = json.dumps({"op": op, **about}).encode() + b"\n"
         fd = os.open(os.path.join(self.folder, "journal"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -91,7 +91,7 @@ class Recorded(LocalFiles):
         raw = _Raw(path, self)
         inode = os.fstat(raw.fileno()).st_ino
         os.link(path, os.path.join(self.folder, "inodes", str(inode)))  # its content outlives its names
-        self.note("create", path=path, inode=inode)
+        self.journalled("create", path=path, inode=inode)
         return io.BufferedWriter(raw, 1 << 20)
 
     def sync(self, file: BinaryIO) -> None:
@@ -100,38 +100,38 @@ class Recorded(LocalFiles):
         self.step("sync", path)
         os.fsync(file.fileno())
         stat = os.fstat(file.fileno())
-        self.note("sync", inode=stat.st_ino, size=stat.st_size)
+        self.journalled("sync", inode=stat.st_ino, size=stat.st_size)
 
     def sync_folder(self, path: str) -> None:
         self.step("sync_folder", path)
         super().sync_folder(path)
-        self.note("sync_folder", path=path)
+        self.journalled("sync_folder", path=path)
 
     def link(self, source: str, target: str) -> None:
         self.step("link", target)
         super().link(source, target)
-        self.note("link", path=target, inode=os.stat(target).st_ino)
+        self.journalled("link", path=target, inode=os.stat(target).st_ino)
 
     def replace(self, source: str, target: str) -> None:
         self.step("replace", target)
         inode = os.stat(source).st_ino
         super().replace(source, target)
-        self.note("replace", path=target, source=source, inode=inode)
+        self.journalled("replace", path=target, source=source, inode=inode)
 
     def remove(self, path: str) -> None:
         self.step("remove", path)
         super().remove(path)
-        self.note("remove", path=path)
+        self.journalled("remove", path=path)
 
     def mkdir(self, path: str) -> None:
         self.step("mkdir", path)
         super().mkdir(path)
-        self.note("mkdir", path=path)
+        self.journalled("mkdir", path=path)
 
     def rmdir(self, path: str) -> None:
         self.step("rmdir", path)
         super().rmdir(path)
-        self.note("remove", path=path)
+        self.journalled("remove", path=path)
 
 
 class _Raw(io.FileIO):

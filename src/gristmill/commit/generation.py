@@ -7,15 +7,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit.store import LocalFiles, seal, sha256_of, unseal
+from gristmill.commit.store import LOCAL, join, seal, sha256_of, unseal
 from gristmill.errors import CorruptStore
-from gristmill.plan.contracts import FileInfo, SourceFile
+from gristmill.plan.contracts import FileInfo, Files, SourceFile
 from gristmill.plan.shard import ShardTable
 
 META = "_gristmill"
@@ -34,31 +35,32 @@ class Generation:
     name: str
     kind: str
     base: int | None = None
+    files: Files = field(default=LOCAL, compare=False, repr=False)
 
     @property
     def folder(self) -> str:
         """Where plan, receipts and work files are."""
-        return os.path.join(self.root, META, self.name)
+        return join(self.root, META, self.name)
 
     @property
     def work(self) -> str:
         """Where shards write; everything in it ends in .tmp."""
-        return os.path.join(self.folder, "work")
+        return join(self.folder, "work")
 
     @property
     def receipts(self) -> str:
         """Where receipts are created."""
-        return os.path.join(self.folder, "receipts")
+        return join(self.folder, "receipts")
 
     @property
     def suspects(self) -> str:
         """Where attempts note what they are about to predict."""
-        return os.path.join(self.folder, "suspects")
+        return join(self.folder, "suspects")
 
     @property
     def planned(self) -> bool:
         """Whether its plan has been written."""
-        return os.path.exists(os.path.join(self.folder, "plan.json"))
+        return "plan.json" in self.files.names(self.folder)
 
 
 @dataclass(frozen=True)
@@ -76,41 +78,37 @@ class Plan:
 
 def meta(root: str) -> str:
     """The folder of plans, receipts and work files in a sink."""
-    return os.path.join(root, META)
+    return join(root, META)
 
 
-def generations(root: str) -> list[Generation]:
+def generations(root: str, files: Files = LOCAL) -> list[Generation]:
     """All claimed generations, oldest first. Raises CorruptStore for a claim that does not read back."""
-    folder = os.path.join(root, META, "generations")
-    try:
-        entries = sorted(e for e in os.listdir(folder) if e.endswith(".json"))
-    except FileNotFoundError:
-        return []
+    folder = join(root, META, "generations")
     found = []
-    for entry in entries:
-        body = unseal(os.path.join(folder, entry))
-        found.append(Generation(root, body["number"], body["folder"], body["kind"], body.get("base")))
+    for entry in sorted(e for e in files.names(folder) if e.endswith(".json")):
+        body = unseal(join(folder, entry), files)
+        found.append(Generation(root, body["number"], body["folder"], body["kind"], body.get("base"), files))
     return found
 
 
-def claim(files: LocalFiles, root: str, kind: str, base: int | None = None) -> Generation:
+def claim(files: Files, root: str, kind: str, base: int | None = None) -> Generation:
     """Claim the next generation number. Of two that claim at once each gets a number of its own."""
     while True:
-        number = max((g.number for g in generations(root)), default=0) + 1
-        generation = Generation(root, number, f"g{number:04d}-{secrets.token_hex(4)}", kind, base)
+        number = max((g.number for g in generations(root, files)), default=0) + 1
+        generation = Generation(root, number, f"g{number:04d}-{secrets.token_hex(4)}", kind, base, files)
         body = {"number": number, "folder": generation.name, "kind": kind, "base": base}
-        if files.write_new(os.path.join(root, META, "generations", f"{number:04d}.json"), seal(body)):
+        if files.write_new(join(root, META, "generations", f"{number:04d}.json"), seal(body)):
             return generation
 
 
-def success(root: str) -> dict[str, Any] | None:
+def success(root: str, files: Files = LOCAL) -> dict[str, Any] | None:
     """What `_SUCCESS` says, or None where nothing was published. Raises CorruptStore if it does not read back."""
     try:
-        return unseal(os.path.join(root, SUCCESS))
+        return unseal(join(root, SUCCESS), files)
     except FileNotFoundError:
         return None
     except CorruptStore:
-        if os.path.getsize(os.path.join(root, SUCCESS)) == 0:
+        if not files.read(join(root, SUCCESS)):
             return None  # the empty marker of another system; the check for foreign files deals with it
         raise
 
@@ -119,7 +117,7 @@ def success(root: str) -> dict[str, Any] | None:
 
 
 def write_plan(
-    files: LocalFiles,
+    files: Files,
     generation: Generation,
     about: dict[str, Any],
     infos: list[FileInfo],
@@ -131,29 +129,30 @@ def write_plan(
     """
     nonce = secrets.token_hex(4)
     tables = {"files": _with(_file_table(infos), inspected), "shards": shards}
-    stored = {}
+    stored, written = {}, []
     for what, table in tables.items():
-        path = os.path.join(generation.folder, f"{what}.{nonce}.arrow")
+        path = join(generation.folder, f"{what}.{nonce}.arrow")
         with files.create(path) as out:
             with pa.ipc.new_file(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
                 writer.write_table(table)
             files.sync(out)
-        stored[what] = {"path": os.path.basename(path), "sha256": sha256_of(path)}
-    files.sync_folder(generation.folder)  # plan.json must not outlive the names of its tables
-    files.write_new(os.path.join(generation.folder, "plan.json"), seal({**about, "tables": stored}))
+        stored[what] = {"path": os.path.basename(path), "sha256": files.digest(path)[1]}
+        written.append(path)
+    files.settle(written)  # plan.json must not outlive the names of its tables
+    files.write_new(join(generation.folder, "plan.json"), seal({**about, "tables": stored}))
     return read_plan(generation)
 
 
 def read_plan(generation: Generation) -> Plan:
     """A stored plan. Raises CorruptStore where a checksum does not hold."""
-    about = unseal(os.path.join(generation.folder, "plan.json"))
+    about = unseal(join(generation.folder, "plan.json"), generation.files)
     tables = {}
     for what, entry in about["tables"].items():
-        path = os.path.join(generation.folder, entry["path"])
-        if not os.path.exists(path) or sha256_of(path) != entry["sha256"]:
+        table = _table(generation, entry)
+        if table is None:
+            path = join(generation.folder, entry["path"])
             raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart")
-        with pa.memory_map(path) as source:
-            tables[what] = pa.ipc.open_file(source).read_all()
+        tables[what] = table
     listing = tables["files"]
     sources = [
         SourceFile(p, s, t)
@@ -163,26 +162,33 @@ def read_plan(generation: Generation) -> Plan:
 
 
 def stored_inputs(generation: Generation) -> dict[str, str]:
-    """Input digests of a stored plan by path."""
-    table = _files_of(generation, unseal(os.path.join(generation.folder, "plan.json")))
+    """Input digests of a stored plan by path. Raises CorruptStore where it is damaged."""
+    table = stored_files(generation)
+    if table is None:
+        raise CorruptStore(f"{generation.folder}: its plan is damaged: start anew with --restart")
     return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
 
 
 def stored_files(generation: Generation) -> pa.Table | None:
     """The table of source files of a stored plan, one row each; None where the plan is damaged."""
     try:
-        about = unseal(os.path.join(generation.folder, "plan.json"))
-        entry = about["tables"]["files"]
-        if sha256_of(os.path.join(generation.folder, entry["path"])) != entry["sha256"]:
-            return None
-        return _files_of(generation, about)
+        about = unseal(join(generation.folder, "plan.json"), generation.files)
     except (CorruptStore, FileNotFoundError):
         return None
+    return _table(generation, about["tables"]["files"])
 
 
-def _files_of(generation: Generation, about: dict[str, Any]) -> pa.Table:
-    with pa.memory_map(os.path.join(generation.folder, about["tables"]["files"]["path"])) as source:
-        return pa.ipc.open_file(source).read_all()
+def _table(generation: Generation, entry: Mapping[str, str]) -> pa.Table | None:
+    """A table beside the plan; None where it is missing or not what the plan says."""
+    try:
+        with generation.files.local(join(generation.folder, entry["path"])) as path:
+            if sha256_of(path) != entry["sha256"]:
+                return None
+            # Mapped, also where the file is a copy that goes: the mapping holds its pages.
+            with pa.memory_map(path) as source:
+                return pa.ipc.open_file(source).read_all()
+    except FileNotFoundError:
+        return None
 
 
 def input_digest(info: FileInfo) -> str:
@@ -205,8 +211,8 @@ def _file_table(infos: list[FileInfo]) -> pa.Table:
 def _with(table: pa.Table, more: pa.Table | None) -> pa.Table:
     if more is None:
         return table
-    for field, column in zip(more.schema, more.columns, strict=True):
-        table = table.append_column(field, column)
+    for name, column in zip(more.schema, more.columns, strict=True):
+        table = table.append_column(name, column)
     return table.replace_schema_metadata(more.schema.metadata)
 
 
@@ -224,19 +230,14 @@ def decode_schema(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def write_progress(files: LocalFiles, generation: Generation, now: dict[str, Any]) -> None:
-    """A line for `gristmill status`; not durable, and losing it loses nothing."""
-    path = os.path.join(generation.folder, "progress.json")
-    temporary = path + ".tmp"
-    with open(temporary, "w") as out:
-        json.dump(now, out)
-    os.replace(temporary, path)
+def progress_path(generation: Generation) -> str:
+    """Where a run notes how far it is, for `gristmill status`."""
+    return join(generation.folder, "progress.json")
 
 
 def read_progress(generation: Generation) -> dict[str, Any] | None:
     """The last progress line of a run, or None."""
     try:
-        with open(os.path.join(generation.folder, "progress.json")) as file:
-            return json.load(file)  # type: ignore[no-any-return]
+        return json.loads(generation.files.read(progress_path(generation)))  # type: ignore[no-any-return]
     except (FileNotFoundError, ValueError):
         return None

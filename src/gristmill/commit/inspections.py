@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -63,7 +62,7 @@ def of_generations(members: Iterable[Generation]) -> Inspections:
     """
     found: dict[str, dict[str, FileInfo]] = {}
     for member in members:
-        if os.path.exists(os.path.join(member.folder, "plan.json")):
+        if member.planned:
             table = stored_files(member)
             if table is not None:
                 how = (table.schema.metadata or {}).get(_LOOKED_AT, b"").decode()

@@ -8,15 +8,18 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from gristmill.errors import SinkBusy
+from gristmill.plan.contracts import Files
 
 
 class Lease:
     """Holds a sink's lock file while the run lives. The kernel drops it with the process, however that ends."""
 
-    def __init__(self, sink: str, folder: str) -> None:
+    def __init__(self, sink: str, folder: str, files: Files | None = None) -> None:
+        self._files = files
         self.path = os.path.join(folder, "lock")
         self._sink = sink
         self._file: Any = None
@@ -33,13 +36,17 @@ class Lease:
             ) from None
         self._file.seek(0)
         self._file.truncate()
-        about = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        json.dump(about, self._file)
+        json.dump(myself(), self._file)
         self._file.flush()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def say(self, path: str, data: bytes) -> None:
+        """Note how far the run is."""
+        if self._files is not None:
+            self._files.note(path, data)
 
     def _holder(self) -> str:
         self._file.seek(0)
@@ -49,7 +56,17 @@ class Lease:
             return "it has not told its name yet"
         finally:
             self._file.close()
-        return f"process {about['pid']} on {about['host']}, started {about['started']}"
+        return named(about)
+
+
+def myself() -> dict[str, Any]:
+    """This run, as others see it."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+
+
+def named(about: Mapping[str, Any]) -> str:
+    """A run in words."""
+    return f"process {about['pid']} on {about['host']}, started {about['started']}"
 
 
 def holder(folder: str) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -13,23 +12,23 @@ import pyarrow as pa
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import LocalFiles, sha256_of
+from gristmill.commit.store import join
 from gristmill.errors import BadJob, RunFailed
-from gristmill.plan.contracts import WorkFile, Writer
+from gristmill.plan.contracts import Files, WorkFile, Writer
 
 ROWS = 65_536  # rows held at once while streaming
 
 
 def merge(
-    files: LocalFiles, generation: Generation, done: Sequence[Receipt], form: Any, schema: pa.Schema, options: Any
+    files: Files, generation: Generation, done: Sequence[Receipt], form: Any, schema: pa.Schema, options: Any
 ) -> list[Receipt]:
     """The receipts to publish instead of `done`: the same dead letters, and one file `merged.g<N>` with all rows.
 
     Done twice it finds its receipt and does nothing. Raises BadJob for formats that cannot be merged.
     """
-    folder = os.path.join(generation.folder, "merged")
+    folder = join(generation.folder, "merged")
     number = len(done)  # after all shards
-    standing = receipts.valid(receipts.listed(folder).get(number, []))
+    standing = receipts.valid(receipts.listed(folder, files).get(number, []), files)
     if standing is None:
         standing = _write(files, generation, done, form, schema, options, folder, number)
     kept = [_without_rows(r) for r in done]
@@ -37,7 +36,7 @@ def merge(
 
 
 def _write(
-    files: LocalFiles,
+    files: Files,
     generation: Generation,
     done: Sequence[Receipt],
     form: Any,
@@ -50,8 +49,8 @@ def _write(
     nonce = secrets.token_hex(6)
     stem = f"merged.g{generation.number}"
     for part in parts:
-        path = os.path.join(generation.root, part.work)
-        if sha256_of(path) != part.sha256:
+        path = join(generation.root, part.work)
+        if files.digest(path)[1] != part.sha256:
             raise RunFailed(f"{path}: is not what its receipt says: run again with --restart")
     if form.name == "jsonl":
         written = [_joined(files, generation, parts, stem, nonce)]
@@ -62,20 +61,20 @@ def _write(
     rows, wanted = sum(f.rows for f in written if f.role == "rows"), sum(p.rows for p in parts)
     if rows != wanted:
         raise RunFailed(f"{generation.root}: merged {rows} of {wanted} rows")
-    files.sync_folder(generation.work)
-    measured = tuple(receipts.measure(f, generation.root) for f in written)
+    measured = tuple(receipts.measure(files, f, generation.root) for f in written)
+    files.settle([f.path for f in written])
     mine = Receipt(number, nonce, (0,) * 8, measured)
     files.make_folder(folder)
     return receipts.commit(files, folder, mine)
 
 
-def _streamed(files: LocalFiles, generation: Generation, parts: Sequence[Part], writer: Writer) -> list[WorkFile]:
+def _streamed(files: Files, generation: Generation, parts: Sequence[Part], writer: Writer) -> list[WorkFile]:
     """Parquet parts through one writer, some rows at a time."""
     import pyarrow.parquet as pq
 
     try:
         for part in parts:
-            with pq.ParquetFile(os.path.join(generation.root, part.work)) as file:
+            with files.local(join(generation.root, part.work)) as path, pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=ROWS):
                     writer.write(pa.Table.from_batches([batch]))
         return writer.close()
@@ -84,13 +83,13 @@ def _streamed(files: LocalFiles, generation: Generation, parts: Sequence[Part], 
         raise
 
 
-def _joined(files: LocalFiles, generation: Generation, parts: Sequence[Part], stem: str, nonce: str) -> WorkFile:
+def _joined(files: Files, generation: Generation, parts: Sequence[Part], stem: str, nonce: str) -> WorkFile:
     """JSON lines one part after the other: also where they are compressed, as gzip and zstd files may be joined."""
     suffix = parts[0].publish[parts[0].publish.index(".jsonl") :] if parts else ".jsonl"
-    path = os.path.join(generation.work, f"{stem}{suffix}.{nonce}.tmp")
+    path = join(generation.work, f"{stem}{suffix}.{nonce}.tmp")
     with files.create(path) as out:
         for part in parts:
-            with open(os.path.join(generation.root, part.work), "rb") as source:
+            with files.local(join(generation.root, part.work)) as local, open(local, "rb") as source:
                 shutil.copyfileobj(source, out, 1 << 20)
         files.sync(out)
     return WorkFile(path, f"{stem}{suffix}", sum(p.rows for p in parts))

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from gristmill.commit.generation import META, SUCCESS, Generation, decode_schema, generations, meta, success
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import LocalFiles, seal, sha256_of
+from gristmill.commit.store import LOCAL, join, seal, sha256_of
 from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed
+from gristmill.plan.contracts import Files
 
 _OURS = re.compile(r"^(?:part-\d{7,}|merged)\.g(\d+)\b")
 INLINE_FILES = 2000  # more live files than this are listed in a table beside the plan
@@ -44,101 +45,97 @@ def live_of(generation: Generation, receipts: Sequence[Receipt]) -> list[Live]:
     ]
 
 
-def link_parts(files: LocalFiles, generation: Generation, receipts: Sequence[Receipt]) -> None:
+def link_parts(files: Files, generation: Generation, receipts: Sequence[Receipt]) -> None:
     """Give every committed part its published name. A name that is taken by the same content is fine, by other not."""
-    folders = set()
-    for receipt in receipts:
-        for part in receipt.parts:
-            target = os.path.join(generation.root, part.publish)
-            _link(files, os.path.join(generation.root, part.work), target, part)
-            folders.add(os.path.dirname(target))
-    for folder in sorted(folders):
-        files.sync_folder(folder)
-    files.sync_folder(generation.root)
+    parts = [part for receipt in receipts for part in receipt.parts]
+    targets = list(files.map(lambda part: _link(files, generation.root, part), parts))
+    files.settle([*targets, join(generation.root, SUCCESS)])
 
 
-def _link(files: LocalFiles, work: str, target: str, part: Part) -> None:
+def _link(files: Files, root: str, part: Part) -> str:
+    work, target = join(root, part.work), join(root, part.publish)
     try:
         files.link(work, target)
     except FileExistsError:
-        if os.path.exists(work) and os.path.samefile(work, target):
-            return
-        if os.path.getsize(target) != part.bytes or sha256_of(target) != part.sha256:
+        if not files.same(target, work, part.bytes, part.sha256):
             raise RunFailed(f"{target}: a file of another making has this name: move it away and run again") from None
     except FileNotFoundError:
         # Published before and the work file cleaned up, or lost.
-        if not os.path.exists(target) or sha256_of(target) != part.sha256:
+        if not files.same(target, work, part.bytes, part.sha256):
             raise CorruptStore(f"{work}: committed, but the file is gone: run again with --restart") from None
+    return target
 
 
-def publish(files: LocalFiles, generation: Generation, about: dict[str, Any], live: Sequence[Live]) -> None:
+def publish(files: Files, generation: Generation, about: dict[str, Any], live: Sequence[Live]) -> None:
     """Replace `_SUCCESS` by one that lists `live`: the one atomic step. `about` holds counts, model and digests."""
     listed: dict[str, Any] = {"files": [vars(f) for f in live]}
     if len(live) > INLINE_FILES:
-        path = os.path.join(generation.folder, "live.parquet")
-        _write_table(files, path, live)
-        listed = {"files_table": os.path.relpath(path, generation.root), "files_sha256": sha256_of(path)}
+        path = join(generation.folder, "live.parquet")
+        digest = _write_table(files, path, live)
+        listed = {"files_table": path[len(generation.root) + 1 :], "files_sha256": digest}
     body = {"format": 1, "generation": generation.number, **about, **listed}
-    files.write_over(os.path.join(generation.root, SUCCESS), seal(body))
+    files.write_over(join(generation.root, SUCCESS), seal(body))
     clean(files, generation.root, generation.number, live)
 
 
-def _write_table(files: LocalFiles, path: str, live: Sequence[Live]) -> None:
+def _write_table(files: Files, path: str, live: Sequence[Live]) -> str:
     import pyarrow.parquet as pq
 
     files.remove(path)
     with files.create(path) as out:
         pq.write_table(pa.Table.from_pylist([vars(f) for f in live]), out, compression="zstd")
         files.sync(out)
-    files.sync_folder(os.path.dirname(path))
+    digest = files.digest(path)[1]
+    files.settle([path])
+    return digest
 
 
-def clean(files: LocalFiles, root: str, number: int, live: Sequence[Live]) -> None:
+def clean(files: Files, root: str, number: int, live: Sequence[Live]) -> None:
     """Remove what no longer counts up to generation `number`: parts that are not live, all work files and suspects.
 
     Done again by a run that finds nothing to do, because the one that published may have been killed before it was
     here.
     """
-    for name in strangers(root, {f.name for f in live}):
+    for name in strangers(root, {f.name for f in live}, files):
         made = _OURS.match(os.path.basename(name))
         if made and int(made.group(1)) <= number:
-            files.remove(os.path.join(root, name))
-    for generation in generations(root):
+            files.remove(join(root, name))
+    for generation in generations(root, files):
         if generation.number <= number:
             files.remove_folder(generation.work)
             files.remove_folder(generation.suspects)
 
 
-def clean_again(files: LocalFiles, root: str) -> None:
+def clean_again(files: Files, root: str) -> None:
     """Finish the cleaning of the last run that published."""
-    body, live = published(root)
+    body, live = published(root, files)
     clean(files, root, int(body["generation"]), live)
 
 
-def _live(root: str, body: dict[str, Any]) -> Iterator[Live]:
+def _live(root: str, body: dict[str, Any], files: Files) -> Iterator[Live]:
     if "files" in body:
         yield from (Live(**f) for f in body["files"])
         return
     import pyarrow.parquet as pq
 
-    path = os.path.join(root, body["files_table"])
-    if not os.path.exists(path) or sha256_of(path) != body["files_sha256"]:
+    path = join(root, body["files_table"])
+    if not files.same(path, "", -1, body["files_sha256"]):
         raise CorruptStore(f"{path}: missing or not what _SUCCESS says")
-    yield from (Live(**row) for row in pq.read_table(path).to_pylist())
+    with files.local(path) as name:
+        yield from (Live(**row) for row in pq.read_table(name, partitioning=None).to_pylist())
 
 
 # ---------------------------------------------------------------- reading a published sink
 
 
-def published(root: str) -> tuple[dict[str, Any], list[Live]]:
+def published(root: str, files: Files = LOCAL) -> tuple[dict[str, Any], list[Live]]:
     """What `_SUCCESS` says and the live files. Raises BadSource where nothing is published."""
-    body = success(os.fspath(root))
+    root = os.fspath(root)
+    body = success(root, files)
     if body is None:
-        hint = (
-            "a run is unfinished here: run the job again" if os.path.isdir(meta(root)) else "no run has published here"
-        )
+        hint = "a run is unfinished here: run the job again" if files.holds(meta(root)) else "no run has published here"
         raise BadSource(f"{root}: no result ({hint})")
-    return body, list(_live(os.fspath(root), body))
+    return body, list(_live(root, body, files))
 
 
 def read(sink: str) -> Any:
@@ -201,11 +198,11 @@ def dead(sink: str) -> pa.Table:
     return dead_letters(root, [f.name for f in live if f.role == "dead"])
 
 
-def dead_letters(root: str, names: Sequence[str]) -> pa.Table:
+def dead_letters(root: str, names: Sequence[str], files: Files = LOCAL) -> pa.Table:
     """Dead-letter files as a table, schema DEAD."""
     rows = []
     for name in names:
-        with open(os.path.join(root, name), encoding="utf-8") as file:
+        with files.local(join(root, name)) as path, open(path, encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
                 row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
@@ -228,12 +225,14 @@ class Verdict:
         return {"ok": self.ok, "lines": list(self.lines), "files": self.files, "rows": self.rows, **self.details}
 
 
-def verify(root: str, sink_format: Any) -> Verdict:
+def verify(root: str, sink_format: Any, files: Files = LOCAL) -> Verdict:
     """Recount and re-hash every live file against `_SUCCESS`. Names each one that is missing, changed or not live."""
-    body, live = published(root)
-    wrong = [line for f in live if (line := _wrong(root, f, sink_format)) is not None]
+    body, live = published(root, files)
+    looked = files.map(lambda f: _wrong(root, f, sink_format, files), live)
+    wrong = [line for line in looked if line is not None]
     wrong += [
-        f"{name}: stands in the sink, but _SUCCESS does not list it" for name in strangers(root, {f.name for f in live})
+        f"{name}: stands in the sink, but _SUCCESS does not list it"
+        for name in strangers(root, {f.name for f in live}, files)
     ]
     rows = sum(f.rows for f in live if f.role == "rows")
     if rows != body["rows_ok"]:
@@ -242,10 +241,15 @@ def verify(root: str, sink_format: Any) -> Verdict:
     return Verdict(not wrong, tuple(lines), len(live), rows)
 
 
-def _wrong(root: str, f: Live, sink_format: Any) -> str | None:
-    path = os.path.join(root, f.name)
-    if not os.path.exists(path):
+def _wrong(root: str, f: Live, sink_format: Any, files: Files) -> str | None:
+    try:
+        with files.local(join(root, f.name)) as path:
+            return _differs(path, f, sink_format)
+    except FileNotFoundError:
         return f"{f.name}: missing ({f.rows} rows of shard {f.shard}, generation {f.generation})"
+
+
+def _differs(path: str, f: Live, sink_format: Any) -> str | None:
     if os.path.getsize(path) != f.bytes:
         return f"{f.name}: {os.path.getsize(path)} bytes, published with {f.bytes}"
     if sha256_of(path) != f.sha256:
@@ -260,36 +264,34 @@ def count_lines(path: str) -> int:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
-def strangers(root: str, live: set[str]) -> list[str]:
+def strangers(root: str, live: set[str], files: Files = LOCAL) -> list[str]:
     """Visible data files of a sink that are not in `live` (relative names), sorted."""
     found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f != META]
-        for name in names:
-            relative = os.path.relpath(os.path.join(folder, name), root)
-            ours = relative.startswith("_dead" + os.sep)
-            if relative not in live and (ours or not name.startswith(("_", "."))) and name != "manifest.parquet":
-                found.append(relative)
+    for relative in files.below(root, META):
+        name = relative.rpartition("/")[2]
+        ours = relative.startswith("_dead/")
+        if relative not in live and (ours or not name.startswith(("_", "."))) and name != "manifest.parquet":
+            found.append(relative)
     return sorted(found)
 
 
-def refuse_foreign(root: str, overwrite: bool) -> None:
+def refuse_foreign(root: str, overwrite: bool, files: Files = LOCAL) -> None:
     """Raises BadJob if a sink that no run of ours has used holds files already (fault 34)."""
-    if os.path.isdir(meta(root)) or overwrite or not os.path.isdir(root):
+    if overwrite or files.holds(meta(root)):
         return
-    if names := strangers(root, set()):
+    if names := strangers(root, set(), files):
         raise BadJob(
             f"{root}: holds {len(names)} files that no run of gristmill wrote ({names[0]}, …): give another sink, or "
             "--overwrite to write beside them"
         )
 
 
-def write_manifest(files: LocalFiles, root: str, done: Sequence[Receipt], appended: bool) -> None:
+def write_manifest(files: Files, root: str, done: Sequence[Receipt], appended: bool) -> None:
     """npy's manifest.parquet: input_path, output_path, rows, one row for each pair, in plan order."""
     import pyarrow.parquet as pq
 
-    path = os.path.join(root, "manifest.parquet")
-    rows = pq.read_table(path).to_pylist() if appended and os.path.exists(path) else []
+    path = join(root, "manifest.parquet")
+    rows = _rows_of(files, path) if appended else []
     ours = {p.publish for r in done for p in r.parts}
     rows = [row for row in rows if row["output_path"] not in ours]
     for receipt in done:
@@ -300,3 +302,12 @@ def write_manifest(files: LocalFiles, root: str, done: Sequence[Receipt], append
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
     files.write_over(path, sink.getvalue().to_pybytes())
+
+
+def _rows_of(files: Files, path: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(pa.BufferReader(files.read(path))).to_pylist()  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return []

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gristmill.commit.store import LocalFiles, seal, sha256_of, unseal
+from gristmill.commit.store import LOCAL, join, seal, unseal
 from gristmill.errors import CorruptStore
-from gristmill.plan.contracts import WorkFile
+from gristmill.plan.contracts import Files, WorkFile
 
 _NAME = re.compile(r"^(\d{7,})(?:\.(\d+))?\.json$")
 
@@ -52,10 +52,10 @@ class Receipt:
         return seal(body)
 
     @staticmethod
-    def load(path: str) -> Receipt:
+    def load(path: str, files: Files = LOCAL) -> Receipt:
         """Raises CorruptStore if the checksum does not hold."""
-        body = unseal(path)
-        match = _NAME.match(os.path.basename(path))
+        body = unseal(path, files)
+        match = _NAME.match(path.replace(os.sep, "/").rpartition("/")[2])
         try:
             return Receipt(
                 body["shard"],
@@ -70,30 +70,25 @@ class Receipt:
             raise CorruptStore(f"{path}: not a receipt ({e})") from e
 
 
-def measure(file: WorkFile, root: str) -> Part:
-    """A finished work file as it reads back from disk."""
+def measure(files: Files, file: WorkFile, root: str) -> Part:
+    """A finished work file as it reads back."""
     return Part(
-        os.path.relpath(file.path, root),
-        file.publish,
-        file.rows,
-        os.path.getsize(file.path),
-        sha256_of(file.path),
-        file.role,
+        file.path[len(root) :].lstrip("/" + os.sep), file.publish, file.rows, *files.digest(file.path), file.role
     )
 
 
-def commit(files: LocalFiles, folder: str, receipt: Receipt) -> Receipt:
+def commit(files: Files, folder: str, receipt: Receipt) -> Receipt:
     """Create the receipt in `folder` and return the one that stands: it is mine exactly if the nonces are equal.
 
     A receipt that does not read back is superseded by the next number, as design §7 says.
     """
     version = 0
     while True:
-        path = os.path.join(folder, name(receipt.shard, version))
+        path = join(folder, name(receipt.shard, version))
         if files.write_new(path, receipt.sealed()):
             return receipt
         try:
-            return Receipt.load(path)
+            return Receipt.load(path, files)
         except CorruptStore:
             version += 1
 
@@ -103,32 +98,30 @@ def name(shard: int, version: int = 0) -> str:
     return f"{shard:07d}.json" if version == 0 else f"{shard:07d}.{version}.json"
 
 
-def listed(folder: str) -> dict[int, list[str]]:
+def listed(folder: str, files: Files = LOCAL) -> dict[int, list[str]]:
     """Receipt files by shard, the lowest version first. Nothing is opened."""
     found: dict[int, list[tuple[int, str]]] = {}
-    try:
-        entries = os.listdir(folder)
-    except FileNotFoundError:
-        return {}
-    for entry in entries:
+    for entry in files.names(folder):
         if match := _NAME.match(entry):
-            found.setdefault(int(match.group(1)), []).append((int(match.group(2) or 0), os.path.join(folder, entry)))
+            found.setdefault(int(match.group(1)), []).append((int(match.group(2) or 0), join(folder, entry)))
     return {shard: [path for _, path in sorted(paths)] for shard, paths in sorted(found.items())}
 
 
-def valid(paths: list[str]) -> Receipt | None:
+def valid(paths: list[str], files: Files = LOCAL) -> Receipt | None:
     """The receipt that counts: the lowest whose checksum holds."""
     for path in paths:
         try:
-            return Receipt.load(path)
+            return Receipt.load(path, files)
         except CorruptStore:
             continue
     return None
 
 
-def torn(paths: list[str]) -> bool:
-    """Whether a receipt is so short that it cannot be whole: a cheap look that opens nothing."""
-    return all(os.path.getsize(p) < 64 for p in paths)
+def standing(folder: str, files: Files = LOCAL) -> dict[int, Receipt]:
+    """All receipts that count, by shard."""
+    found = listed(folder, files)
+    read = zip(found, files.map(lambda paths: valid(paths, files), found.values()), strict=True)
+    return {number: receipt for number, receipt in read if receipt is not None}
 
 
 def plain(receipt: Receipt) -> dict[str, Any]:

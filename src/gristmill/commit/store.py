@@ -1,5 +1,5 @@
-"""The local file layer below a sink. Everything that a commit or a publish does to disk goes through `LocalFiles`,
-one method an operation, so that a test can record them or stop at any of them.
+"""The file layer below a sink on a local disk. Everything that a commit or a publish does goes through it, one method
+an operation, so that a test can record them or stop at any of them. objects.py is the same for object stores.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gristmill.commit.lease import Lease, holder
 from gristmill.errors import BadJob, CorruptStore
+from gristmill.plan.contracts import Files
 
 
 class LocalFiles:
@@ -88,7 +92,62 @@ class LocalFiles:
         """Remove an empty folder."""
         os.rmdir(path)
 
+    # ------------------------------------------------ finished files
+
+    @contextmanager
+    def local(self, path: str) -> Iterator[str]:
+        """The file itself."""
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        yield path
+
+    def digest(self, path: str) -> tuple[int, str]:
+        """Bytes and sha256 of a file as it reads back from disk."""
+        return os.path.getsize(path), sha256_of(path)
+
+    def settle(self, paths: Iterable[str]) -> None:
+        """Make the names of finished files durable."""
+        for folder in sorted({os.path.dirname(p) for p in paths}):
+            self.sync_folder(folder)
+
+    def same(self, path: str, source: str, size: int, sha256: str) -> bool:
+        """Whether `path` is a name of the file `source`, or a file with this content."""
+        if not os.path.exists(path):
+            return False
+        if os.path.exists(source) and os.path.samefile(path, source):
+            return True
+        return os.path.getsize(path) == size and sha256_of(path) == sha256
+
+    def read(self, path: str) -> bytes:
+        """All of a file."""
+        return Path(path).read_bytes()
+
     # ------------------------------------------------ folders, made of the operations above
+
+    def prove(self, folder: str) -> None:
+        """Make a folder and a file in it. That it has hard links is found out by the first commit."""
+        self.make_folder(folder)
+        probe = join(folder, f"writable.{os.getpid()}.tmp")
+        self.create(probe).close()
+        self.remove(probe)
+
+    def holds(self, folder: str) -> bool:
+        """Whether there is such a folder."""
+        return os.path.isdir(folder)
+
+    def names(self, folder: str) -> list[str]:
+        """What stands in a folder."""
+        try:
+            return os.listdir(folder)
+        except FileNotFoundError:
+            return []
+
+    def below(self, root: str, skip: str) -> Iterator[str]:
+        """All files below a folder, relative to it."""
+        for folder, folders, names in os.walk(root):
+            folders[:] = [f for f in folders if f != skip]
+            for name in names:
+                yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
 
     def make_folder(self, path: str) -> None:
         """A folder, durable with those above it that had to be made: files in a folder whose name is lost are lost."""
@@ -141,6 +200,38 @@ class LocalFiles:
             file.write(data)
             self.sync(file)
 
+    def note(self, path: str, data: bytes) -> None:
+        """Replace `path` by `data`, in one step, without a sync."""
+        temporary = path + ".tmp"
+        with open(temporary, "wb") as out:
+            out.write(data)
+        os.replace(temporary, path)
+
+    # ------------------------------------------------ the rest of the contract
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """One after the other: a disk is no quicker for being asked many things at once."""
+        return map(work, items)
+
+    def arrow(self) -> None:
+        """pyarrow opens local paths by itself."""
+
+    def lease(self, sink: str, folder: str, tell: Callable[[str], None]) -> Lease:
+        """A file lock, which the kernel drops with the process."""
+        return Lease(sink, folder, self)
+
+    def holder(self, folder: str) -> dict[str, Any] | None:
+        """Who holds the lock."""
+        return holder(folder)
+
+
+LOCAL = LocalFiles()
+
+
+def join(*parts: str) -> str:
+    """A path below a sink's root, in the form that every file layer takes."""
+    return "/".join(p.rstrip("/") for p in parts[:-1]) + "/" + parts[-1]
+
 
 def sha256_of(path: str) -> str:
     """Hex digest of a file as it reads back from disk."""
@@ -158,11 +249,11 @@ def seal(body: dict[str, Any]) -> bytes:
     return (json.dumps({**body, "checksum": digest}, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def unseal(path: str) -> dict[str, Any]:
+def unseal(path: str, files: Files = LOCAL) -> dict[str, Any]:
     """The body of a sealed file. Raises CorruptStore if it is not what was sealed, FileNotFoundError if it is not
     there.
     """
-    raw = Path(path).read_bytes()
+    raw = files.read(path)
     try:
         body = json.loads(raw)
         checksum = body.pop("checksum")

@@ -8,6 +8,7 @@ formats with one row a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -152,27 +153,126 @@ class Writer(Protocol):
 
 
 class Files(Protocol):
-    """The file layer that everything below a sink goes through, so that a test can record it or stop it at any step."""
+    """The file layer that everything below a sink goes through: a local disk, or an object store. A test can record it
+    or stop it at any step.
+
+    Paths begin with the sink's root and use `/`. It can be pickled and is cheap to open in a worker. What fails raises
+    OSError, without a secret in its text.
+    """
+
+    # ---- files of a shard, written in pieces
 
     def create(self, path: str) -> BinaryIO:
-        """A new file open for writing; its folder is made. Fails if it exists."""
+        """A new file open for writing and seeking; its folder is made. Raises FileExistsError."""
         ...
 
     def sync(self, file: BinaryIO) -> None:
-        """Flush and fsync an open file."""
+        """Flush an open file, and make its content durable where it already stands in its place."""
         ...
 
-    def sync_folder(self, path: str) -> None: ...
+    def local(self, path: str) -> AbstractContextManager[str]:
+        """A path on this machine with the file's content, for libraries that read it; gone afterwards if it is a copy.
+        Raises FileNotFoundError.
+        """
+        ...
+
+    def digest(self, path: str) -> tuple[int, str]:
+        """Bytes and sha256 of a file as it reads back. Raises FileNotFoundError."""
+        ...
+
+    def settle(self, paths: Iterable[str]) -> None:
+        """Make finished files durable under their names. Files of others (and these, a second time) are left alone."""
+        ...
 
     def link(self, source: str, target: str) -> None:
-        """Gives a file a second name. Raises FileExistsError if the name is taken: never replaces."""
+        """Gives a settled file a second name. Raises FileExistsError if the name is taken, FileNotFoundError if there
+        is no such file.
+        """
         ...
 
-    def replace(self, source: str, target: str) -> None: ...
+    def same(self, path: str, source: str, size: int, sha256: str) -> bool:
+        """Whether `path` stands and is `source` under another name, or has this content; false if it does not stand."""
+        ...
 
-    def remove(self, path: str) -> None: ...
+    # ---- small whole files
 
-    def rename(self, source: str, target: str) -> None: ...
+    def write_new(self, path: str, data: bytes) -> bool:
+        """Create `path` with `data`, durable and whole or not at all; False if the name was taken by other data."""
+        ...
+
+    def write_over(self, path: str, data: bytes) -> None:
+        """Replace `path` by `data` in one durable step."""
+        ...
+
+    def note(self, path: str, data: bytes) -> None:
+        """Replace `path` by `data` in one step that outlives this process, but maybe not a power failure."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """All of a file. Raises FileNotFoundError."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; no error if it is not there."""
+        ...
+
+    # ---- folders
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder with those above it, where folders are something that is made."""
+        ...
+
+    def prove(self, folder: str) -> None:
+        """Make a folder and show that a run can commit there. Raises OSError; BadJob where a guarantee is missing."""
+        ...
+
+    def holds(self, folder: str) -> bool:
+        """Whether there is such a folder."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files that stand directly in a folder, in any order; none where there is no such folder."""
+        ...
+
+    def below(self, root: str, skip: str) -> Iterator[str]:
+        """All files below a folder, relative to it, but those in its folder named `skip`."""
+        ...
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; what cannot be removed stays."""
+        ...
+
+    # ---- the rest
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """`work` of each item, in their order: one after the other on a disk, many at once where each is a request."""
+        ...
+
+    def arrow(self) -> Any:
+        """The pyarrow file system that opens these paths; None for a local disk."""
+        ...
+
+    def lease(self, sink: str, folder: str, tell: Callable[[str], None]) -> Lease:
+        """The lease of a sink, kept in `folder`; not yet taken. `tell` is told what is waited for."""
+        ...
+
+    def holder(self, folder: str) -> dict[str, Any] | None:
+        """Who holds the lease in `folder` now, or None."""
+        ...
+
+
+class Lease(Protocol):
+    """Politeness between runs on one sink; safety never rests on it."""
+
+    def __enter__(self) -> Lease:
+        """Take the lease. Raises SinkBusy, naming the run that holds it."""
+        ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def say(self, path: str, data: bytes) -> None:
+        """Note how far the run is, for whoever looks; soon, not at once, where a note is a request."""
+        ...
 
 
 class SinkFormat(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 from typing import Any
 
@@ -13,10 +12,10 @@ import pyarrow as pa
 
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Receipt
-from gristmill.commit.store import LocalFiles
+from gristmill.commit.store import join
 from gristmill.errors import RunFailed
 from gristmill.observe.report import Counts
-from gristmill.plan.contracts import WorkFile
+from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare
@@ -30,14 +29,14 @@ class Uncounted(RunFailed):
 class ShardCommit:
     """One attempt at one shard's output. `add` windows in order, then `finish`; or `abort`."""
 
-    def __init__(self, recipe: Recipe, prepare: Prepare, task: Task, files: LocalFiles) -> None:
+    def __init__(self, recipe: Recipe, prepare: Prepare, task: Task, files: Files) -> None:
         self._recipe = recipe
         self._prepare = prepare
         self._task = task
         self._files = files
         self.nonce = secrets.token_hex(6)
         self._stem = f"part-{task.shard.number:07d}.g{task.generation}"
-        self._work = os.path.join(task.folder, "work")
+        self._work = join(task.folder, "work")
         self._rows: Any = None
         self._dead: _DeadLetters | None = None
         self._counts = Counts()
@@ -77,12 +76,11 @@ class ShardCommit:
         ok = sum(f.rows for f in self._finished if f.role == "rows")
         counts = self._counts + Counts(ok=ok)
         self._check(counts)
-        parts = tuple(receipts.measure(f, self._task.root) for f in self._finished)
-        for folder in sorted({os.path.dirname(f.path) for f in self._finished}):
-            self._files.sync_folder(folder)
+        parts = tuple(receipts.measure(self._files, f, self._task.root) for f in self._finished)
+        self._files.settle([f.path for f in self._finished])
         figures = {**self._figures, **{f"input:{k}": float(v) for k, v in self._inputs.items()}}
         mine = Receipt(self._task.shard.number, self.nonce, counts.values(), parts, figures, self._errors)
-        standing = receipts.commit(self._files, os.path.join(self._task.folder, "receipts"), mine)
+        standing = receipts.commit(self._files, join(self._task.folder, "receipts"), mine)
         if standing.nonce != self.nonce:
             self.abort()
         return standing
@@ -106,7 +104,8 @@ class ShardCommit:
             wrong = wrong or f"{counts.dead + counts.derived_dead} rows died, {buried} dead letters were written"
         for file in self._finished:
             if file.role != "dead":
-                read_back = self._recipe.sink_format.count(file.path, file.role)
+                with self._files.local(file.path) as path:
+                    read_back = self._recipe.sink_format.count(path, file.role)
                 if read_back != file.rows:
                     wrong = wrong or f"{file.path}: {file.rows} rows written, {read_back} read back"
         if wrong is not None:
@@ -131,10 +130,10 @@ class ShardCommit:
 class _DeadLetters:
     """A shard's dead letters as JSON lines."""
 
-    def __init__(self, files: LocalFiles, folder: str, stem: str, nonce: str) -> None:
+    def __init__(self, files: Files, folder: str, stem: str, nonce: str) -> None:
         self._files = files
         self._publish = f"_dead/{stem}.jsonl"
-        self._path = os.path.join(folder, f"dead-{stem}.jsonl.{nonce}.tmp")
+        self._path = join(folder, f"dead-{stem}.jsonl.{nonce}.tmp")
         self._file = files.create(self._path)
         self._rows = 0
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gristmill.commit.store import LocalFiles
-from gristmill.plan.contracts import Place
+from gristmill.commit.store import LOCAL
+from gristmill.plan.contracts import Files, Place
 from gristmill.plan.job import Sink
 from gristmill.plan.options import BatchPlan, Running
 from gristmill.plan.secret import Secret
@@ -62,7 +62,7 @@ class Recipe:
     on_nan: str
     batch: BatchPlan
     secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
-    files: LocalFiles = field(default_factory=LocalFiles)
+    files: Files = LOCAL
 
 
 @dataclass(frozen=True)

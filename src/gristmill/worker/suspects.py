@@ -8,11 +8,12 @@ workers: that row is a dead letter.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
 import numpy as np
 
+from gristmill.commit.store import LOCAL, join
+from gristmill.plan.contracts import Files
 from gristmill.worker.prepare import Identity
 from gristmill.worker.recipe import Task
 
@@ -37,15 +38,16 @@ class Suspects:
     is suspected under the name `heir_of` is taken over where there are no notes yet.
     """
 
-    def __init__(self, folder: str, name: str, blame: bool, heir_of: str | None = None) -> None:
+    def __init__(self, folder: str, name: str, blame: bool, heir_of: str | None = None, files: Files = LOCAL) -> None:
+        self._files = files
         self._folder, self._name, self._blame, self._heir_of = folder, name, blame, heir_of
-        self._state = os.path.join(folder, f"{name}.json")
-        self._now = os.path.join(folder, f"{name}.now.json")
-        os.makedirs(folder, exist_ok=True)
-        self.groups = _read(self._state)
+        self._state = join(folder, f"{name}.json")
+        self._now = join(folder, f"{name}.now.json")
+        files.make_folder(folder)
+        self.groups = _read(files, self._state)
         if not self.groups and heir_of is not None:
-            self.groups = _read(os.path.join(folder, f"{heir_of}.json"))
-        at_hand = _read(self._now)
+            self.groups = _read(files, join(folder, f"{heir_of}.json"))
+        at_hand = _read(files, self._now)
         if at_hand and blame:
             self._accuse(at_hand[0])
         self.clear()
@@ -53,7 +55,7 @@ class Suspects:
     def apart(self, stage: str) -> Suspects:
         """The notes on the same rows at another stage of the way: what kills there is taken apart by itself."""
         heir_of = None if self._heir_of is None else f"{self._heir_of}.{stage}"
-        return Suspects(self._folder, f"{self._name}.{stage}", self._blame, heir_of)
+        return Suspects(self._folder, f"{self._name}.{stage}", self._blame, heir_of, self._files)
 
     @property
     def dead(self) -> list[Group]:
@@ -71,8 +73,7 @@ class Suspects:
 
     def clear(self) -> None:
         """Nothing is at hand."""
-        if os.path.exists(self._now):
-            os.unlink(self._now)
+        self._files.remove(self._now)
 
     def _accuse(self, culprit: Group) -> None:
         """Take the rows at hand out of the groups they are in and put them back, halved if they are several."""
@@ -87,22 +88,19 @@ class Suspects:
         self._write(self._state, self.groups)
 
     def _write(self, path: str, groups: list[Group]) -> None:
-        with open(path + ".tmp", "w") as out:
-            json.dump([{"rows": g.rows, "deaths": g.deaths} for g in groups], out)
-        os.replace(path + ".tmp", path)
+        self._files.note(path, json.dumps([{"rows": g.rows, "deaths": g.deaths} for g in groups]).encode())
 
 
-def of_task(task: Task) -> Suspects:
+def of_task(task: Task, files: Files = LOCAL) -> Suspects:
     """The notes on a task's shard. The first shard takes over what is known of the first rows, which were probed."""
-    folder = os.path.join(task.folder, "suspects")
+    folder = join(task.folder, "suspects")
     if task.kind == "probe":
-        return Suspects(folder, PROBE, task.blame)
-    return Suspects(folder, f"{task.shard.number:07d}", task.blame, PROBE if task.shard.number == 0 else None)
+        return Suspects(folder, PROBE, task.blame, files=files)
+    return Suspects(folder, f"{task.shard.number:07d}", task.blame, PROBE if task.shard.number == 0 else None, files)
 
 
-def _read(path: str) -> list[Group]:
+def _read(files: Files, path: str) -> list[Group]:
     try:
-        with open(path) as file:
-            return [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"]) for g in json.load(file)]
+        return [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"]) for g in json.loads(files.read(path))]
     except (FileNotFoundError, ValueError):
         return []

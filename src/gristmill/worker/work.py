@@ -166,7 +166,7 @@ class ShardWorker:
             here = item.portions is None  # else there is nothing to time while portions are waited for
             self._at_hand += here
             try:
-                suspects = of_task(item.value) if item.value.careful else None
+                suspects = of_task(item.value, self._files) if item.value.careful else None
                 for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
                     out.put(parcel)
