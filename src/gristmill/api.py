@@ -147,14 +147,14 @@ def status(sink_or_job: Any) -> dict[str, Any]:
     """How far the run on a sink is, or was: a dict with state, counts, shards; needs nothing but the sink's files."""
     from gristmill.viewing import status as of_root
 
-    return of_root(_root(sink_or_job))
+    return of_root(*_place(sink_or_job))
 
 
 def verify(sink_or_job: Any) -> Any:
     """Recount and re-hash what is published. The verdict has .ok, .lines and .as_dict()."""
     from gristmill.viewing import verify as of_root
 
-    return of_root(_root(sink_or_job))
+    return of_root(*_place(sink_or_job))
 
 
 # ---------------------------------------------------------------- inside
@@ -198,17 +198,20 @@ def _terminal() -> Observer | None:
     return make_observer("auto", sys.stderr) if is_terminal(sys.stderr) else None
 
 
-def _root(sink_or_job: Any) -> str:
+def _place(sink_or_job: Any) -> tuple[str, Any]:
+    from gristmill.commit.places import opened
     from gristmill.plan.jobfile import is_job
-    from gristmill.running import sink_root
+    from gristmill.running import sink_place
 
     if isinstance(sink_or_job, Job):
         if sink_or_job.spec.sink is None:
             raise BadJob("the job has no sink")
-        return sink_root(sink_or_job.spec.sink)
+        return sink_place(sink_or_job.spec.sink)
     text: str = os.fspath(sink_or_job)
     if os.path.isdir(text):
-        return os.path.abspath(text)
+        return opened(text)
     if is_job(text):
-        return _root(load_job(text))
+        return _place(load_job(text))
+    if "://" in text:
+        return opened(text)
     raise BadJob(f"{text}: no such sink or job: give the folder a job writes to, or the job")

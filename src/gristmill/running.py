@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan
+from gristmill.commit.places import opened
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.registry import open_engine
@@ -75,15 +78,15 @@ def _through_tables(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> R
 
 
 def sink_root(sink: Sink) -> str:
-    """The sink's folder as an absolute path. Raises BadJob for what is not a local folder."""
+    """The sink's root: a folder as an absolute path, or a place in an object store. Raises BadJob for anything else."""
+    return sink_place(sink)[0]
+
+
+def sink_place(sink: Sink) -> tuple[str, Files]:
+    """The sink's root, which has no secrets in it, and the file layer that opens it."""
     if sink.uri.startswith(tables.SCHEME):
-        return tables.folder_of(sink)
-    uri = sink.uri.removeprefix("file://")
-    if "://" in uri:
-        raise BadJob(f"sink {uri.partition('://')[0]}://…: only local folders can be sinks so far")
-    if os.path.exists(uri) and not os.path.isdir(uri):
-        raise BadJob(f"sink {uri}: is a file; a sink is a folder")
-    return os.path.abspath(uri)
+        return tables.folder_of(sink), LOCAL
+    return opened(sink.uri, sink.storage)
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,17 @@ class Staged:
     paths: tuple[str, ...]
     schema: pa.Schema
     format: str
+    filesystem: Any = None  # pyarrow's, that opens `paths`; None for local ones
 
     def dataset(self) -> Any:
         """A pyarrow Dataset over the staged parts (Parquet sinks)."""
         import pyarrow.dataset as ds
 
-        return ds.dataset(list(self.paths), format="parquet") if self.paths else ds.dataset(self.schema.empty_table())
+        return (
+            ds.dataset(list(self.paths), format="parquet", filesystem=self.filesystem)
+            if self.paths
+            else ds.dataset(self.schema.empty_table())
+        )
 
 
 class Run:
@@ -129,16 +137,18 @@ class Run:
             raise BadJob("the job has no sink: give one, or use gm.embed(data, …) without a sink to get a table back")
         self.spec = spec
         self.sink = spec.sink
-        self.root = sink_root(spec.sink)
+        self.root, opened_files = sink_place(spec.sink)
+        if opened_files is not LOCAL:
+            self.sink = replace(spec.sink, uri=self.root, storage={})
         self.report: Report
         self._verbs = verbs or Verbs()
         self._observer = observer or Silent()
-        self._files = files or LOCAL
+        self._files: Files = files or opened_files
         self._begun = time.monotonic()
         self._stops = machine.Stops()
         self._stream = stream
         self._tally = Tally()
-        self._now = Progress(sink=spec.sink.uri, model=spec.model.name)
+        self._now = Progress(sink=self.sink.uri, model=spec.model.name)
         self._said = 0.0
         self._notes: list[str] = []
         self._plan: Plan | None = None
@@ -169,7 +179,7 @@ class Run:
         """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise."""
         try:
             self._say(phase="planning")
-            publishing.refuse_foreign(self.root, self.sink.overwrite, self._files)
+            self._look_at_sink()
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
             known = inspections.of_generations(generations.generations(self.root, self._files))
             r = planning.resolve(self._plannable(), None, known) if self.spec.source.data is None else None
@@ -190,7 +200,7 @@ class Run:
 
     def _held(self, r: Resolved | None) -> Iterator[Receipt]:
         if r is None:
-            r = planning.resolve(self._plannable(), os.path.join(generations.meta(self.root), "inputs"))
+            r = self._with_data()
         for note in r.notes:
             self._note("warning", note)
         choice = self._chosen(r)
@@ -209,6 +219,16 @@ class Run:
             yield from self._score()
         self._publish()
         budgets.remember(self.resolved, self._batch, self._tally.figures)
+
+    def _with_data(self) -> Resolved:
+        """A job over a table in memory, which is written down beside the plan, or on this machine only where that is
+        an object store: there the job must give the same table again to go on.
+        """
+        here = join(generations.meta(self.root), "inputs")
+        if self._files.arrow() is not None:
+            digest = hashlib.sha256(self.root.encode()).hexdigest()[:16]
+            here = os.path.join(tempfile.gettempdir(), f"gristmill-inputs-{digest}")
+        return planning.resolve(self._plannable(), here)
 
     def _settle(self) -> None:
         """The backend: that of the plan that this run goes on with, or joins; else chosen now. And the batch budget."""
@@ -235,6 +255,12 @@ class Run:
         return replace(self.spec, gates=replace(self.spec.gates, min_ok=0.0))
 
     # ------------------------------------------------ the sink
+
+    def _look_at_sink(self) -> None:
+        try:
+            publishing.refuse_foreign(self.root, self.sink.overwrite, self._files)
+        except OSError as e:
+            raise BadJob(f"sink {self.sink.uri}: cannot be looked at ({e.strerror})") from e
 
     def _open_sink(self) -> None:
         """Fails before anything is loaded where the sink cannot be written (fault 6)."""
@@ -455,7 +481,8 @@ class Run:
             gating.final(self.spec.gates, counts, errors, letters)
         if self.spec.audit:
             paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
-            gating.audit(self.spec.audit, Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"]))
+            staged = Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())
+            gating.audit(self.spec.audit, staged)
 
     def _about(self, total: Counts, numbers: list[int], done: Sequence[Receipt]) -> dict[str, Any]:
         plan = self.plan.about
@@ -503,6 +530,7 @@ class Run:
         r = self.resolved
         return Report(
             sink=self.sink.uri,
+            opened=(self.root, self._files),
             state=self._now.phase,
             generation=self.generation.number,
             counts=counts,
@@ -522,6 +550,7 @@ class Run:
         body, live = publishing.published(self.root, self._files)
         return Report(
             sink=self.sink.uri,
+            opened=(self.root, self._files),
             state=state,
             generation=body["generation"],
             counts=Counts(*body["counts_list"]),

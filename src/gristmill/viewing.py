@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from gristmill import backends, planning, tables
 from gristmill.commit import generation as generations
-from gristmill.commit import lease, publish, receipt
+from gristmill.commit import publish, receipt
+from gristmill.commit.store import LOCAL
 from gristmill.errors import GateFailed
 from gristmill.observe.events import Observer
 from gristmill.plan import shard
-from gristmill.plan.contracts import ModelInfo
+from gristmill.plan.contracts import Files, ModelInfo
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import Gates
 from gristmill.running import Run
@@ -86,7 +87,12 @@ def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> pa.Table:
         source = replace(source, sample=min(rows, spec.source.sample))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         target = replace(
-            spec.sink or Sink(folder), uri=os.path.join(folder, "preview"), format=None, merge=False, partition_by=()
+            spec.sink or Sink(folder),
+            uri=os.path.join(folder, "preview"),
+            format=None,
+            merge=False,
+            partition_by=(),
+            storage={},
         )
         workers = 0 if spec.engine.workers == 0 else 1
         small = replace(
@@ -107,7 +113,7 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table
 
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
         root = os.path.join(folder, "stream")
-        target = replace(spec.sink or Sink(root), uri=root, format="parquet", merge=False, partition_by=())
+        target = replace(spec.sink or Sink(root), uri=root, format="parquet", merge=False, partition_by=(), storage={})
         run = Run(replace(spec, sink=target, gates=Gates(allow_empty=True)), observer=observer, stream=True)
         for done in run.shards():
             for part in done.parts:
@@ -122,15 +128,15 @@ def _of_files(spec: JobSpec) -> Iterator[JobSpec]:
         yield replace(job.spec, sink=spec.sink)
 
 
-def status(root: str) -> dict[str, Any]:
+def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
     """The state of a sink from its files alone: "running", "unfinished", "done" or "empty", with counts."""
-    body = generations.success(root)
-    known = generations.generations(root)
+    body = generations.success(root, files)
+    known = generations.generations(root, files)
     live = 0 if body is None else body["generation"]
     out: dict[str, Any] = {"sink": root, "published_generation": live or None}
     latest = known[-1] if known else None
     if latest is not None and latest.number > live:
-        out.update(_unfinished(root, latest))
+        out.update(_unfinished(root, latest, files))
     else:
         out["state"] = "done" if body is not None else "empty"
     if body is not None:
@@ -142,8 +148,8 @@ def status(root: str) -> dict[str, Any]:
     return out
 
 
-def _unfinished(root: str, latest: generations.Generation) -> dict[str, Any]:
-    holder = lease.holder(generations.meta(root))
+def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict[str, Any]:
+    holder = files.holder(generations.meta(root))
     progress = generations.read_progress(latest) or {}
     out: dict[str, Any] = {
         **progress,
@@ -157,16 +163,16 @@ def _unfinished(root: str, latest: generations.Generation) -> dict[str, Any]:
         out.update(rows_per_second=0.0, eta=None, workers=0)
     if latest.planned:
         out["shards_total"] = len(generations.read_plan(latest).shards)
-        out["shards_done"] = len(receipt.listed(latest.receipts))
+        out["shards_done"] = len(receipt.listed(latest.receipts, files))
         out["share"] = out["shards_done"] / max(1, out["shards_total"])
     if "at" in progress:
         out["seconds_ago"] = round(max(0.0, time.time() - progress["at"]), 1)
     return out
 
 
-def verify(root: str) -> publish.Verdict:
+def verify(root: str, files: Files = LOCAL) -> publish.Verdict:
     """Recount and re-hash every published file."""
     from gristmill.io.registry import sink_format
 
-    body, _ = publish.published(root)
-    return publish.verify(root, sink_format(body["sink_format"]))
+    body, _ = publish.published(root, files)
+    return publish.verify(root, sink_format(body["sink_format"]), files)

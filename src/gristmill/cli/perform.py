@@ -34,12 +34,12 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
 
         if spec.source.data is None and spec.engine.workers != 0 and not spec.audit:
             _without_pandas()
-        from gristmill.running import run, sink_root
+        from gristmill.running import run, sink_place
 
         verbs = {name: given[name] for name in ("restart", "append", "accept")}
         report = run(spec, **verbs, observer=observer)
         if spec.sink is not None and report.state == "done":
-            remember(spec, sink_root(spec.sink))
+            remember(spec, *sink_place(spec.sink))
         return report
 
     return shown(spec, given, whole)

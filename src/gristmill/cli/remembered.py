@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.errors import BadJob
+from gristmill.plan.contracts import Files
 from gristmill.plan.job import JobSpec
 from gristmill.plan.secret import Secret
 
@@ -20,10 +21,10 @@ _SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$
 
 
 def _path(root: str) -> str:
-    return os.path.join(root, "_gristmill", "job.yaml")
+    return f"{root}/_gristmill/job.yaml"
 
 
-def remember(spec: JobSpec, root: str) -> None:
+def remember(spec: JobSpec, root: str, files: Files) -> None:
     """Write the job beside the plans. A job that cannot be written leaves none, and takes an older one away."""
     from gristmill.plan.jobfile import dump
 
@@ -34,11 +35,9 @@ def remember(spec: JobSpec, root: str) -> None:
                 raise BadJob("a secret stands in the job")
             text = f"# What last published this sink; started in {os.getcwd()}\n{dump(spec)}"
         except BadJob:
-            os.remove(path)
+            files.remove(path)
             return
-        with open(path + ".tmp", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(path + ".tmp", path)
+        files.note(path, text.encode())
 
 
 def _holds_secret(spec: JobSpec) -> bool:
@@ -64,12 +63,14 @@ def _named_secret(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(_named_secret(item) for item in value)
 
 
-def recall(root: str) -> JobSpec:
+def recall(root: str, files: Files) -> JobSpec:
     """The job that last published the sink. Raises BadJob where none is known."""
     from gristmill.plan.jobfile import read_job_file
 
-    if not os.path.exists(_path(root)):
+    try:
+        with files.local(_path(root)) as path:
+            return read_job_file(path, environ=os.environ)
+    except FileNotFoundError:
         raise BadJob(
             f"{root}: the job that wrote it is not known here (it was run from Python): give it with --job JOB"
-        )
-    return read_job_file(_path(root), environ=os.environ)
+        ) from None

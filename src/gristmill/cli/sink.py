@@ -41,7 +41,7 @@ def status(target: str, **given: Any) -> int:
     """Say how far a run is, or what is published, from the sink's files alone, while it runs or after."""
     from gristmill.viewing import status as state_of
 
-    now = state_of(folder(target, given))
+    now = state_of(*place(target, given))
     if given["as_json"]:
         sys.stdout.write(json.dumps(now, default=str, ensure_ascii=False) + "\n")
     else:
@@ -50,20 +50,17 @@ def status(target: str, **given: Any) -> int:
     return 0
 
 
-def folder(target: str, given: Mapping[str, Any]) -> str:
-    """The sink's folder, absolute: of a path as it is, of a job as the job says. Raises BadJob."""
+def place(target: str, given: Mapping[str, Any]) -> tuple[str, Any]:
+    """The sink's root and file layer: of a path or URI as it is, of a job as the job says. Raises BadJob."""
     from gristmill.plan.jobfile import is_job, load
-    from gristmill.running import sink_root
+    from gristmill.running import sink_place
 
-    if not is_job(target):
-        path = target.removeprefix("file://")
-        if not os.path.isdir(path):
-            raise BadJob(f"{target}: there is no such sink: give the folder that a job writes to, or the job")
-        return os.path.abspath(path)
+    if "://" in target or not is_job(target):
+        return _existing(target)
     spec = load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
     if spec.sink is None:
         raise BadJob(f"{target}: the job has no sink")
-    return sink_root(spec.sink)
+    return sink_place(spec.sink)
 
 
 _STATES = {
@@ -139,7 +136,8 @@ def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool,
     """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
     from gristmill.commit.publish import dead as dead_letters
 
-    letters = dead_letters(_existing(sink))
+    root, files = _existing(sink)
+    letters = dead_letters(root, files=files)
     most = limit or letters.num_rows
     if by is not None:
         return _grouped(letters, by, most, as_json)
@@ -155,11 +153,14 @@ def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool,
     return 0
 
 
-def _existing(sink: str) -> str:
-    path = sink.removeprefix("file://")
-    if not os.path.isdir(path):
-        raise BadJob(f"{sink}: there is no such sink: give the folder that a job writes to")
-    return path
+def _existing(sink: str) -> tuple[str, Any]:
+    from gristmill.commit.places import opened
+    from gristmill.io.redact import redact
+
+    root, files = opened(sink)
+    if not files.holds(root):
+        raise BadJob(f"{redact(sink)}: there is no such sink: give the folder that a job writes to, or the job")
+    return root, files
 
 
 def _grouped(letters: Any, by: str, most: int, as_json: bool) -> int:
@@ -216,7 +217,7 @@ def verify(target: str, **given: Any) -> int:
     """Recount and re-hash every published file against _SUCCESS. Exits 1, naming the files, where something differs."""
     from gristmill.viewing import verify as verdict_of
 
-    verdict = verdict_of(folder(target, given))
+    verdict = verdict_of(*place(target, given))
     if given["as_json"]:
         sys.stdout.write(json.dumps(verdict.as_dict(), default=str, ensure_ascii=False) + "\n")
     else:
@@ -246,7 +247,7 @@ def retry_dead(sink: str, job: str | None, accept_code_change: bool, **given: An
     """Score the dead letters of a sink again, usually after a fix; those that now succeed join the published rows."""
     from gristmill.running import retry_dead as retried
 
-    spec = _job_of(os.path.abspath(_existing(sink)), job, given)
+    spec = _job_of(*_existing(sink), job, given)
 
     def again(observer: Observer) -> Report:
         return retried(spec, accept_code_change=accept_code_change, observer=observer)
@@ -254,7 +255,7 @@ def retry_dead(sink: str, job: str | None, accept_code_change: bool, **given: An
     return shown(spec, given, again)
 
 
-def _job_of(root: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
+def _job_of(root: str, files: Any, job: str | None, given: Mapping[str, Any]) -> JobSpec:
     """The job that wrote the sink: the one that is named, which must write to this very sink, or the remembered one."""
     from gristmill.cli.remembered import recall
     from gristmill.plan.jobfile import load
@@ -264,9 +265,13 @@ def _job_of(root: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
     if job is None:
         if given["variables"] or given["profile"]:
             raise BadJob("--var and --profile are for a job file: name it with --job")
-        return overlay(recall(root), changes_of(given["sets"]))
+        return overlay(recall(root, files), changes_of(given["sets"]))
     spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
-    if spec.sink is None or os.path.realpath(sink_root(spec.sink)) != os.path.realpath(root):
+    if spec.sink is None or not _same(sink_root(spec.sink), root):
         where = "no sink" if spec.sink is None else f"the sink {spec.sink.uri}"
         raise BadJob(f"--job {job}: it has {where}, not {root}: name the job that wrote that sink")
     return spec
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or ("://" not in one + other and os.path.realpath(one) == os.path.realpath(other))

@@ -163,9 +163,11 @@ def read_plan(generation: Generation) -> Plan:
 
 def stored_inputs(generation: Generation) -> dict[str, str]:
     """Input digests of a stored plan by path. Raises CorruptStore where it is damaged."""
-    table = stored_files(generation)
+    entry = unseal(join(generation.folder, "plan.json"), generation.files)["tables"]["files"]
+    table = _table(generation, entry)
     if table is None:
-        raise CorruptStore(f"{generation.folder}: its plan is damaged: start anew with --restart")
+        path = join(generation.folder, entry["path"])
+        raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart")
     return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
 
 

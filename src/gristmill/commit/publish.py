@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from gristmill.commit.generation import META, SUCCESS, Generation, decode_schema, generations, meta, success
+from gristmill.commit.places import opened
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.commit.store import LOCAL, join, seal, sha256_of
 from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed
@@ -138,16 +139,16 @@ def published(root: str, files: Files = LOCAL) -> tuple[dict[str, Any], list[Liv
     return body, list(_live(root, body, files))
 
 
-def read(sink: str) -> Any:
+def read(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> Any:
     """A pyarrow Dataset of exactly the published parts, in the order of the source.
 
     Rows retried or appended later stand after the others. Raises BadSource where nothing is published or the sink's
-    format is npy (read its manifest.parquet).
+    format is npy (read its manifest.parquet). `storage` holds options of an object store, as those of a sink.
     """
     import pyarrow.dataset as ds
 
-    root = os.fspath(sink)
-    body, live = published(root)
+    root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
+    body, live = published(root, files)
     schema = decode_schema(body["output_schema"])
     parts = [f for f in live if f.role == "rows"]
     if body["sink_format"] not in ("parquet", "jsonl"):
@@ -159,20 +160,28 @@ def read(sink: str) -> Any:
     partitioning = None
     if keys := body.get("partition_by"):
         partitioning = ds.HivePartitioning(pa.schema([schema.field(k) for k in keys]))
-    paths = [os.path.join(root, f.name) for f in parts]
+    paths = [join(root, f.name) for f in parts]
     if body["sink_format"] == "jsonl":
-        return _json_dataset(paths, schema)
-    return ds.dataset(paths, schema=schema, format="parquet", partitioning=partitioning, partition_base_dir=root)
+        return _json_dataset(paths, schema, files)
+    return ds.dataset(
+        paths, schema=schema, format="parquet", partitioning=partitioning, partition_base_dir=root,
+        filesystem=files.arrow(),
+    )  # fmt: skip
 
 
-def _json_dataset(paths: list[str], schema: pa.Schema) -> Any:
+def _json_dataset(paths: list[str], schema: pa.Schema, files: Files) -> Any:
     import pyarrow.dataset as ds
     import pyarrow.json as pj
 
     if not any(p.endswith((".gz", ".zst")) for p in paths):
-        return ds.dataset(paths, schema=schema, format="json")
+        return ds.dataset(paths, schema=schema, format="json", filesystem=files.arrow())
     options = pj.ParseOptions(explicit_schema=schema)
-    return ds.dataset([pj.read_json(pa.input_stream(p, compression="detect"), parse_options=options) for p in paths])
+    tables = []
+    for path in paths:
+        with files.local(path) as name:
+            stream = pa.input_stream(name, compression="gzip" if path.endswith(".gz") else "zstd")
+            tables.append(pj.read_json(stream, parse_options=options))
+    return ds.dataset(tables)
 
 
 DEAD = pa.schema(
@@ -191,11 +200,11 @@ DEAD = pa.schema(
 )
 
 
-def dead(sink: str) -> pa.Table:
+def dead(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> pa.Table:
     """The dead letters of a published sink, schema DEAD; `payload` is JSON text."""
-    root = os.fspath(sink)
-    _, live = published(root)
-    return dead_letters(root, [f.name for f in live if f.role == "dead"])
+    root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
+    _, live = published(root, files)
+    return dead_letters(root, [f.name for f in live if f.role == "dead"], files)
 
 
 def dead_letters(root: str, names: Sequence[str], files: Files = LOCAL) -> pa.Table:

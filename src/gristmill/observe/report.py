@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -87,6 +87,7 @@ class Report:
     errors: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    opened: tuple[str, Any] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
 
     @property
     def rows_in(self) -> int:
@@ -115,8 +116,10 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
+        plain = asdict(replace(self, opened=None))
+        del plain["opened"]
         return {
-            **asdict(self),
+            **plain,
             "rows_in": self.rows_in,
             "rows_ok": self.rows_ok,
             "rows_dead": self.rows_dead,
@@ -128,10 +131,10 @@ class Report:
         """A pyarrow Dataset of exactly the published parts."""
         from gristmill.commit.publish import read
 
-        return read(self.sink)
+        return read(self.sink) if self.opened is None else read(self.opened[0], files=self.opened[1])
 
     def dead(self) -> Any:
         """The dead letters as an Arrow table."""
         from gristmill.commit.publish import dead
 
-        return dead(self.sink)
+        return dead(self.sink) if self.opened is None else dead(self.opened[0], files=self.opened[1])

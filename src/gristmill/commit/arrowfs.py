@@ -1,0 +1,36 @@
+"""Objects of a sink as pyarrow's data sets read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def handler(files: Any) -> Any:
+    """A handler for pyarrow.fs.PyFileSystem that opens objects for reading, and can do nothing else."""
+    import pyarrow as pa
+    import pyarrow.fs as pafs
+
+    from gristmill.commit.objects import Ranges
+
+    class Reading(pafs.FileSystemHandler):  # type: ignore[misc]
+        def get_type_name(self) -> str:
+            return "gristmill-objects"
+
+        def normalize_path(self, path: str) -> str:
+            return path
+
+        def get_file_info(self, paths: list[str]) -> list[Any]:
+            return [pafs.FileInfo(p, pafs.FileType.File, size=files.size(p)) for p in paths]
+
+        def open_input_file(self, path: str) -> Any:
+            return pa.PythonFile(Ranges(files, path), mode="r")
+
+        open_input_stream = open_input_file
+
+    def refused(self: Any, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("a published sink is only read")
+
+    for name in pafs.FileSystemHandler.__abstractmethods__ - set(vars(Reading)):
+        setattr(Reading, name, refused)
+    Reading.__abstractmethods__ = frozenset()
+    return Reading()

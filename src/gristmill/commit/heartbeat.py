@@ -1,0 +1,149 @@
+"""The lease of a sink in an object store: an object that its holder replaces every few seconds. Politeness, as lease.py
+says: safety never rests on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gristmill.commit.lease import myself, named
+from gristmill.commit.store import join
+from gristmill.errors import SinkBusy
+
+BEAT = 10.0  # seconds between two beats: one request each
+STALE = 60.0  # design §7: a lease that has not moved for this long, by the watcher's own clock
+LOOK = 2.0  # seconds between two looks at the lease of another
+
+
+class ObjectLease:
+    """Holds the object `lease.json` while the run lives, and carries the run's progress notes along."""
+
+    def __init__(self, files: Any, sink: str, folder: str, tell: Callable[[str], None]) -> None:
+        self._files, self._sink, self._tell = files, sink, tell
+        self._path = join(folder, "lease.json")
+        self._nonce = secrets.token_hex(6)
+        self._about = {**myself(), "machine": _machine(), "nonce": self._nonce}
+        self._beats = itertools.count()
+        self._notes: dict[str, bytes] = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> ObjectLease:
+        """Take the lease: a free one at once, one whose holder is gone from this machine at once, another one when it
+        has not moved for a minute. Raises SinkBusy when it moves.
+        """
+        if not self._files.write_new(self._path, self._body()):
+            self._take_over()
+        self._thread = threading.Thread(target=self._beat, name="gristmill-lease", daemon=True)
+        self._thread.start()
+        return self
+
+    def _take_over(self) -> None:
+        first: Any = None
+        since = time.monotonic()
+        while True:
+            try:
+                data, version = self._files.look(self._path)
+            except FileNotFoundError:
+                if self._files.write_new(self._path, self._body()):
+                    return
+                continue
+            about = json.loads(data)
+            if _gone(about) or time.monotonic() - since > STALE:
+                if self._files.swap(self._path, self._body(), version):
+                    return
+                since, first = time.monotonic(), None
+                continue
+            if first is None:
+                first = version
+                self._tell(f"{named(about)} may hold this sink: looking whether it lives, for a minute at most")
+            elif version["e_tag"] != first["e_tag"] or _alive(about):
+                raise SinkBusy(f"{self._sink}: another run holds this sink ({named(about)}): wait for it or stop it")
+            if not _alive(about):
+                time.sleep(LOOK)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(BEAT)
+        with contextlib.suppress(OSError, ValueError):
+            self._send()
+            if json.loads(self._files.read(self._path)).get("nonce") == self._nonce:
+                self._files.remove(self._path)
+
+    def say(self, path: str, data: bytes) -> None:
+        """Goes with the next beat."""
+        self._notes[path] = data
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT):
+            try:
+                data, version = self._files.look(self._path)
+                if json.loads(data).get("nonce") != self._nonce:
+                    return  # taken over: receipts decide
+                self._files.swap(self._path, self._body(), version)
+                self._send()
+            except (OSError, ValueError):
+                continue  # a store that does not answer is found where it matters
+
+    def _send(self) -> None:
+        while self._notes:
+            path, data = self._notes.popitem()
+            self._files.note(path, data)
+
+    def _body(self) -> bytes:
+        return json.dumps({**self._about, "beat": next(self._beats)}).encode()
+
+
+def beating(files: Any, folder: str) -> dict[str, Any] | None:
+    """Who holds the lease, for those who only look: by its process on this machine, else by the object's age."""
+    try:
+        data, version = files.look(join(folder, "lease.json"))
+        about: dict[str, Any] = json.loads(data)
+    except (FileNotFoundError, ValueError):
+        return None
+    if _gone(about):
+        return None
+    age = time.time() - version["last_modified"].timestamp()
+    return about if _alive(about) or age < STALE else None
+
+
+def _machine() -> str:
+    """What tells one kernel and one space of process numbers from another."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _mine(about: dict[str, Any]) -> bool:
+    return bool(about.get("machine")) and about["machine"] == _machine()
+
+
+def _gone(about: dict[str, Any]) -> bool:
+    return _mine(about) and not _runs(int(about["pid"]))
+
+
+def _alive(about: dict[str, Any]) -> bool:
+    return _mine(about) and _runs(int(about["pid"]))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return True

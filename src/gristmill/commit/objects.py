@@ -1,0 +1,450 @@
+"""The file layer below a sink in an object store: S3 and what speaks like it, Google's and Azure's, through obstore.
+
+obstore and not pyarrow, because a commit needs conditional PUTs, which pyarrow's file systems do not have. Where a disk
+has a link that fails if the name is taken, a store has a PUT with `If-None-Match: *`; where a disk has rename, a store
+has a single PUT, which readers see whole or not at all. A PUT whose answer was lost is told from another's by what
+stands there, because whatever is created holds a nonce.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gristmill.commit.heartbeat import ObjectLease, beating
+from gristmill.commit.scratch import Scratch
+from gristmill.commit.store import join, sha256_of
+from gristmill.errors import BadJob
+
+AT_ONCE = 32  # requests under way at a time: what hides a round trip of some 20 ms behind others
+PATIENCE = 180.0  # seconds until a store that does not answer is an error: longer than a restart or a failover takes
+CHUNK = 16 << 20  # bytes of a part of a multipart upload; smaller files are one PUT
+COPY_LIMIT = 5 << 30  # S3's largest object that one request copies
+_BLOCK = 1024  # items given to the threads at a time
+_LASTING = ("400", "401", "403", "404", "405", "411", "501")  # statuses that another attempt does not change
+_STATUS = re.compile(r"status code: (\d{3}[^:\n<]{0,40})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+
+
+class ObjectFiles:
+    """Files below `base`, such as `s3://bucket/`, which every path begins with. `settings` are obstore's, with secrets.
+
+    Files of a shard are written to a folder of this machine first, so that their writers may seek and their content is
+    hashed before it travels, and uploaded by `settle`. Errors are OSErrors without the store's own text, which may tell
+    what signed a request.
+    """
+
+    def __init__(self, base: str, settings: Mapping[str, Any], patience: float = PATIENCE) -> None:
+        self._base = base
+        self._settings = dict(settings)
+        self._patience = patience
+        self._begin()
+
+    def _begin(self) -> None:
+        self._opened: Any = None
+        self._scratch = Scratch()
+        self._pending: dict[str, str] = {}  # path -> where it is until it is settled
+        self._digests: dict[str, tuple[int, str]] = {}
+
+    def __repr__(self) -> str:
+        return f"ObjectFiles({self._base})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_base": self._base, "_settings": self._settings, "_patience": self._patience}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    # ------------------------------------------------ files of a shard
+
+    def create(self, path: str) -> BinaryIO:
+        """A new file in the scratch folder, which stands for `path` until it is settled."""
+        if path in self._pending:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        local = self._scratch.path(path.rpartition("/")[2])
+        file = open(local, "xb", buffering=1 << 20)  # noqa: SIM115
+        self._pending[path] = local
+        return file
+
+    def sync(self, file: BinaryIO) -> None:
+        """Flush: what is on this machine need not be durable, the upload is."""
+        file.flush()
+
+    @contextmanager
+    def local(self, path: str) -> Iterator[str]:
+        """The file in the scratch folder, or a copy of the object for as long as it is needed."""
+        if path in self._pending:
+            yield self._pending[path]
+            return
+        copy = self._scratch.path(path.rpartition("/")[2])
+        try:
+            self._fetch(path, copy)
+            yield copy
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(copy)
+
+    def _fetch(self, path: str, copy: str) -> None:
+        import obstore
+
+        def fetched() -> None:
+            with open(copy, "wb") as out:
+                for chunk in obstore.get(self._store(), self._key(path)).stream(min_chunk_size=1 << 20):
+                    out.write(chunk)
+
+        self._try(path, fetched)
+
+    def digest(self, path: str) -> tuple[int, str]:
+        """Bytes and sha256; of a file that is not settled yet, those that the upload will be given."""
+        if path in self._digests:
+            return self._digests[path]
+        with self.local(path) as local:
+            found = os.path.getsize(local), sha256_of(local)
+        if path in self._pending:
+            self._digests[path] = found
+        return found
+
+    def settle(self, paths: Iterable[str]) -> None:
+        """Upload what is in the scratch folder; it is removed there."""
+        for _ in self.map(self._upload, [p for p in paths if p in self._pending]):
+            pass
+
+    def _upload(self, path: str) -> None:
+        import obstore
+
+        size, digest = self.digest(path)
+        local, chunk = Path(self._pending[path]), max(CHUNK, size // 9_000)  # a store takes 10,000 parts at most
+        about = {"sha256": digest}
+        self._try(
+            path,
+            lambda: obstore.put(
+                self._store(), self._key(path), local, attributes=about, use_multipart=size > chunk, chunk_size=chunk
+            ),
+        )
+        self._forget(path)
+
+    def _forget(self, path: str) -> bool:
+        local = self._pending.pop(path, None)
+        self._digests.pop(path, None)
+        if local is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(local)
+        return local is not None
+
+    def link(self, source: str, target: str) -> None:
+        """A copy inside the store. The name is looked at first, and not guarded by the copy: only a run of the same
+        generation would write it, and that copies the same object, named by the same receipt.
+        """
+        import obstore
+
+        if self._there(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        if self.size(source) <= COPY_LIMIT:
+            self._try(target, lambda: obstore.copy(self._store(), self._key(source), self._key(target)))
+        else:
+            with self.local(source) as local:
+                self._put(target, Path(local), sha256_of(local))
+
+    def _put(self, path: str, local: Path, digest: str) -> None:
+        import obstore
+
+        chunk = max(CHUNK, local.stat().st_size // 9_000)
+        self._try(
+            path,
+            lambda: obstore.put(
+                self._store(), self._key(path), local, attributes={"sha256": digest}, use_multipart=True,
+                chunk_size=chunk,
+            ),
+        )  # fmt: skip
+
+    def same(self, path: str, source: str, size: int, sha256: str) -> bool:
+        """By the sha256 that was given with the upload and travels with a copy; by its content where there is none."""
+        import obstore
+
+        try:
+            found = self._try(path, lambda: obstore.get(self._store(), self._key(path), options={"head": True}))
+            told = found.attributes.get("sha256")
+            if size >= 0 and found.meta["size"] != size:
+                return False
+            return (self.digest(path)[1] if told is None else told) == sha256
+        except FileNotFoundError:
+            return False
+
+    def _there(self, path: str) -> bool:
+        import obstore
+
+        try:
+            self._try(path, lambda: obstore.head(self._store(), self._key(path)))
+            return True
+        except FileNotFoundError:
+            return False
+
+    # ------------------------------------------------ small whole files
+
+    def write_new(self, path: str, data: bytes) -> bool:
+        """PUT with `If-None-Match: *`. Where the name is taken, also by an attempt whose answer was lost, what stands
+        there tells whose it is.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        def created() -> bool:
+            try:
+                obstore.put(self._store(), self._key(path), data, mode="create")
+                return True
+            except (AlreadyExistsError, PreconditionError):
+                return bytes(obstore.get(self._store(), self._key(path)).bytes()) == data
+
+        return bool(self._try(path, created))
+
+    def write_over(self, path: str, data: bytes) -> None:
+        """One PUT."""
+        import obstore
+
+        self._try(path, lambda: obstore.put(self._store(), self._key(path), data, use_multipart=False))
+
+    note = write_over
+
+    def read(self, path: str) -> bytes:
+        """One GET."""
+        return self.look(path)[0]
+
+    def look(self, path: str) -> tuple[bytes, dict[str, Any]]:
+        """A file, and the version that it has."""
+        import obstore
+
+        def got() -> tuple[bytes, dict[str, Any]]:
+            found = obstore.get(self._store(), self._key(path))
+            return bytes(found.bytes()), dict(found.meta)
+
+        found: tuple[bytes, dict[str, Any]] = self._try(path, got)
+        return found
+
+    def swap(self, path: str, data: bytes, version: Mapping[str, Any]) -> bool:
+        """Replace a file if it still has this version: PUT with `If-Match`; false if it has another one."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        mode: Any = {name: version[name] for name in ("e_tag", "version") if version.get(name)}
+
+        def swapped() -> bool:
+            try:
+                obstore.put(self._store(), self._key(path), data, mode=mode)
+                return True
+            except (AlreadyExistsError, PreconditionError):
+                return bytes(obstore.get(self._store(), self._key(path)).bytes()) == data
+
+        return bool(self._try(path, swapped))
+
+    def remove(self, path: str) -> None:
+        """Remove a file, here or there."""
+        import obstore
+
+        if not self._forget(path):
+            with suppress(FileNotFoundError):
+                self._try(path, lambda: obstore.delete(self._store(), self._key(path)))
+
+    # ------------------------------------------------ folders, which are prefixes
+
+    def make_folder(self, path: str) -> None:
+        """Nothing: a prefix is there with the first object below it."""
+
+    def prove(self, folder: str) -> None:
+        """Create an object twice: a store that lets the second one through ignores `If-None-Match`, and is refused."""
+        path = join(folder, f"probe-{secrets.token_hex(6)}")
+        try:
+            if not self.write_new(path, b"first") or self.write_new(path, b"second"):
+                raise BadJob(
+                    f"{folder}: this store ignores If-None-Match on a PUT, without which two runs could both commit a "
+                    "shard: use a store that honours conditional writes, or a local folder"
+                )
+        finally:
+            with suppress(OSError):
+                self.remove(path)
+
+    def holds(self, folder: str) -> bool:
+        """Whether anything stands below."""
+        import obstore
+
+        prefix = self._key(folder)
+        return bool(self._try(folder, lambda: next(iter(obstore.list(self._store(), prefix, chunk_size=1)), [])))
+
+    def names(self, folder: str) -> list[str]:
+        """One listing request for each 1,000 names."""
+        start = len(self._key(folder)) + 1
+        return [name for key in self._keys(folder) if "/" not in (name := key[start:])]
+
+    def below(self, root: str, skip: str) -> Iterator[str]:
+        """All below the root but what is in its folder `skip`, which is not listed."""
+        import obstore
+
+        top = self._key(root)
+        found = self._try(root, lambda: obstore.list_with_delimiter(self._store(), top or None))
+        start = len(top) + 1 if top else 0
+        yield from (o["path"][start:] for o in found["objects"])
+        for prefix in found["common_prefixes"]:
+            if prefix[start:].strip("/") != skip:
+                yield from (key[start:] for key in self._keys(self._base + prefix))
+
+    def _keys(self, folder: str) -> list[str]:
+        import obstore
+
+        prefix = self._key(folder).rstrip("/")
+
+        def listed() -> list[str]:
+            return [o["path"] for chunk in obstore.list(self._store(), prefix, chunk_size=1000) for o in chunk]
+
+        found: list[str] = self._try(folder, listed)
+        return found
+
+    def remove_folder(self, path: str) -> None:
+        """Up to 1,000 files a request, where the store can."""
+        import obstore
+
+        keys = iter(self._keys(path))
+        while block := list(itertools.islice(keys, 1000)):
+            with suppress(OSError):
+                self._try(path, partial(obstore.delete, self._store(), block))
+
+    # ------------------------------------------------ the rest of the contract
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Many at once: each waits for the network."""
+        rest = iter(items)
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gristmill-store") as threads:
+            while block := list(itertools.islice(rest, _BLOCK)):
+                yield from threads.map(work, block)
+
+    def arrow(self) -> Any:
+        """A read-only pyarrow file system over these paths."""
+        import pyarrow.fs as pafs
+
+        from gristmill.commit.arrowfs import handler
+
+        return pafs.PyFileSystem(handler(self))
+
+    def size(self, path: str) -> int:
+        """Bytes of an object."""
+        import obstore
+
+        return int(self._try(path, lambda: obstore.head(self._store(), self._key(path))["size"]))
+
+    def range(self, path: str, start: int, stop: int) -> bytes:
+        """Some bytes of an object."""
+        import obstore
+
+        return bytes(self._try(path, lambda: obstore.get_range(self._store(), self._key(path), start=start, end=stop)))
+
+    def lease(self, sink: str, folder: str, tell: Callable[[str], None]) -> ObjectLease:
+        """An object with a heartbeat."""
+        return ObjectLease(self, sink, folder, tell)
+
+    def holder(self, folder: str) -> dict[str, Any] | None:
+        """Whose heart beats."""
+        return beating(self, folder)
+
+    # ------------------------------------------------ the store
+
+    def _key(self, path: str) -> str:
+        assert path.startswith(self._base) or path + "/" == self._base, path
+        return path[len(self._base) :]
+
+    def _store(self) -> Any:
+        if self._opened is None:
+            from obstore.store import from_url
+
+            backoff = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
+            self._opened = from_url(
+                self._base,
+                config=self._settings,
+                # http only where the endpoint says so; a slow answer is worth waiting for, a lost one is not
+                client_options={"allow_http": True, "timeout": "60s", "connect_timeout": "10s"},
+                retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=30), "backoff": backoff},
+            )
+        return self._opened
+
+    def _try(self, path: str, request: Callable[[], Any]) -> Any:
+        """The request's answer, after further attempts with jitter where it may be had. Raises OSError.
+
+        obstore repeats 5xx and lost connections by itself; this repeats what it may not: a PUT that might have been
+        done, a server that is being restarted.
+        """
+        from obstore.exceptions import BaseError
+        from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+        attempts = Retrying(
+            wait=wait_random_exponential(0.2, max=10), stop=stop_after_delay(self._patience),
+            retry=retry_if_exception(_passing), reraise=True,
+        )  # fmt: skip
+        try:
+            return attempts(request)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "no such object", path) from None
+        except BaseError as e:
+            raise _plain(e, path) from None
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether another attempt may do better."""
+    from obstore.exceptions import BaseError, GenericError, JoinError
+
+    if not isinstance(error, BaseError) or type(error) not in (BaseError, GenericError, JoinError):
+        return False
+    status = _STATUS.search(str(error))
+    return status is None or not status[1].startswith(_LASTING)
+
+
+def _plain(error: BaseException, path: str) -> OSError:
+    """The error in words of our own: the status, and the code that the store gave."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    said = " ".join(m[1].strip() for m in (status, code) if m) or type(error).__name__
+    denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or said.startswith(("401", "403"))
+    return OSError(errno.EACCES if denied else errno.EIO, f"the store answered {said}", path)
+
+
+class Ranges(io.RawIOBase):
+    """An object as a file that is read by ranges."""
+
+    def __init__(self, files: ObjectFiles, path: str) -> None:
+        self._files, self._path, self._size, self._at = files, path, files.size(path), 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As any file's."""
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """One request."""
+        stop = self._size if size < 0 else min(self._size, self._at + size)
+        if stop <= self._at:
+            return b""
+        data = self._files.range(self._path, self._at, stop)
+        self._at += len(data)
+        return data

@@ -1,0 +1,125 @@
+"""A real S3 server on a folder, which can be stopped and started again, and small servers that misbehave."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import random
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pafs
+
+KEY, SECRET = "AKIAME", "hu/sh+word"
+
+
+def free_port() -> int:
+    """A port that nothing listens on, and neither on the one 10,000 above, where the server puts its second one."""
+    while True:
+        port = random.randrange(20_000, 50_000)
+        with socket.socket() as one, socket.socket() as other:
+            try:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+            return port
+
+
+class S3Server:
+    """SeaweedFS with one bucket, `box`."""
+
+    def __init__(self, weed: Path, folder: Path) -> None:
+        who = {"name": "me", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
+        (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
+        ports = {f"-{name}.port": free_port() for name in ("s3", "master", "filer", "volume", "admin")}
+        self._command = [str(weed), "mini", "-dir", str(folder / "data"), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
+        self._command += [f"{name}={port}" for name, port in ports.items()]
+        self._command += ["-s3.config", str(folder / "s3.json"), "-admin.ui=false", "-webdav=false"]
+        self.address = f"127.0.0.1:{ports['-s3.port']}"
+        self.start()
+        fs = pafs.S3FileSystem(
+            access_key=KEY, secret_key=SECRET, endpoint_override=self.address, scheme="http", allow_bucket_creation=True
+        )
+        for attempt in range(50):
+            try:
+                fs.create_dir("box")
+                break
+            except OSError:  # it listens before it can store
+                if attempt == 49:
+                    raise
+                time.sleep(0.2)
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{self.address}/healthz", timeout=1).close()
+                return
+            except urllib.error.HTTPError:
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+    def storage(self, address: str = "") -> dict[str, Any]:
+        """Options of a source or a sink."""
+        where = address or self.address
+        return {"access_key": KEY, "secret_key": SECRET, "endpoint_override": where, "scheme": "http"}
+
+
+class Forgetful:
+    """A store in memory that takes every PUT, whatever its conditions are."""
+
+    def __init__(self) -> None:
+        objects: dict[str, bytes] = {}
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_PUT(self) -> None:
+                objects[self.path] = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                self._answer(200, b"")
+
+            def do_GET(self) -> None:
+                if "list-type" in self.path:
+                    self._answer(200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+                else:
+                    self._answer(200 if self.path in objects else 404, objects.get(self.path, b""))
+
+            do_HEAD = do_GET
+
+            def do_DELETE(self) -> None:
+                objects.pop(self.path, None)
+                self._answer(204, b"")
+
+            def _answer(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("ETag", '"e"')
+                self.send_header("Last-Modified", "Sat, 21 Nov 2026 08:00:00 GMT")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

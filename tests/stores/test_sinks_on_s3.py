@@ -1,0 +1,237 @@
+"""Whole jobs with a sink in a real object store: published once, resumed, verified, refused where it must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.commit.objects import ObjectFiles
+from gristmill.commit.places import opened
+from gristmill.errors import BadJob, SinkBusy
+from s3server import SECRET, Forgetful, S3Server
+
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def server(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One S3 server for all of them."""
+    started = S3Server(weed, tmp_path_factory.mktemp("s3"))
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("rows") / "a.parquet"
+    pq.write_table(pa.table({"id": np.arange(ROWS)}), path)
+    return str(path)
+
+
+def double(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"twice": batch["id"] * 2}
+
+
+def picky(batch: dict[str, Any]) -> dict[str, Any]:
+    if (batch["id"] == 7).any() and not os.path.exists(os.environ.get("GM_FIXED", "/nope")):
+        raise ValueError("no sevens")
+    return {"twice": batch["id"] * 2}
+
+
+def job(server: S3Server, rows: str, name: str, fn: Any = double, address: str = "", **sink: Any) -> gm.Job:
+    target = gm.sink(f"s3://box/{name}", keep=["id"], storage=server.storage(address), **sink)
+    return gm.Job(rows, fn, target, shard_rows=100, workers=0, gates={"min_ok": 0.9})
+
+
+def files_of(server: S3Server, name: str) -> tuple[str, ObjectFiles]:
+    root, files = opened(f"s3://box/{name}", server.storage())
+    assert isinstance(files, ObjectFiles)
+    return root, files
+
+
+@pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}, {"partition_by": ["part"]}],
+                         ids=["parquet", "jsonl", "merge", "partitions"])  # fmt: skip
+def test_every_row_once(server: S3Server, rows: str, how: dict[str, Any]) -> None:
+    """Published, read back, verified; a second run does nothing; no work file is left."""
+    name = "once" + "".join(how)
+
+    def parted(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**double(batch), "part": [str(i % 3) for i in batch["id"]]}
+
+    made = job(server, rows, name, parted if "partition_by" in how else double, **how)
+    report = made.run()
+    table = report.read().to_table().sort_by("id")
+    assert table["id"].to_pylist() == list(range(ROWS))
+    assert table["twice"].to_pylist() == [2 * i for i in range(ROWS)]
+    assert gm.verify(made).ok
+    assert gm.status(made)["state"] == "done"
+    assert made.run().state == "nothing to do"
+    root, files = files_of(server, name)
+    assert [n for n in files.below(root, "none") if n.endswith(".tmp") or "lease" in n or "probe" in n] == []
+
+
+def test_npy(server: S3Server, rows: str) -> None:
+    """Vectors, their ids and the manifest."""
+    made = job(server, rows, "npy", lambda b: {"v": np.ones((len(b["id"]), 4), np.float32)}, format="npy")
+    made.run()
+    assert gm.verify(made).ok
+    root, files = files_of(server, "npy")
+    manifest = pq.read_table(pa.BufferReader(files.read(f"{root}/manifest.parquet")))
+    assert sum(manifest["rows"].to_pylist()) == ROWS
+
+
+def test_restart_replaces_and_dead_rows_are_retried(
+    server: S3Server, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Generations: dead letters scored again join the result; a restart replaces it and cleans up."""
+    from gristmill.running import retry_dead
+
+    made = job(server, rows, "retry", picky)
+    report = made.run()
+    assert report.rows_dead == 1
+    assert json.loads(report.dead()["payload"][0].as_py()) == {"id": 7}
+    (tmp_path / "fixed").touch()
+    monkeypatch.setenv("GM_FIXED", str(tmp_path / "fixed"))
+    assert retry_dead(made.spec).rows_dead == 0
+    again = made.run(restart=True)
+    assert sorted(again.read().to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert gm.verify(made).ok
+
+
+def test_a_damaged_and_a_deleted_part_are_named(server: S3Server, rows: str) -> None:
+    """Fault 36."""
+    made = job(server, rows, "damaged")
+    made.run()
+    root, files = files_of(server, "damaged")
+    parts = sorted(n for n in files.below(root, "_gristmill") if n.startswith("part-"))
+    files.remove(f"{root}/{parts[0]}")
+    whole = files.read(f"{root}/{parts[1]}")
+    files.write_over(f"{root}/{parts[1]}", whole[:-9] + b"x" + whole[-8:])
+    verdict = gm.verify(made)
+    assert not verdict.ok
+    assert any(parts[0] in line and "missing" in line for line in verdict.lines)
+    assert any(parts[1] in line and "changed" in line for line in verdict.lines)
+
+
+def test_a_store_that_ignores_conditions_is_refused(server: S3Server, rows: str) -> None:
+    """Fault 32: two runs could both commit a shard there."""
+    store = Forgetful()
+    try:
+        with pytest.raises(BadJob, match="ignores If-None-Match"):
+            job(server, rows, "refused", address=store.address).run()
+    finally:
+        store.close()
+
+
+def test_the_second_run_on_a_sink_is_told_whose_it_is(server: S3Server, rows: str) -> None:
+    """Fault 30: exit 75, naming the first."""
+    root, files = files_of(server, "held")
+    lease = files.lease("held", f"{root}/_gristmill", lambda _: None)
+    with lease, pytest.raises(SinkBusy, match=f"process {os.getpid()} on "):
+        job(server, rows, "held").run()
+    assert job(server, rows, "held").run().rows_ok == ROWS
+
+
+def test_a_receipt_is_created_once(server: S3Server) -> None:
+    """Of many at once one wins; an answer that was lost is found to be one's own."""
+    root, files = files_of(server, "create")
+    won: list[int] = []
+    racers = [
+        threading.Thread(target=lambda n=n: won.append(n) if files.write_new(f"{root}/r", b"%d" % n) else None)
+        for n in range(8)
+    ]  # fmt: skip
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert len(won) == 1
+    assert files.read(f"{root}/r") == b"%d" % won[0]
+    assert files.write_new(f"{root}/r", b"%d" % won[0])
+
+
+RUN = """
+import sys, time
+import gristmill as gm
+def slow(batch):
+    time.sleep(0.3)
+    print("scored", int(batch["id"][0]), flush=True)
+    return {"twice": batch["id"] * 2}
+rows, uri, address = sys.argv[1:4]
+storage = {"access_key": "AKIAME", "secret_key": "hu/sh+word", "endpoint_override": address, "scheme": "http"}
+sink = gm.sink(uri, keep=["id"], storage=storage)
+report = gm.Job(rows, slow, sink, shard_rows=50, workers=0).run()
+print("rows", report.rows_ok, report.shards_resumed)
+"""
+
+
+def started(server: S3Server, rows: str, name: str, script: Path) -> subprocess.Popen[str]:
+    script.write_text(RUN)
+    command = [sys.executable, str(script), rows, f"s3://box/{name}", server.address]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def after_some_receipts(server: S3Server, name: str, least: int) -> None:
+    root, files = files_of(server, name)
+    deadline = time.monotonic() + 60
+    while sum("/receipts/" in n for n in files.below(root, "none")) < least:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_killed_and_resumed(server: S3Server, rows: str, tmp_path: Path) -> None:
+    """SIGKILL of the run: the next one takes the lease at once and scores no committed shard again."""
+    first = started(server, rows, "killed", tmp_path / "run.py")
+    after_some_receipts(server, "killed", 3)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    second = started(server, rows, "killed", tmp_path / "run.py")
+    said, _ = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    resumed = int(said.split()[-1])
+    assert resumed >= 3
+    assert said.count("scored") <= 12 - resumed + 1
+    root, files = files_of(server, "killed")
+    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+
+
+def test_the_server_stops_in_the_middle(server: S3Server, rows: str, tmp_path: Path) -> None:
+    """Fault 32: requests wait until it is back."""
+    run = started(server, rows, "stopped", tmp_path / "run.py")
+    after_some_receipts(server, "stopped", 2)
+    server.stop()
+    time.sleep(2)
+    server.start()
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    root, files = files_of(server, "stopped")
+    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+
+
+def test_secrets_are_nowhere(server: S3Server, rows: str) -> None:
+    """Fault 39: neither in what stands in the store nor in reports and errors; a wrong one is told without it."""
+    made = job(server, rows, "secrets")
+    report = made.run()
+    root, files = files_of(server, "secrets")
+    for name in files.below(root, "none"):
+        assert SECRET.encode() not in files.read(f"{root}/{name}"), name
+    assert SECRET not in repr(report) + json.dumps(report.as_dict(), default=str) + repr(files)
+    wrong = {**server.storage(), "secret_key": "wrongword"}
+    with pytest.raises(BadJob, match="cannot be looked at") as caught:
+        gm.Job(rows, double, gm.sink("s3://box/denied", storage=wrong), workers=0).run()
+    assert "wrongword" not in str(caught.value) + str(caught.value.__cause__)
