@@ -72,7 +72,11 @@ class S3Server:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:  # it waits for connections that are kept open
+            self._process.kill()
+            self._process.wait()
 
     def storage(self, address: str = "") -> dict[str, Any]:
         """Options of a source or a sink."""
