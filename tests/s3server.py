@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import json
 import random
@@ -11,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -125,5 +127,73 @@ class Forgetful:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Troubled:
+    """A proxy in front of a server, which counts requests and, where there is `trouble`, answers every so manyth one
+    with 503 or 429, late, or not at all after the server has done what was asked.
+    """
+
+    KINDS = ("503", "lost", "429", "late")
+
+    def __init__(self, address: str, every: int = 0) -> None:
+        self.seen: Counter[str] = Counter()
+        self.troubles: Counter[str] = Counter()
+        lock, outer = threading.Lock(), self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _pass(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with lock:
+                    outer.seen[self.command] += 1
+                    count = outer.seen.total()
+                    trouble = outer.KINDS[(count // every) % len(outer.KINDS)] if every and count % every == 0 else ""
+                    outer.troubles[trouble] += 1
+                if trouble in ("503", "429"):
+                    text = b"<Error><Code>SlowDown</Code><Message>slow down</Message></Error>"
+                    self._answer(int(trouble), {"Content-Type": "application/xml"}, text)
+                    return
+                if trouble == "late":
+                    time.sleep(1.0)
+                server = http.client.HTTPConnection(address, timeout=60)
+                server.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    server.putheader(name, value)
+                server.endheaders(body or None)
+                answer = server.getresponse()
+                data = answer.read()
+                server.close()
+                if trouble == "lost":
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                self._answer(answer.status, dict(answer.getheaders()), data)
+
+            do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass
+
+            def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+                self.send_response_only(status)
+                for name, value in headers.items():
+                    if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                        self.send_header(name, value)
+                length = headers.get("Content-Length", str(len(body))) if self.command == "HEAD" else str(len(body))
+                self.send_header("Content-Length", length)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
         self._server.shutdown()
         self._server.server_close()

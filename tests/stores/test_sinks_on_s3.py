@@ -22,7 +22,7 @@ import gristmill as gm
 from gristmill.commit.objects import ObjectFiles
 from gristmill.commit.places import opened
 from gristmill.errors import BadJob, SinkBusy
-from s3server import SECRET, Forgetful, S3Server
+from s3server import SECRET, Forgetful, S3Server, Troubled
 
 ROWS = 600
 
@@ -244,3 +244,48 @@ def test_secrets_are_nowhere(server: S3Server, rows: str) -> None:
     with pytest.raises(BadJob, match="cannot be looked at") as caught:
         gm.Job(rows, double, gm.sink("s3://box/denied", storage=wrong), workers=0).run()
     assert "wrongword" not in str(caught.value) + str(caught.value.__cause__)
+
+
+def test_a_store_in_trouble(server: S3Server, rows: str) -> None:
+    """Fault 32: of the requests some are refused with 503 or 429, come late, or lose their answer after they were done.
+    The job takes longer, and its result is exact.
+    """
+    proxy = Troubled(server.address, every=7)
+    try:
+        made = job(server, rows, "trouble", address=proxy.address)
+        report = made.run()
+        assert sorted(report.read().to_table()["id"].to_pylist()) == list(range(ROWS))
+        assert gm.verify(made).ok
+        assert all(proxy.troubles[kind] >= 1 for kind in Troubled.KINDS), proxy.troubles
+    finally:
+        proxy.close()
+    root, files = files_of(server, "trouble")
+    assert [n for n in files.below(root, "none") if n.endswith(".tmp")] == []
+
+
+def test_requests_a_shard(server: S3Server, rows: str) -> None:
+    """What a shard more costs in requests, as docs/scaling.md says: a bill and a rate limit are made of it."""
+    seen = []
+    for shard_rows in (100, 20):
+        proxy = Troubled(server.address)
+        target = gm.sink(f"s3://box/count{shard_rows}", keep=["id"], storage=server.storage(proxy.address))
+        report = gm.Job(rows, double, target, shard_rows=shard_rows, workers=0).run()
+        seen.append((report.shards, dict(proxy.seen)))
+        proxy.close()
+    (few, before), (many, after) = seen
+    a_shard = {kind: (after[kind] - before[kind]) / (many - few) for kind in after}
+    print(few, before, many, after, a_shard)
+    assert a_shard["PUT"] <= 3.2, a_shard  # the part, its receipt, its copy under the published name
+    assert sum(a_shard.values()) <= 8, a_shard
+
+
+def test_files_are_appended(server: S3Server, tmp_path: Path) -> None:
+    """--append in a store: only the new file is scored, and both are read."""
+    (tmp_path / "in").mkdir()
+    for n in range(2):
+        pq.write_table(pa.table({"id": np.arange(n * 50, n * 50 + 50)}), tmp_path / "in" / f"{n}.parquet")
+        made = job(server, str(tmp_path / "in"), "append")
+        report = made.run(append=n > 0)
+        assert report.rows_run == 50
+    assert sorted(report.read().to_table()["id"].to_pylist()) == list(range(100))
+    assert gm.verify(made).ok
