@@ -86,7 +86,7 @@ def test_fault_11_a_text_longer_than_a_model_without_a_limit_takes(quick: Path, 
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("first", [0, 200])
+@pytest.mark.parametrize("first", [0, pytest.param(200, marks=pytest.mark.slow)])
 def test_fault_21_rows_that_end_the_process_in_the_tokeniser(quick: Path, first: int) -> None:
     """Two rows end the process while they are made ready, at the beginning of the job or later: they alone are dead."""
     texts = [f"review number {n}" for n in range(300)]
