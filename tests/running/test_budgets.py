@@ -39,7 +39,7 @@ def test_a_plain_run_finds_its_budget_and_the_next_one_knows_it(
     cache: Path, tmp_path: Path, minilm_onnx: Path, docstrings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first run tries budgets on its own batches; the second uses what was found, and gives the same vectors."""
-    texts = [t[:200] for t in docstrings[:500]]
+    texts = [t[:400] for t in docstrings[:1000]]  # seconds of work, as each budget is judged over half a second
     monkeypatch.setattr(budgets, "LEAST_ROWS", 100)
     monkeypatch.setattr(budgets, "ONNX_TRIES", (128, 512, 1024))
     first = embed(tmp_path, "a", minilm_onnx, texts)
