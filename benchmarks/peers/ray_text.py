@@ -21,9 +21,10 @@ class Embed:
         return {"id": batch["id"], "embedding": self.model.encode(list(batch["text"]), show_progress_bar=False)}
 
 
-ray.init(logging_level="ERROR", log_to_driver=False, include_dashboard=False)
-ray.data.DataContext.get_current().enable_progress_bars = False
 cores = os.cpu_count() or 1
+# The actors hold a core each; without one more, reading would wait for them, and they for it, for ever.
+ray.init(num_cpus=cores + 1, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
+ray.data.DataContext.get_current().enable_progress_bars = False
 # Blocks as the file has them would leave one actor without work near the end.
 table = ray.data.read_parquet(source, override_num_blocks=4 * cores)
 table.map_batches(Embed, concurrency=cores, batch_size=256).write_parquet(target)
