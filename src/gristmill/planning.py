@@ -20,7 +20,7 @@ from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import JobSpec, Source
-from gristmill.plan.options import BatchPlan
+from gristmill.plan.options import BatchPlan, EngineSpec
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Selection
 from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextEmbedder
@@ -110,13 +110,13 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     check(schema, columns or schema.names)
     where = _where(source, schema)
     selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
-    room = engines.room(job.engine) or this_machine()
+    room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[:gpus], _fingerprint(job, model, info, files, sink_format.name), tuple(skipped), _nulls(files),
-        how,
+        0, room.gpus[: gpus // room.per_gpu], _fingerprint(job, model, info, files, sink_format.name), tuple(skipped),
+        _nulls(files), how,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -327,10 +327,11 @@ def _read_columns(
 # ---------------------------------------------------------------- the model
 
 
-def this_machine() -> Room:
-    """What the local engine has: a worker a core, or one a GPU."""
+def this_machine(engine: EngineSpec) -> Room:
+    """What the local engine has: a worker a core, or one a GPU, or as many as share it."""
     found = machine.gpus()
-    return Room("this machine", machine.cores(), len(found), None, found)
+    each = int(1 / engine.own().gpus_per_worker + 1e-9)
+    return Room("this machine", machine.cores(), each * len(found), None, found, each)
 
 
 def _gpu_workers(job: JobSpec, room: Room) -> int:
@@ -342,9 +343,9 @@ def _gpu_workers(job: JobSpec, room: Room) -> int:
         raise BadJob(f"device {device!r}: {room.where} shows no GPU; use device cpu")
     if wanted == "auto":
         return room.gpu_workers
-    if wanted > room.gpu_workers and not room.grows:
-        raise BadJob(f"gpus is {wanted}, {room.where} has {room.gpu_workers}")
-    return wanted
+    if wanted * room.per_gpu > room.gpu_workers and not room.grows:
+        raise BadJob(f"gpus is {wanted}, {room.where} has {room.gpu_workers // room.per_gpu}")
+    return wanted * room.per_gpu
 
 
 def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:
@@ -395,11 +396,14 @@ def budget_of(r: Resolved) -> BatchPlan:
 
 
 def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
-    """Rows a shard: about half a minute of one worker, at most 1/(8 x workers) of the job."""
+    """Rows a shard: about half a minute of one worker, at most 1/(8 x workers) of the job (or of processes for steps,
+    each of which prepares one).
+    """
     fixed = r.job.running.shard_rows
     if fixed != "auto":
         return int(fixed)
-    share = r.estimated_rows / (shard.SHARDS_PER_WORKER * max(1, r.workers))
+    at_once = max(1, r.workers) * max(1, r.job.engine.steps_workers)
+    share = r.estimated_rows / (shard.SHARDS_PER_WORKER * at_once)
     quick = 0.0 if rows_per_second is None else min(rows_per_second * QUICK_SECONDS, QUICK_ROWS)
     least = LEAST_SHARD if isinstance(r.model, (TextEmbedder, TextClassifier)) else 4 * LEAST_SHARD
     rows = max(share, least, quick)

@@ -308,9 +308,9 @@ class Run:
 
     def _driven(self, r: Resolved, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, after nothing of it is left running."""
-        stages = ShardStages(
-            recipe(r, self.sink, self._files, self._batch), max(1, r.place.threads), r.gpus, timed=r.workers > 0
-        )
+        shipped = recipe(r, self.sink, self._files, self._batch)
+        beside = self.spec.engine.steps_workers if r.workers > 0 else 0
+        stages = ShardStages(shipped, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)
         spec = replace(self.spec.engine, options=reveal(self.spec.engine.options))
         engine = open_engine(spec, r.workers, tuple(_import_path()), r.place.device == "cuda")
         events = engine.run(stages, feed)

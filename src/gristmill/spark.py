@@ -26,7 +26,7 @@ def engine(*, workers: int | Auto = "auto", threads: int | Auto = "auto", **opti
 
     `workers` is how many partitions run at once, which decides how a source is cut; a session tells it itself.
     """
-    return EngineSpec("spark", workers, "auto", threads, options)
+    return EngineSpec("spark", workers, threads=threads, options=options)
 
 
 def predict_udf(

@@ -263,3 +263,29 @@ def write_input(folder: str, rows: int, files: int = 2) -> str:
     for n, (a, b) in enumerate(itertools.pairwise(bounds)):
         pq.write_table(table(b - a, a), os.path.join(folder, f"{n}.parquet"))
     return folder
+
+
+def tagged(batch: Batch, log: str) -> Batch:
+    """A step that passes rows on, and notes the process that it ran in."""
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()} {os.getppid()}\n")
+    time.sleep(0.02)
+    return {"x": batch["x"] + 1.0}
+
+
+def tagged_model(batch: Batch, log: str) -> Batch:
+    """A row-wise answer, and a note of its process."""
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return _answer(batch)
+
+
+def broken_step(batch: Batch) -> Batch:
+    """A step that returns too few rows."""
+    return {"x": batch["x"][1:]}
+
+
+def hanging_step(batch: Batch) -> Batch:
+    """A step that never returns, and lets no other thread run."""
+    hold_the_gil()
+    return batch

@@ -46,6 +46,7 @@ RUNNING = (
     Flag("--workers", "engine.workers", "How it runs"),
     Flag("--gpus", "engine.gpus", "How it runs"),
     Flag("--threads", "engine.threads", "How it runs"),
+    Flag("--steps-workers", "engine.steps_workers", "How it runs"),
     Flag("--batch-tokens", "running.batch_tokens", "How it runs"),
     Flag("--batch-rows", "running.batch_rows", "How it runs"),
     Flag("--batch-timeout", "running.batch_timeout", "How it runs", "SECONDS"),

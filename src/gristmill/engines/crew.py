@@ -8,11 +8,11 @@ import itertools
 import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Left, Outcome, Printed, Started
 
-HELD = 2  # items a worker holds: it prepares one while it predicts the other
+HELD = 2  # items a worker holds at least: it prepares one while it predicts the other
 BEAT = 0.25  # seconds between two looks at the clock and at signals, when nothing happens
 TAIL = 16_000  # bytes of a worker's last words kept as evidence
 
@@ -59,6 +59,11 @@ class Member:
     done: bool = False
     left: Left | None = None
     tail: bytes = b""
+
+
+def held_by(stages: Any) -> int:
+    """Items that a worker of these stages makes use of at once."""
+    return max(HELD, 1 + getattr(stages, "ahead", 1))
 
 
 class Crew:

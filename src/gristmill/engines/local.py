@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from gristmill.engines.crew import BEAT, HELD, Crew, Ended
+from gristmill.engines.crew import BEAT, HELD, Crew, Ended, held_by
 from gristmill.plan.contracts import (
     DONE,
     WAIT,
@@ -87,7 +87,7 @@ class Local:
             processes[name] = spawner.call(lambda: Process(name, self._path, environment, payload, events.put))
             return processes[name]
 
-        crew = Crew(feed, self._workers, start, events)
+        crew = Crew(feed, self._workers, start, events, held_by(stages))
         try:
             yield from crew.events()
         finally:

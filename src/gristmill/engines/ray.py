@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from gristmill.engines.crew import HELD, Crew, Ended
+from gristmill.engines.crew import Crew, Ended, held_by
 from gristmill.engines.local import GRACE, Process, Spawner, end
 from gristmill.engines.ray_cluster import connected, needs, shortage
 from gristmill.plan.contracts import Event, Feed, Item, Portion, SplitStages, Stages, Waiting
@@ -42,13 +42,13 @@ class Ray:
         with connected(self._options, math.ceil(self._workers * self._needs["CPU"])) as (ray, ours):
             runtime_env = None if ours else self._options.runtime_env  # our own connection has it as a whole
             actors = _Actors(ray, remote(ray, Host, self._needs, runtime_env), self._path, stages, self._least)
-            held = HELD
+            held = held_by(stages)
             if self._options.split and hasattr(stages, "first"):  # else there is but one stage
                 from gristmill.engines.ray_split import Apart, Preparer
 
                 preparer, each = remote(ray, Preparer, {"CPU": 1}, runtime_env), self._options.preparers_per_worker
                 actors.apart = Apart(ray, preparer, self._path, cast(SplitStages, stages), each, actors.events.put)
-                held = 1 + each
+                held = max(held, 1 + each)
             crew = Crew(feed, self._workers, actors.start, actors.events, held)
             try:
                 for event in crew.events():

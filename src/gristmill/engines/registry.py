@@ -21,7 +21,7 @@ def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu:
     if spec.name == "local":
         from gristmill.engines.local import Local
 
-        return Local(workers, path, **spec.options)
+        return Local(workers, path, spec.own().grace)
     if spec.name == "ray":
         from gristmill.engines.ray import Ray
 

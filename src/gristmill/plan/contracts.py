@@ -378,7 +378,7 @@ class Item:
     key: str
     value: Any
     affinity: str | None = None
-    portions: Iterable[bytes] | None = None
+    portions: Iterable[bytes | memoryview] | None = None
 
 
 class _Signal:
@@ -535,7 +535,10 @@ class Worker(Protocol):
 
 
 class Stages(Protocol):
-    """What an engine ships to its workers, once a worker: picklable, opaque, opened where the work is done."""
+    """What an engine ships to its workers, once a worker: picklable, opaque, opened where the work is done.
+
+    Where it has a number `ahead`, a worker makes use of so many items beyond the one at hand; else of one.
+    """
 
     def open(self, name: str, emit: Emit) -> Worker:
         """Builds what lasts (models, readers). Slow; raises if user code cannot load."""
@@ -551,7 +554,8 @@ class Room:
     """What an engine has to place workers on, as planning must know it.
 
     `workers` fit at once, `gpu_workers` with a GPU (or the share of one that was asked for). `threads` are the cores of
-    each; None: those of the machine are divided among them. `gpus` names the GPUs, where the driver is to choose.
+    each; None: those of the machine are divided among them. `gpus` names the GPUs, where the driver is to choose, and
+    `per_gpu` are the workers that share one.
     Where it `grows`, more may be asked for than there is.
     """
 
@@ -560,6 +564,7 @@ class Room:
     gpu_workers: int = 0
     threads: int | None = None
     gpus: tuple[str, ...] = ()
+    per_gpu: int = 1
     grows: bool = False
 
 

@@ -96,6 +96,7 @@ ABOUT: dict[str, str] = {
     "engine.workers": "Worker processes: a number, auto, or least and most; 0 runs in the calling process",
     "engine.gpus": "GPUs in all: a number, or auto",
     "engine.threads": "CPU threads a worker: a number, or auto",
+    "engine.steps_workers": "processes for reading, steps and tokenising beside each worker; 0: the worker does it",
 }
 
 

@@ -156,7 +156,7 @@ def describe(
 ) -> JobSpec:
     """A JobSpec from the values a person writes (strings, bare functions, dicts for options)."""
     running = {k: options.pop(k) for k in list(options) if k in Running.__dataclass_fields__}
-    engine = {k: options.pop(k) for k in list(options) if k in ("workers", "gpus", "threads")}
+    engine = {k: options.pop(k) for k in list(options) if k in ("workers", "gpus", "threads", "steps_workers")}
     named = options.pop("engine", None)
     spec = named if isinstance(named, EngineSpec) else EngineSpec(name=named or "local")
     if engine:

@@ -40,6 +40,27 @@ class Running:
 
 
 @dataclass(frozen=True)
+class LocalOptions:
+    """What the local engine can be told: `gpus_per_worker`, 1 or a fraction, so that 0.5 puts two workers on a GPU,
+    which small models need to keep it busy; `grace`, the seconds that workers have to stop before they are killed.
+    """
+
+    gpus_per_worker: float = 1
+    grace: float = 10.0
+
+    def __post_init__(self) -> None:
+        share: Any = self.gpus_per_worker  # a job file may give anything, and so
+        grace: Any = self.grace
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise BadJob(
+                f"engine option gpus_per_worker is {share!r}: give 1, or the fraction of a GPU that a worker needs "
+                "(0.5: two workers share one)"
+            )
+        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or grace < 0:
+            raise BadJob(f"engine option grace is {grace!r}: give seconds, at least 0")
+
+
+@dataclass(frozen=True)
 class RayOptions:
     """What a Ray worker is given, and which cluster it runs on.
 
@@ -113,13 +134,16 @@ class BatchPlan:
 class EngineSpec:
     """Which engine runs a job, and with what. `workers` 0 runs in the calling process; a pair is (least, most).
 
-    `options` are the engine's own (address, resources, …).
+    `steps_workers` are processes for each worker that do nothing but read, run steps and tokenise, for steps that take
+    longer than the model; with 0 the worker does it itself, beside the model. `options` are the engine's own (address,
+    resources, …).
     """
 
     name: str = "local"
     workers: int | Auto | tuple[int, int] = "auto"
     gpus: int | Auto = "auto"
     threads: int | Auto = "auto"
+    steps_workers: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,6 +155,10 @@ class EngineSpec:
         if self.gpus != 0:
             _positive("gpus", self.gpus)
         _positive("threads", self.threads)
+        if self.steps_workers != 0:
+            _positive("steps_workers", self.steps_workers)
+            if self.workers == 0:
+                raise BadJob("workers is 0, so that everything runs in the calling process: leave steps_workers out")
         self.own()
 
     def named(self, name: str) -> EngineSpec:
@@ -138,7 +166,7 @@ class EngineSpec:
         return self if name == self.name else replace(self, name=name, options={})
 
     def own(self) -> Any:
-        """The engine's own options, checked; None for an engine that has none. Raises BadJob for an unknown one."""
+        """The engine's own options, checked; None for an unknown engine. Raises BadJob for an unknown option."""
         made = OPTIONS.get(self.name)
         if made is None:
             return None
@@ -151,7 +179,11 @@ class EngineSpec:
         return made(**self.options)
 
 
-OPTIONS: dict[str, Any] = {"ray": RayOptions, "spark": SparkOptions}  # engines with options of their own
+OPTIONS: dict[str, Any] = {
+    "local": LocalOptions,
+    "ray": RayOptions,
+    "spark": SparkOptions,
+}  # engines with options of their own
 
 
 def ray(
@@ -159,10 +191,11 @@ def ray(
     workers: int | Auto | tuple[int, int] = "auto",
     gpus: int | Auto = "auto",
     threads: int | Auto = "auto",
+    steps_workers: int = 0,
     **options: Any,
 ) -> EngineSpec:
     """The Ray engine with options: `gm.ray(address="auto", gpus_per_worker=1, workers=(4, 64))`. See `RayOptions`."""
-    return EngineSpec("ray", workers, gpus, threads, options)
+    return EngineSpec("ray", workers, gpus, threads, steps_workers, options)
 
 
 @dataclass(frozen=True)

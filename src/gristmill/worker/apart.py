@@ -4,7 +4,9 @@ opaque portions, one a window, to the worker that predicts and commits.
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import struct
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -74,17 +76,36 @@ class PrepareWorker:
             self._watch.rest()
 
 
+ALIGNED = 64  # bytes, as Arrow has its buffers
+
+
 def packed(window: Window) -> bytes:
-    """A window as bytes. Rows go as Arrow IPC: a pickle of a slice would hold the whole it was cut from."""
+    """A window as bytes: its rows as Arrow IPC (a pickle of a slice would hold the whole it was cut from), what else it
+    has as a pickle, and that one's arrays, each where it can be used in place.
+    """
+    arrays: list[pickle.PickleBuffer] = []
+    told = pickle.dumps(replace(window, rows=None), protocol=5, buffer_callback=arrays.append)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, window.rows.schema) as stream:
         stream.write_table(window.rows)
-    return pickle.dumps((sink.getvalue().to_pybytes(), replace(window, rows=None)), protocol=5)
+    parts = [memoryview(p) for p in (sink.getvalue(), told, *(a.raw() for a in arrays))]
+    head = struct.pack(f"<{1 + len(parts)}Q", len(parts), *(p.nbytes for p in parts))
+    out = bytearray()
+    for part in (memoryview(head), *parts):
+        out += part
+        out += bytes(-len(out) % ALIGNED)
+    return bytes(out)
 
 
-def unpacked(data: bytes, model: Model) -> Window:
-    """The window again, made ready for the model where that was left to this stage."""
-    table, window = pickle.loads(data)
-    rows = pa.ipc.open_stream(table).read_all()
-    made: Window = replace(window, rows=rows, prepared=window.prepared or model.prepare(rows))
-    return made
+def unpacked(data: bytes | memoryview, model: Model) -> Window:
+    """The window again, over the memory of `data`, made ready for the model where that was left to this stage."""
+    view = memoryview(data)
+    (count,) = struct.unpack_from("<Q", view)
+    sizes = struct.unpack_from(f"<{count}Q", view, 8)
+    steps = [-(-size // ALIGNED) * ALIGNED for size in (8 + 8 * count, *sizes)]
+    table, told, *arrays = [
+        view[start : start + size] for start, size in zip(itertools.accumulate(steps), sizes, strict=False)
+    ]
+    rows = pa.ipc.open_stream(pa.py_buffer(table)).read_all()
+    window: Window = pickle.loads(told, buffers=arrays)
+    return replace(window, rows=rows, prepared=window.prepared or model.prepare(rows))

@@ -37,12 +37,20 @@ SLOWEST = 20  # design §4: a model call may take this many times the slowest on
 
 @dataclass(frozen=True)
 class ShardStages:
-    """What an engine ships: the recipe, opened in each worker. `threads` are the cores one worker may use."""
+    """What an engine ships: the recipe, opened in each worker. `threads` are the cores one worker may use, `beside` the
+    processes for steps that each has below it.
+    """
 
     recipe: Recipe
     threads: int = 1
     gpus: tuple[str, ...] = ()
     timed: bool = True
+    beside: int = 0
+
+    @property
+    def ahead(self) -> int:
+        """As in Stages: one in each process."""
+        return max(1, self.beside)
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`, for libraries that read them when they are loaded."""
@@ -111,6 +119,11 @@ class ShardWorker:
         self._at_hand = 0  # items being read now
         self._most = stages.recipe.running.worker_memory if stages.timed else None
         self._leaving = ""
+        self._beside = None
+        if stages.beside:
+            from gristmill.worker.beside import Beside
+
+            self._beside = Beside(stages, name, stages.beside)
 
     def stop(self) -> None:
         """Let the batch at hand end, then leave."""
@@ -120,6 +133,8 @@ class ShardWorker:
         """Run items to their outcomes. The calling thread predicts; two others prepare and write."""
         prepared: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
         scored: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
+        if self._beside is not None:
+            items = self._beside.ahead(items)
         reading = threading.Thread(target=self._read, args=(items, prepared), daemon=True)
         writing = threading.Thread(target=self._write, args=(scored, emit), daemon=True)
         reading.start()
@@ -141,6 +156,8 @@ class ShardWorker:
             scored.put(None)
             writing.join()
             self._watch.rest()
+            if self._beside is not None:
+                self._beside.close()
         if self._leaving:
             emit(Left(self._name, reason=self._leaving))
         self._model.close()

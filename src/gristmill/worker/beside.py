@@ -1,0 +1,224 @@
+"""Reading, steps and tokenising in processes of their own below a worker (`steps_workers`), so that Python steps do not
+hold up the model's process. What they make crosses in anonymous memory that the worker maps: columns are not copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import pickle
+import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from gristmill.errors import BadJob
+from gristmill.plan.contracts import Elsewhere, Event, Item, Outcome, Portion
+from gristmill.worker.work import ShardStages
+
+WAITING = 3  # windows that one process may have made and its worker not taken
+_START = "import sys; sys.path[:] = {path!r}; from gristmill.worker.beside import serve; serve({fd})"
+_LENGTH = struct.Struct("<Q")
+_TAKEN = None  # said to a process: one of its windows was taken
+
+
+class Beside:
+    """`count` processes; items are given to them in turn, so that as many are being prepared at once."""
+
+    def __init__(self, stages: ShardStages, name: str, count: int) -> None:
+        if not hasattr(socket, "send_fds"):
+            raise BadJob("steps_workers needs Unix sockets, which this system lacks: leave it out")
+        self._stages = stages
+        self._names = [f"{name}.{number}" for number in range(count)]
+        self._processes: list[_Process] = []
+
+    def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The items in order; those that may be done apart have portions, which are being made from now on."""
+        ready: queue.Queue[Item | None] = queue.Queue(len(self._names))
+        threading.Thread(target=self._begin, args=(items, ready), daemon=True).start()
+        return iter(ready.get, None)
+
+    def _begin(self, items: Iterator[Item], ready: queue.Queue[Item | None]) -> None:
+        turn = itertools.count()
+        for item in items:
+            if item.portions is None and self._stages.apart(item):
+                number = next(turn) % len(self._names)
+                if number == len(self._processes):
+                    self._processes.append(_Process(self._stages, self._names[number]))
+                item = replace(item, portions=self._processes[number].begin(item))
+            ready.put(item)
+        ready.put(None)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.close()
+
+
+class _Process:
+    """One of them, as its worker sees it."""
+
+    def __init__(self, stages: ShardStages, name: str) -> None:
+        import cloudpickle
+
+        self._name = name
+        self._tickets = itertools.count()
+        self._socket, theirs = socket.socketpair()
+        first = stages.first()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **first.environment(0)},
+            )
+        _send(self._socket, cloudpickle.dumps((first, name), protocol=5))
+
+    def begin(self, item: Item) -> Iterator[memoryview]:
+        """Start on an item; its portions, in order. Raises Elsewhere, when iterated, where its first stage failed."""
+        ticket = str(next(self._tickets))  # a shard's key comes again when the shard is tried again
+        with contextlib.suppress(OSError):  # it is dead, which whoever reads the portions will see
+            _send(self._socket, pickle.dumps(replace(item, key=ticket), protocol=5))
+        return self._portions(ticket)
+
+    def _portions(self, ticket: str) -> Iterator[memoryview]:
+        while True:
+            event, body = self._receive()
+            if isinstance(event, Outcome):  # it could not be opened
+                raise Elsewhere(event.error)
+            if not isinstance(event, Portion) or event.key != ticket:
+                continue  # of an item that was dropped in the middle
+            if event.failure is not None:
+                raise Elsewhere(event.failure)
+            if event.last:
+                return
+            assert body is not None
+            yield body
+
+    def _receive(self) -> tuple[Event, memoryview | None]:
+        try:
+            told, files, _, _ = socket.recv_fds(self._socket, 1, 1)
+            if not told:
+                raise EOFError
+            event = pickle.loads(_receive(self._socket))
+        except (EOFError, ConnectionError):
+            self._die_alike()
+        if not files:
+            return event, None
+        with contextlib.suppress(OSError):
+            _send(self._socket, pickle.dumps(_TAKEN))
+        try:
+            return event, memoryview(mmap.mmap(files[0], 0, access=mmap.ACCESS_READ))
+        finally:
+            os.close(files[0])
+
+    def _die_alike(self) -> None:
+        """A process that died in a step takes its worker with it, in the same way: what follows is as if the step had
+        run in the worker (gristmill.feeding), down to the rows that did it.
+        """
+        code = self._popen.wait()
+        how = f"exited with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        print(f"the process of the steps ({self._name}) {how}", file=sys.stderr, flush=True)
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code if code > 0 else 70)
+
+    def close(self) -> None:
+        """It leaves when it sees the end of its input."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+# ---------------------------------------------------------------- in the process
+
+
+def serve(fd: int) -> None:
+    """The whole life of such a process: make windows of the items it is sent, a few ahead of who takes them."""
+    with socket.socket(fileno=fd) as line:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        room = threading.Semaphore(WAITING)
+        try:
+            stages, name = pickle.loads(_receive(line))
+        except EOFError:
+            os._exit(0)
+        threading.Thread(target=_obey, args=(line, items, room), daemon=True).start()
+
+        def emit(event: Event) -> None:
+            body = event.body if isinstance(event, Portion) else None
+            if isinstance(event, Portion):
+                event = replace(event, body=None)
+            told = pickle.dumps(event, protocol=5)
+            if body is None:
+                line.sendall(b"\0")
+            else:
+                room.acquire()
+                with _memory(body) as file:
+                    socket.send_fds(line, [b"\1"], [file.fileno()])
+            _send(line, told)
+
+        try:
+            worker = stages.open(name, emit)
+            worker.work(iter(items.get, None), emit)
+        except BrokenPipeError:
+            os._exit(0)  # the worker is gone
+        except BaseException as e:  # told to the worker, where it fails the item
+            from gristmill.plan.failing import failure_of
+
+            with contextlib.suppress(OSError):
+                emit(Outcome(name, "", None, failure_of(e, "load")))
+        os._exit(1)
+
+
+def _obey(line: socket.socket, items: queue.SimpleQueue[Item], room: threading.Semaphore) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            message = pickle.loads(_receive(line))
+            if message is _TAKEN:
+                room.release()
+            else:
+                items.put(message)
+    os._exit(0)
+
+
+def _memory(data: bytes) -> Any:
+    """A file in memory, or on disk where the system has no such files, without a name, that holds the data."""
+    if hasattr(os, "memfd_create"):
+        file: Any = os.fdopen(os.memfd_create("gristmill"), "w+b", buffering=0)
+    else:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+    return file
+
+
+def _send(line: socket.socket, data: bytes) -> None:
+    line.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(line: socket.socket) -> bytes:
+    """The next message. Raises EOFError at the end of the stream."""
+    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
+    return _exactly(line, length)
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        more = line.recv(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return bytes(data)
