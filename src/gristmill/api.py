@@ -143,18 +143,21 @@ def load_job(
     return Job.of(load(ref, variables=variables or {}, profile=profile, sets=sets, environ=os.environ))
 
 
-def status(sink_or_job: Any) -> dict[str, Any]:
-    """How far the run on a sink is, or was: a dict with state, counts, shards; needs nothing but the sink's files."""
+def status(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """How far the run on a sink is, or was: a dict with state, counts, shards; needs nothing but the sink's files.
+
+    `storage` says how to reach a sink in an object store, as in `gm.sink(…)`; a job brings its own.
+    """
     from gristmill.viewing import status as of_root
 
-    return of_root(*_place(sink_or_job))
+    return of_root(*_place(sink_or_job, storage))
 
 
-def verify(sink_or_job: Any) -> Any:
-    """Recount and re-hash what is published. The verdict has .ok, .lines and .as_dict()."""
+def verify(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> Any:
+    """Recount and re-hash what is published. The verdict has .ok, .lines and .as_dict(); `storage` as in `status`."""
     from gristmill.viewing import verify as of_root
 
-    return of_root(*_place(sink_or_job))
+    return of_root(*_place(sink_or_job, storage))
 
 
 # ---------------------------------------------------------------- inside
@@ -198,7 +201,7 @@ def _terminal() -> Observer | None:
     return make_observer("auto", sys.stderr) if is_terminal(sys.stderr) else None
 
 
-def _place(sink_or_job: Any) -> tuple[str, Any]:
+def _place(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> tuple[str, Any]:
     from gristmill.commit.places import opened
     from gristmill.plan.jobfile import is_job
     from gristmill.running import sink_place
@@ -213,5 +216,5 @@ def _place(sink_or_job: Any) -> tuple[str, Any]:
     if is_job(text):
         return _place(load_job(text))
     if "://" in text:
-        return opened(text)
+        return opened(text, storage)
     raise BadJob(f"{text}: no such sink or job: give the folder a job writes to, or the job")

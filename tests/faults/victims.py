@@ -285,7 +285,9 @@ def broken_step(batch: Batch) -> Batch:
     return {"x": batch["x"][1:]}
 
 
-def hanging_step(batch: Batch) -> Batch:
-    """A step that never returns, and lets no other thread run."""
-    hold_the_gil()
-    return batch
+def hanging_step(batch: Batch, marker: str) -> Batch:
+    """A step that once does not return, and lets no other thread run."""
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        hold_the_gil()
+    return {"x": batch["x"]}

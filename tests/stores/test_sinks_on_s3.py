@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.commit import heartbeat, lease
 from gristmill.commit.objects import ObjectFiles
 from gristmill.commit.places import opened
 from gristmill.errors import BadJob, SinkBusy
@@ -142,8 +143,8 @@ def test_a_store_that_ignores_conditions_is_refused(server: S3Server, rows: str)
 def test_the_second_run_on_a_sink_is_told_whose_it_is(server: S3Server, rows: str) -> None:
     """Fault 30: exit 75, naming the first."""
     root, files = files_of(server, "held")
-    lease = files.lease("held", f"{root}/_gristmill", lambda _: None)
-    with lease, pytest.raises(SinkBusy, match=f"process {os.getpid()} on "):
+    held = files.lease("held", f"{root}/_gristmill", lambda _: None)
+    with held, pytest.raises(SinkBusy, match=f"process {os.getpid()} on "):
         job(server, rows, "held").run()
     assert job(server, rows, "held").run().rows_ok == ROWS
 
@@ -180,8 +181,8 @@ print("rows", report.rows_ok, report.shards_resumed)
 """
 
 
-def started(server: S3Server, rows: str, name: str, script: Path) -> subprocess.Popen[str]:
-    script.write_text(RUN)
+def started(server: S3Server, rows: str, name: str, script: Path, before: str = "") -> subprocess.Popen[str]:
+    script.write_text(before + RUN)
     command = [sys.executable, str(script), rows, f"s3://box/{name}", server.address]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -229,6 +230,95 @@ def _stopped_and_started(server: S3Server, rows: str, tmp_path: Path) -> None:
     said, _ = run.communicate(timeout=120)
     assert run.returncode == 0, said
     root, files = files_of(server, "stopped")
+    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+
+
+def test_the_commands_reach_a_store(server: S3Server, rows: str, tmp_path: Path) -> None:
+    """apply, status, dead, verify and the same apply again, with what the libraries themselves read from the
+    environment and the endpoint in the address.
+    """
+    (tmp_path / "doubling.py").write_text("def double(batch):\n    return {'twice': batch['id'] * 2}\n")
+    at = server.storage()
+    keys = {"AWS_ACCESS_KEY_ID": at["access_key"], "AWS_SECRET_ACCESS_KEY": at["secret_key"]}
+    sink = f"s3://box/commands?endpoint=http://{server.address}&region=us-east-1"
+
+    def told(*args: str) -> str:
+        command = [sys.executable, "-m", "gristmill", *args]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **keys})
+        assert done.returncode == 0, done.stderr
+        assert at["secret_key"] not in done.stdout + done.stderr
+        return done.stdout
+
+    apply = ("apply", rows, sink, "--fn", "doubling:double", "--keep", "id", "--progress", "off")
+    assert json.loads(told(*apply, "--json"))["rows_ok"] == ROWS
+    assert json.loads(told("status", sink, "--json"))["state"] == "done"
+    assert "nothing to do" in told(*apply).lower()
+    assert told("dead", sink) is not None
+    told("verify", sink)
+    assert gm.status("s3://box/commands", storage=at)["rows_ok"] == ROWS
+    assert gm.verify("s3://box/commands", storage=at).ok
+
+
+def test_a_lease_that_moves_no_more_is_taken(server: S3Server, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder was on another machine, so that only its heartbeat tells of it: without one for STALE seconds the sink
+    is free, with one it is busy.
+    """
+    monkeypatch.setattr(heartbeat, "STALE", 2.0)
+    monkeypatch.setattr(heartbeat, "LOOK", 0.2)
+    root, files = files_of(server, "stale")
+    theirs = {**lease.myself(), "host": "elsewhere", "machine": "another kernel", "nonce": "theirs"}
+    assert files.write_new(f"{root}/_gristmill/lease.json", json.dumps({**theirs, "beat": 0}).encode())
+    over = threading.Event()
+
+    def beats() -> None:
+        count = 0
+        while not over.wait(0.1):
+            count += 1
+            _, version = files.look(f"{root}/_gristmill/lease.json")
+            files.swap(f"{root}/_gristmill/lease.json", json.dumps({**theirs, "beat": count}).encode(), version)
+
+    beating = threading.Thread(target=beats)
+    beating.start()
+    with pytest.raises(SinkBusy, match="elsewhere"):
+        job(server, rows, "stale").run()
+    over.set()
+    beating.join()
+    began = time.monotonic()
+    assert job(server, rows, "stale").run().rows_ok == ROWS
+    assert time.monotonic() - began > 2.0
+
+
+def test_a_run_that_stood_still_comes_back(server: S3Server, rows: str, tmp_path: Path) -> None:
+    """Faults 29a and 35: stopped for longer than its lease lasts, while another machine's run does all its work; as it
+    goes on it commits nothing anew, and every row is there once.
+    """
+    first = started(server, rows, "stood", tmp_path / "run.py")
+    after_some_receipts(server, "stood", 2)
+    first.send_signal(signal.SIGSTOP)
+    elsewhere = (
+        "import gristmill.commit.heartbeat as h\nh.STALE, h.LOOK, h._machine = 2.0, 0.2, lambda: 'another machine'\n"
+    )
+    second = started(server, rows, "stood", tmp_path / "second.py", before=elsewhere)
+    said, _ = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    root, files = files_of(server, "stood")
+    published = files.read(f"{root}/_SUCCESS")
+    first.send_signal(signal.SIGCONT)
+    first.communicate(timeout=120)
+    assert json.loads(files.read(f"{root}/_SUCCESS"))["files"] == json.loads(published)["files"]
+    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert gm.verify("s3://box/stood", storage=server.storage()).ok
+
+
+def test_two_runs_at_once(server: S3Server, rows: str, tmp_path: Path) -> None:
+    """Started together on an empty sink: one scores every row, the other is told whose it is, or finds it done."""
+    runs = [started(server, rows, "raced", tmp_path / f"run{n}.py") for n in range(2)]
+    said = [run.communicate(timeout=120)[0] for run in runs]
+    assert sorted(run.returncode for run in runs)[0] == 0, said
+    assert sum("rows 600" in text for text in said) >= 1
+    for run, text in zip(runs, said, strict=True):
+        assert run.returncode == 0 or "another run holds this sink" in text
+    root, files = files_of(server, "raced")
     assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
 
 
