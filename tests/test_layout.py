@@ -30,6 +30,7 @@ ORDER = [
     {"feeding"},
     {"choosing"},
     {"retrying"},
+    {"shipping"},
     {"running"},
     {"viewing"},
     {"tuning"},

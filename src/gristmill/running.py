@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import backends, budgets, choosing, gating, machine, planning, retrying, tables
+from gristmill import backends, budgets, choosing, gating, machine, planning, retrying, shipping, tables
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
@@ -31,16 +31,16 @@ from gristmill.errors import BadJob, GristmillError, Interrupted, RunFailed
 from gristmill.feeding import ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Counts, Report
-from gristmill.plan import fingerprint, shard
+from gristmill.plan import shard
 from gristmill.plan.contracts import Event, Files, Lease, Printed, Waiting
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
 from gristmill.plan.secret import reveal, scrub, secrets_in
-from gristmill.plan.shard import Piece, Shard
-from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
+from gristmill.plan.shard import Shard
+from gristmill.plan.specs import FunctionModel
 from gristmill.planning import Resolved
 from gristmill.tally import Tally
-from gristmill.worker.recipe import Output, Reader, Recipe, Task
+from gristmill.worker.recipe import Task
 from gristmill.worker.work import ShardStages
 
 PROBE_ROWS = 64
@@ -308,7 +308,7 @@ class Run:
 
     def _driven(self, r: Resolved, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, after nothing of it is left running."""
-        shipped = recipe(r, self.sink, self._files, self._batch)
+        shipped = shipping.recipe(r, self.sink, self._files, self._batch)
         beside = self.spec.engine.steps_workers if r.workers > 0 else 0
         stages = ShardStages(shipped, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)
         spec = replace(self.spec.engine, options=reveal(self.spec.engine.options))
@@ -369,7 +369,9 @@ class Run:
         r = self.resolved
         rows = min(rows, self._batch.rows) if rows == PROBE_ROWS else rows
         g = self.generation
-        return Task("probe", Shard(0, _pieces(r, rows * 64)), g.number, g.folder, self.root, rows=rows, only=r.only)
+        return Task(
+            "probe", Shard(0, shipping.pieces(r, rows * 64)), g.number, g.folder, self.root, rows=rows, only=r.only
+        )
 
     def _planned(self, r: Resolved, feed: ShardFeed) -> None:
         """The probe has answered: fix schema and shards, write the plan; or look at more rows if none was scored."""
@@ -378,18 +380,18 @@ class Run:
         if answer["schema"] is None and answer["rows"] >= asked.rows:
             feed.probe_further(self._probe_task(asked.rows * 16))
             return
-        _check_columns(r, self.sink, answer)
+        shipping.check_columns(r, self.sink, answer)
         seconds = answer["figures"].get("model_seconds", 0.0)
         rate = answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
         table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate), max(1, r.workers))
         about = {
             "fingerprint": r.fingerprint.as_dict(),
-            "output_schema": answer["schema"] or generations.encode_schema(_no_rows_schema(r)),
+            "output_schema": answer["schema"] or generations.encode_schema(shipping.schema_without_rows(r)),
             "sink_format": r.sink_format.name,
             "partition_by": list(self.sink.partition_by),
-            "model": {"name": self.spec.model.name, "digest": r.info.digest, "version": model_version(r)},
+            "model": {"name": self.spec.model.name, "digest": r.info.digest, "version": shipping.model_version(r)},
             "batch": budgets.stored(self._batch),
-            "runs_on": runs_on(r),
+            "runs_on": shipping.runs_on(r),
             "workers": r.workers,
             "only": None if r.only is None else os.path.basename(r.only.path),
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -543,7 +545,7 @@ class Run:
             engine=self.spec.engine.name,
             rows_run=self._tally.counts.rows_in,
             notes=tuple(self._notes),
-            details={"runs_on": runs_on(r), "batch": budgets.stored(self._batch)},
+            details={"runs_on": shipping.runs_on(r), "batch": budgets.stored(self._batch)},
         )
 
     def _published_report(self, state: str) -> Report:
@@ -576,80 +578,6 @@ def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------- pieces of a run
-
-
-def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
-    """What the workers of a resolved job are given."""
-    job = r.job
-    leave = tuple(r.info.columns or ())
-    where = job.source.where
-    return Recipe(
-        Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
-        job.steps, _pinned(r), r.info.columns, job.post,
-        Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
-        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, batch,
-        files=files, secrets=tuple(secrets_in(job)),
-    )  # fmt: skip
-
-
-def _pinned(r: Resolved) -> Any:
-    """The model spec with the digest found at plan time: a worker loads exactly that, or stops."""
-    if isinstance(r.model, FunctionModel) or not r.info.digest:
-        return r.model
-    return replace(r.model, sha256=r.info.digest)
-
-
-def runs_on(r: Resolved) -> dict[str, Any]:
-    """What the model runs on: device and threads of a worker, and for models that have them backend and precision."""
-    found = {"device": r.place.device, "threads": r.place.threads}
-    if isinstance(r.model, (TextEmbedder, TextClassifier)):
-        found.update(backend=r.model.backend, dtype=r.model.dtype)
-    return found
-
-
-def model_version(r: Resolved) -> str:
-    """The model's version: the digest of its files, or of its code where it has none."""
-    return r.info.digest or fingerprint.digest_of(dict(r.fingerprint.code))
-
-
-def _pieces(r: Resolved, most: int | None) -> tuple[Piece, ...]:
-    """The first selected ranges of the source, enough for `most` rows; all of them for None."""
-    out: list[Piece] = []
-    rows = 0.0
-    for index, start, stop in r.selection.ranges.tolist():
-        f = r.files[index]
-        if out and out[-1].index == index:
-            out[-1] = replace(out[-1], ranges=(*out[-1].ranges, (start, stop)))
-        else:
-            out.append(Piece(index, f.file, f.extent, ((start, stop),)))
-        rows += shard.estimated_rows(f, start, stop)
-        if most is not None and rows >= most:
-            break
-    return tuple(out)
-
-
-def _check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
-    """Names that only the first rows could tell (a function's results) must not stand twice, nor be missing."""
-    if not answer["schema"]:
-        return
-    names = generations.decode_schema(answer["schema"]).names
-    kept = [n for n in (r.keep or ()) if n in answer["results"]]
-    doubled = kept or [n for n in names if names.count(n) > 1]
-    if doubled:
-        raise BadJob(
-            f"column {doubled[0]!r} would stand twice in the output: {r.model.name} returns it and keep carries it "
-            "over; rename one (output=) or leave it out of keep"
-        )
-    missing = [n for n in (*(r.keep or ()), *sink.partition_by) if n not in names]
-    if missing:
-        there = ", ".join(names)
-        raise BadJob(f"keep or partition_by names column {missing[0]!r}, which is in no output row: there are {there}")
-
-
-def _no_rows_schema(r: Resolved) -> pa.Schema:
-    names = r.keep if r.keep is not None else tuple(n for n in r.schema.names if n not in (r.info.columns or ()))
-    fields = [r.schema.field(n) for n in names if n in r.schema.names]
-    return pa.schema([*fields, *(r.info.schema or ())])
 
 
 def _small(r: Resolved) -> bool:

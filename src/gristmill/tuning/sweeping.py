@@ -21,7 +21,7 @@ from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.shard import Piece, Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
-from gristmill.running import recipe
+from gristmill.shipping import recipe
 from gristmill.tuning.bench import Answer, Bench
 from gristmill.worker.recipe import Task
 from gristmill.worker.trial import Trial, TrialStages

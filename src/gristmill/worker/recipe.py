@@ -51,7 +51,6 @@ class Recipe:
     reader: Reader
     steps: tuple[Step, ...]
     model: ModelSpec
-    model_columns: tuple[str, ...] | None
     post: tuple[Step, ...]
     output: Output
     sink: Sink

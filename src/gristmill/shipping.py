@@ -1,0 +1,95 @@
+"""What the workers of a resolved job are given, and what the first rows that one of them scored must look like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.commit import generation as generations
+from gristmill.errors import BadJob
+from gristmill.plan import fingerprint, shard
+from gristmill.plan.contracts import Files
+from gristmill.plan.job import Sink
+from gristmill.plan.options import BatchPlan
+from gristmill.plan.secret import secrets_in
+from gristmill.plan.shard import Piece
+from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
+from gristmill.planning import Resolved
+from gristmill.worker.recipe import Output, Reader, Recipe
+
+
+def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
+    """What the workers of a resolved job are given."""
+    job = r.job
+    leave = tuple(r.info.columns or ())
+    where = job.source.where
+    return Recipe(
+        Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
+        job.steps, _pinned(r), job.post,
+        Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
+        replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, batch,
+        files=files, secrets=tuple(secrets_in(job)),
+    )  # fmt: skip
+
+
+def _pinned(r: Resolved) -> Any:
+    """The model spec with the digest found at plan time: a worker loads exactly that, or stops."""
+    if isinstance(r.model, FunctionModel) or not r.info.digest:
+        return r.model
+    return replace(r.model, sha256=r.info.digest)
+
+
+def runs_on(r: Resolved) -> dict[str, Any]:
+    """What the model runs on: device and threads of a worker, and for models that have them backend and precision."""
+    found = {"device": r.place.device, "threads": r.place.threads}
+    if isinstance(r.model, (TextEmbedder, TextClassifier)):
+        found.update(backend=r.model.backend, dtype=r.model.dtype)
+    return found
+
+
+def model_version(r: Resolved) -> str:
+    """The model's version: the digest of its files, or of its code where it has none."""
+    return r.info.digest or fingerprint.digest_of(dict(r.fingerprint.code))
+
+
+def pieces(r: Resolved, most: int | None) -> tuple[Piece, ...]:
+    """The first selected ranges of the source, enough for `most` rows; all of them for None."""
+    out: list[Piece] = []
+    rows = 0.0
+    for index, start, stop in r.selection.ranges.tolist():
+        f = r.files[index]
+        if out and out[-1].index == index:
+            out[-1] = replace(out[-1], ranges=(*out[-1].ranges, (start, stop)))
+        else:
+            out.append(Piece(index, f.file, f.extent, ((start, stop),)))
+        rows += shard.estimated_rows(f, start, stop)
+        if most is not None and rows >= most:
+            break
+    return tuple(out)
+
+
+def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
+    """Names that only the first rows could tell (a function's results) must not stand twice, nor be missing."""
+    if not answer["schema"]:
+        return
+    names = generations.decode_schema(answer["schema"]).names
+    kept = [n for n in (r.keep or ()) if n in answer["results"]]
+    doubled = kept or [n for n in names if names.count(n) > 1]
+    if doubled:
+        raise BadJob(
+            f"column {doubled[0]!r} would stand twice in the output: {r.model.name} returns it and keep carries it "
+            "over; rename one (output=) or leave it out of keep"
+        )
+    missing = [n for n in (*(r.keep or ()), *sink.partition_by) if n not in names]
+    if missing:
+        there = ", ".join(names)
+        raise BadJob(f"keep or partition_by names column {missing[0]!r}, which is in no output row: there are {there}")
+
+
+def schema_without_rows(r: Resolved) -> pa.Schema:
+    """What the output looks like where no row came out, as far as that is known."""
+    names = r.keep if r.keep is not None else tuple(n for n in r.schema.names if n not in (r.info.columns or ()))
+    fields = [r.schema.field(n) for n in names if n in r.schema.names]
+    return pa.schema([*fields, *(r.info.schema or ())])
