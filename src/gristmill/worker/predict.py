@@ -200,6 +200,7 @@ class Predict:
         """Whether the model still scores a row that it has scored; else True if it scores any of some rows spread over
         the window, or None.
         """
+        self._release_memory()
         if self._good is not None:
             return self._tried(*self._good)
         prepared = self._at_hand
@@ -210,7 +211,6 @@ class Predict:
         return any(self._tried(prepared, spread[i : i + 1]) for i in alive) or None
 
     def _tried(self, prepared: Prepared, index: np.ndarray) -> bool:
-        self._release_memory()
         try:
             self._model.predict(prepared, index)
         except KeyboardInterrupt:
