@@ -44,7 +44,9 @@ def test_a_plain_job(place: Place, numbers: str, wanted: pa.Table, tmp_path: Pat
 
 
 def test_steps_dead_letters_and_ids(place: Place, numbers: str, tmp_path: Path) -> None:
-    """Steps that filter and multiply rows, a row id and dead letters: the same table as without any worker."""
+    """Steps that filter and multiply rows, in processes of their own, a row id and dead letters: the same table as
+    without any worker.
+    """
 
     def job(root: Path, engine: dict[str, Any]) -> gm.Job:
         sink = gm.sink(str(root), keep=["id"], row_id="rid")
@@ -52,7 +54,7 @@ def test_steps_dead_letters_and_ids(place: Place, numbers: str, tmp_path: Path) 
         return jobs.job(numbers, sink, "scored", {"bad": [30]}, steps=steps, engine=engine, shard_rows=50)
 
     job(tmp_path / "wanted", {"name": "local", "workers": 0}).run()
-    report = job(tmp_path / "out", place.engine).run()
+    report = job(tmp_path / "out", {**place.engine, "steps_workers": 2}).run()
     assert (report.rows_ok, report.rows_dead, report.rows_filtered) == (358, 2, 20)
     oracles.same_values(str(tmp_path / "out"), gm.read(tmp_path / "wanted").to_table())
     letters = [gm.dead(tmp_path / name).drop_columns(["traceback"]).to_pylist() for name in ("out", "wanted")]
