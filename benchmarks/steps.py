@@ -1,9 +1,9 @@
 """What processes of their own for slow steps are worth: `steps_workers` 0 against 1 and more, in alternation.
 
-    python benchmarks/steps.py [--rounds 3] [--rows 1500]
+    python benchmarks/steps.py [--rounds 3] [--rows 1200]
 
-Two steps before a fast model: one that waits (20 ms a row, as for a download, one row after the other), and one that
-computes in Python (about 4 ms a row, with the GIL held). One worker of one thread.
+Two steps before a fast model: one that waits (10 ms a row, as for a download, one row after the other), and one that
+computes in Python (about 8 ms a row, with the GIL held). One worker of one thread.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import gristmill as gm
 
 
 def waits(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """20 ms a row without the processor."""
-    time.sleep(0.02 * len(batch["id"]))
+    """10 ms a row without the processor."""
+    time.sleep(0.01 * len(batch["id"]))
     return {"x": batch["id"] * 2.0}
 
 
 def computes(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """About 4 ms a row of pure Python."""
+    """About 8 ms a row of pure Python."""
     out = []
     for n in batch["id"].tolist():
         total = n
-        for i in range(60_000):
+        for i in range(120_000):
             total = (total * 31 + i) % 1_000_003
         out.append(float(total))
     return {"x": np.array(out)}
@@ -60,7 +60,7 @@ def seconds(source: Path, folder: Path, step: object, beside: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=1500)
+    parser.add_argument("--rows", type=int, default=1200)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

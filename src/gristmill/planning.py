@@ -406,6 +406,8 @@ def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
     share = r.estimated_rows / (shard.SHARDS_PER_WORKER * at_once)
     quick = 0.0 if rows_per_second is None else min(rows_per_second * QUICK_SECONDS, QUICK_ROWS)
     least = LEAST_SHARD if isinstance(r.model, (TextEmbedder, TextClassifier)) else 4 * LEAST_SHARD
+    if r.job.engine.steps_workers:  # rows that are slow to prepare, says who asked for it
+        least = LEAST_SHARD // 16
     rows = max(share, least, quick)
     if rows_per_second is not None and r.bytes > UNTIMED_BYTES:
         rows = min(rows, max(1.0, rows_per_second * SHARD_SECONDS))

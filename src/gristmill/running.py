@@ -381,7 +381,9 @@ class Run:
             feed.probe_further(self._probe_task(asked.rows * 16))
             return
         shipping.check_columns(r, self.sink, answer)
-        seconds = answer["figures"].get("model_seconds", 0.0)
+        # The slower stage sets the pace: without steps the model, as opening a file must not be taken for work.
+        stages = ("model_seconds", "prepare_seconds") if self.spec.steps else ("model_seconds",)
+        seconds = max(answer["figures"].get(stage, 0.0) for stage in stages)
         rate = answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
         table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate), max(1, r.workers))
         about = {

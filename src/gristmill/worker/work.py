@@ -305,7 +305,7 @@ class ShardWorker:
             self._predict.keep(body)
             rows = output_rows(body, self._recipe.output, item.value)
             known = commits.get(item.key)
-            figures = dict(body.figures)
+            figures = {**body.figures, "prepare_seconds": body.window.seconds}
             answer = {
                 "schema": encode_schema(rows.schema) if rows.num_rows else None,
                 "rows": body.window.rows.num_rows,
