@@ -20,7 +20,7 @@ from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import JobSpec, Source
-from gristmill.plan.options import BatchPlan, EngineSpec
+from gristmill.plan.options import BatchPlan, EngineSpec, LocalOptions
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Selection
 from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextEmbedder
@@ -328,9 +328,9 @@ def _read_columns(
 
 
 def this_machine(engine: EngineSpec) -> Room:
-    """What the local engine has: a worker a core, or one a GPU, or as many as share it."""
-    found = machine.gpus()
-    each = int(1 / engine.own().gpus_per_worker + 1e-9)
+    """What this machine has: a worker a core, or one a GPU, or as many as share it where the engine says so."""
+    found, own = machine.gpus(), engine.own()
+    each = int(1 / own.gpus_per_worker + 1e-9) if isinstance(own, LocalOptions) else 1
     return Room("this machine", machine.cores(), each * len(found), None, found, each)
 
 

@@ -54,8 +54,9 @@ def test_an_executor_is_killed(speculation: bool, numbers: str, wanted: pa.Table
     running = processes.start("jobs:run", variables, source=numbers, sink=root, engine=engine, **arguments)
     try:
         processes.until(lambda: processes.receipts_in(root) >= 3 or running.poll() is not None)
+        assert running.poll() is None, running.communicate()
         before = executors(running.pid)
-        assert len(before) == 2, running.communicate()
+        assert len(before) == 2, before
         before[0].kill()
         printed, _ = running.communicate(timeout=90)
     finally:
