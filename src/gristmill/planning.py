@@ -28,7 +28,10 @@ from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextE
 SHARD_SECONDS = 30.0  # design §5: the work that a crash can cost, and that a commit is spread over
 LEAST_SHARD = 256  # rows: below this a commit costs more than it protects
 QUICK_SECONDS, QUICK_ROWS = 0.1, 65_536  # a shard of a cheap function holds at least so much, so that commits stay few
-FUNCTION_ROWS = 1024
+# What a function holds for a row only it knows, so that it starts with few. A call of some milliseconds cannot have
+# filled much memory, whatever it does: calls quicker than this are made larger, as each costs the function and the
+# pipeline some 0.1 ms beside its rows.
+FUNCTION_ROWS, QUICK_CALL = 1024, 0.01
 TEXT_WINDOW = 8192
 PLAIN_WINDOW = 16_384
 # Measured with MiniLM (91 MB of weights): a worker of ONNX Runtime holds 0.4 GB, one of torch 0.6 GB. While a model is
@@ -387,9 +390,11 @@ def budget_of(r: Resolved) -> BatchPlan:
         on_cpu = ONNX_TOKENS if r.place.backend == "onnx" else CPU_TOKENS
         tokens = GPU_TOKENS if r.place.device == "cuda" else on_cpu
     rows = running.batch_rows
+    quick = QUICK_CALL if rows == "auto" and isinstance(r.model, FunctionModel) else None
     if rows == "auto":
         rows = MOST_ROWS if text else FUNCTION_ROWS if isinstance(r.model, FunctionModel) else ROWS_WITHOUT_LENGTHS * 32
-    return BatchPlan(int(tokens), int(rows), TEXT_WINDOW if text else max(PLAIN_WINDOW, int(rows)), text)
+    window = TEXT_WINDOW if text else max(PLAIN_WINDOW, int(rows))
+    return BatchPlan(int(tokens), int(rows), window, text, quick=quick)
 
 
 # ---------------------------------------------------------------- shards, fingerprint, gates

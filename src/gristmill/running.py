@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.places import opened
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
+from gristmill.engines.interpreter import SPARES, import_path
 from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, GristmillError, Interrupted, RunFailed
 from gristmill.feeding import ShardFeed
@@ -37,13 +37,14 @@ from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
 from gristmill.plan.secret import reveal, scrub, secrets_in
 from gristmill.plan.shard import Shard
-from gristmill.plan.specs import FunctionModel
+from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
 from gristmill.tally import Tally
 from gristmill.worker.recipe import Task
 from gristmill.worker.work import ShardStages
 
-PROBE_ROWS = 64
+PROBE_ROWS = 64  # what comes of them tells the schema of the output
+TIMED_ROWS = 16  # where that is known, only the pace is to be found, while the other workers wait
 
 
 def run(
@@ -179,6 +180,7 @@ class Run:
         """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise."""
         try:
             self._say(phase="planning")
+            SPARES.start(self.spec.engine, machine.cores())
             self._look_at_sink()
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
             known = inspections.of_generations(generations.generations(self.root, self._files))
@@ -196,6 +198,7 @@ class Run:
             report = self._partial_report(None) if self._plan is not None else None
             raise RunFailed(text, report=report) from e
         finally:
+            SPARES.end()
             self._observer.close()
 
     def _held(self, r: Resolved | None) -> Iterator[Receipt]:
@@ -282,7 +285,7 @@ class Run:
         r = self.resolved
         feed = self._feed()
         if self._plan is None:
-            feed.probe = self._probe_task(PROBE_ROWS)
+            feed.probe = self._probe_task(self._first_rows())
         else:
             done = receipts.listed(self.generation.receipts, self._files)
             self._say(**self._tally.begin(self.plan.shards, set(done)))
@@ -302,7 +305,7 @@ class Run:
     def _feed(self) -> ShardFeed:
         r = self.resolved
         feed = ShardFeed(r.workers or 1, careful_start=_small(r), out_of_memory=machine.OutOfMemory())
-        feed.proof = None if self._plan is None else self._probe_task(PROBE_ROWS)
+        feed.proof = None if self._plan is None else self._probe_task(self._first_rows())
         feed.most_ahead = 4 * max(1, r.workers) if self._stream else None
         return feed
 
@@ -312,7 +315,7 @@ class Run:
         beside = self.spec.engine.steps_workers if r.workers > 0 else 0
         stages = ShardStages(shipped, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)
         spec = replace(self.spec.engine, options=reveal(self.spec.engine.options))
-        engine = open_engine(spec, r.workers, tuple(_import_path()), r.place.device == "cuda")
+        engine = open_engine(spec, r.workers, import_path(), r.place.device == "cuda")
         events = engine.run(stages, feed)
         self._say(phase="loading" if self._plan is None else "running", workers_wanted=r.workers)
         streamed = 0
@@ -365,10 +368,15 @@ class Run:
 
     # ------------------------------------------------ the plan
 
+    def _first_rows(self) -> int:
+        """How many a probe scores: one batch at most."""
+        known = isinstance(self.resolved.model, (TextEmbedder, TextClassifier)) and not (
+            self.spec.steps or self.spec.post
+        )
+        return min(TIMED_ROWS if known else PROBE_ROWS, self._batch.rows)
+
     def _probe_task(self, rows: int) -> Task:
-        r = self.resolved
-        rows = min(rows, self._batch.rows) if rows == PROBE_ROWS else rows
-        g = self.generation
+        r, g = self.resolved, self.generation
         return Task(
             "probe", Shard(0, shipping.pieces(r, rows * 64)), g.number, g.folder, self.root, rows=rows, only=r.only
         )
@@ -585,7 +593,3 @@ def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
 def _small(r: Resolved) -> bool:
     """Whether one worker should look first: a function over little input is done before a second one has started."""
     return isinstance(r.model, FunctionModel) and r.bytes < 4 << 20
-
-
-def _import_path() -> list[str]:
-    return [p or os.getcwd() for p in sys.path]

@@ -33,6 +33,10 @@ class Budget:
         tokens = None if self.tokens is None else max(1, self.tokens // 2)
         return Budget(tokens, max(1, self.rows // 2))
 
+    def doubled(self, most: int) -> Budget:
+        """Twice as many rows, `most` at most."""
+        return Budget(self.tokens, max(self.rows, min(2 * self.rows, most)))
+
     @property
     def least(self) -> bool:
         """Whether nothing smaller can be tried."""

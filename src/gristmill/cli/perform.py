@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -10,7 +11,9 @@ from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from typing import Any
 
+from gristmill import machine
 from gristmill.cli.ending import hidden, hide
+from gristmill.engines.interpreter import SPARES
 from gristmill.errors import BadJob, GristmillError
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress
@@ -30,12 +33,15 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
         return preview(spec, given)
 
     def whole(observer: Observer) -> Report:
-        from gristmill.cli.remembered import remember
-
-        if spec.source.data is None and spec.engine.workers != 0 and not spec.audit:
-            _without_pandas()
-        from gristmill.running import run, sink_place
-
+        SPARES.start(spec.engine, machine.cores())  # before anything that takes long to import
+        gc.disable()  # see engines.local.serve
+        try:
+            if spec.source.data is None and spec.engine.workers != 0 and not spec.audit:
+                _without_pandas()
+            from gristmill.cli.remembered import remember
+            from gristmill.running import run, sink_place
+        finally:
+            gc.enable()
         verbs = {name: given[name] for name in ("restart", "append", "accept")}
         report = run(spec, **verbs, observer=observer)
         if spec.sink is not None and report.state == "done":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import itertools
 import os
 import pickle
@@ -17,7 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from gristmill.engines import interpreter
 from gristmill.engines.crew import BEAT, HELD, Crew, Ended, held_by
+from gristmill.engines.interpreter import SPARES, Spawner
 from gristmill.plan.contracts import (
     DONE,
     WAIT,
@@ -37,7 +41,6 @@ from gristmill.plan.contracts import (
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
 WITHDRAWN = -1  # the number of a portion that says that no more of its item will come
 _HEADER = struct.Struct("<Q")
-_START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({name!r}, {parent})"
 
 
 def send(pipe: BinaryIO, message: Any) -> None:
@@ -85,6 +88,8 @@ class Local:
         def start(name: str, index: int) -> Process:
             environment = stages.environment(index)
             processes[name] = spawner.call(lambda: Process(name, self._path, environment, payload, events.put))
+            if len(processes) == self._workers:
+                SPARES.end()
             return processes[name]
 
         crew = Crew(feed, self._workers, start, events, held_by(stages))
@@ -106,17 +111,11 @@ class Process:
     def __init__(
         self, name: str, path: Sequence[str], environment: Mapping[str, str], payload: bytes, emit: Emit
     ) -> None:
-        self.popen = popen = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=list(path), name=name, parent=os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-            start_new_session=True,  # a Ctrl-C at the terminal is the driver's to handle
-        )
+        popen = SPARES.take(path, environment) or interpreter.start(path, environment)
+        self.popen = popen
         assert popen.stdin is not None
         with contextlib.suppress(OSError):
-            send(popen.stdin, payload)  # type: ignore[arg-type]
+            send(popen.stdin, (name, {**os.environ, **environment}, payload))  # type: ignore[arg-type]
         listening = [_thread(_listen, popen, name, emit), _thread(_overhear, popen, name, emit)]
         _thread(_await, popen, name, emit, listening)
 
@@ -146,33 +145,6 @@ def end(processes: Sequence[Process], grace: float) -> None:
             if process.popen.poll() is None:
                 process.popen.kill()
             process.popen.wait()
-
-
-class Spawner:
-    """Starts processes from one thread that lasts: parent-death signals are sent when the *thread* that forked ends."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread = _thread(self._serve)
-
-    def call(self, function: Any) -> Any:
-        self._calls.put(function)
-        answer = self._answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        self._calls.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while (function := self._calls.get()) is not None:
-            try:
-                self._answers.put(function())
-            except BaseException as e:  # crosses to the caller's thread, where it is raised
-                self._answers.put(e)
 
 
 def _thread(target: Any, *args: Any) -> threading.Thread:
@@ -214,12 +186,24 @@ def _await(popen: subprocess.Popen[bytes], name: str, emit: Emit, listening: lis
 # ---------------------------------------------------------------- worker
 
 
-def serve(name: str, parent: int) -> None:
-    """A worker's whole life: open the stages, work until told to end. Runs in the fresh interpreter's main thread."""
+def serve(parent: int, imports: Sequence[str] = ()) -> None:
+    """A worker's whole life: open the stages, work until told to end. Runs in the fresh interpreter's main thread.
+
+    One that was started ahead has `imports` to do while nobody needs it.
+    """
+    gc.disable()  # nothing that imports and models leave is garbage, and looking for it is a twelfth of a short run
     commands, reports = _own_pipes()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with(parent)
+    for module in imports:
+        importlib.import_module(module)
+    try:
+        name, variables, payload = receive(commands)
+    except EOFError:
+        os._exit(0)
+    begun = time.monotonic()
+    os.environ.update(variables)
     lock = threading.Lock()
 
     def emit(event: Event) -> None:
@@ -227,17 +211,14 @@ def serve(name: str, parent: int) -> None:
             send(reports, event)
 
     items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-    begun = time.monotonic()
-    try:
-        stages = pickle.loads(receive(commands))
-    except EOFError:
-        os._exit(0)
     opened: list[Any] = []
     _thread(_obey, commands, items, opened, lambda key: emit(Taken(name, key)))
     code = 0
     try:
-        worker = stages.open(name, emit)
+        worker = pickle.loads(payload).open(name, emit)
         opened.append(worker)
+        gc.freeze()
+        gc.enable()
         emit(Started(name, time.monotonic() - begun))
         worker.work(iter(items.get, None), emit)
     except BrokenPipeError:

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, cast
 
 from gristmill.engines.crew import Crew, Ended, held_by
-from gristmill.engines.local import GRACE, Process, Spawner, end
+from gristmill.engines.interpreter import Spawner
+from gristmill.engines.local import GRACE, Process, end
 from gristmill.engines.ray_cluster import connected, needs, shortage
 from gristmill.plan.contracts import Event, Feed, Item, Portion, SplitStages, Stages, Waiting
 from gristmill.plan.options import RayOptions

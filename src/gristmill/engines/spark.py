@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.engines.crew import BEAT, Crew
-from gristmill.engines.local import GRACE, Process, Spawner, end
+from gristmill.engines.interpreter import Spawner
+from gristmill.engines.local import GRACE, Process, end
 from gristmill.engines.spark_session import first_line, session
 from gristmill.plan.contracts import (
     WAIT,

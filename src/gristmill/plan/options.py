@@ -120,6 +120,8 @@ class BatchPlan:
 
     `tries` are budgets to try on the first batches (of tokens where `by_tokens`, else of rows), none where the budget
     is settled; a larger one is not tried where its call would take over `longest` seconds.
+
+    With `quick`, calls that take under so many seconds are followed by larger ones, up to the rows of a window.
     """
 
     tokens: int
@@ -128,6 +130,7 @@ class BatchPlan:
     by_tokens: bool = False
     tries: tuple[int, ...] = ()
     longest: float | None = None
+    quick: float | None = None
 
 
 @dataclass(frozen=True)

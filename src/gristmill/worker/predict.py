@@ -51,6 +51,7 @@ class Predict:
         self._post = [LoadedStep(s) for s in recipe.post]
         self.budget = Budget(recipe.batch.tokens, recipe.batch.rows)
         self._sweep = Sweep(recipe.batch.tries, recipe.batch.longest) if recipe.batch.tries else None
+        self._quick = recipe.batch.quick  # None once memory has run out
         self._tried_with: int | None = None  # the budget on trial that the batch at hand was cut with
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
@@ -91,6 +92,8 @@ class Predict:
             if window.prepared.lengths is not None:
                 figures["tokens"] += float(window.prepared.lengths[batch].sum())
                 figures["padded"] += padded_tokens(window.prepared.lengths, batch)
+            if sweeps and not found.dead:
+                self._grow(len(batch), seconds)
             if self._tried_with is not None and not found.dead:
                 for name, value in self._measured(window.prepared, batch, seconds).items():
                     figures[name] = figures.get(name, 0.0) + value
@@ -116,9 +119,10 @@ class Predict:
             or len(window.identity.piece) == 0
         ):
             return []
-        place = {row: i for i, row in enumerate(window.identity.places())}
         found = []
         for kept, table in self._kept:
+            near = np.flatnonzero(np.isin(window.identity.position, kept.position))
+            place = dict(zip(window.identity.take(near).places(), near.tolist(), strict=True))
             keys = kept.places()
             have = np.array([k in place for k in keys], dtype=bool)
             if have.any():
@@ -164,6 +168,11 @@ class Predict:
             useful, size = int(prepared.lengths[batch].sum()), padded_tokens(prepared.lengths, batch)
         return self._sweep.measured(budget, useful, seconds) if size >= budget / 2 else {}
 
+    def _grow(self, rows: int, seconds: float) -> None:
+        """A larger budget after a full batch that was quick."""
+        if self._quick is not None and seconds < self._quick and rows == self.budget.rows:
+            self.budget = self.budget.doubled(self._recipe.batch.window)
+
     def _isolation(self, task: Task, window: Window, before: Guard | None) -> Isolation:
         prepared = self._at_hand = window.prepared
         self._doubt.proven = task.proven
@@ -186,6 +195,7 @@ class Predict:
 
     def _shrink(self, failed_rows: int) -> Budget:
         self._release_memory()
+        self._quick = None
         if self._tried_with is not None and self._sweep is not None:
             if not self._sweep.too_much(self._tried_with):
                 self.budget, self._sweep = self._with(self._tried_with).halved(), None

@@ -129,12 +129,15 @@ class Prepare:
 
             where = SqlWhere(reader.where, reader.schema)
         self._reading = Reading(reader.columns, reader.schema, where, options=reader.options)
+        # Where there is more to do than to read, the model need not wait for all of a window.
+        self._slow = bool(recipe.steps) or recipe.batch.by_tokens
 
     def windows(self, task: Task, suspects: Suspects | None = None) -> Iterator[Window]:
         """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, source rows are
         noted before their steps, and those that killed workers are taken apart.
         """
-        size = WindowSize(self._recipe.batch.window, self._recipe.running.window_bytes, FIRST_WINDOW)
+        most = self._recipe.batch.window
+        size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
         empty, begun = True, time.perf_counter()
         for chunks in gather(self._chunks(task, suspects), size):
             empty = False

@@ -18,7 +18,7 @@ import numpy as np
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
-from gristmill.plan.contracts import Elsewhere, Emit, Failure, Item, Left, Outcome, Tick
+from gristmill.plan.contracts import Elsewhere, Emit, Failure, Item, Left, Outcome, Tick, thread_variables
 from gristmill.plan.failing import failure_of
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
@@ -54,9 +54,8 @@ class ShardStages:
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`, for libraries that read them when they are loaded."""
-        count = str(self.threads)
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "ARROW_IO_THREADS")
-        variables = {**dict.fromkeys(names, count), "TOKENIZERS_PARALLELISM": "false"}
+        more = {"ARROW_IO_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
+        variables = {**thread_variables(self.threads), **more}
         if self.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
         return variables

@@ -1,0 +1,125 @@
+"""A worker's interpreter: how it is started, also ahead of time, so that its imports go on while its run is planned."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.plan.contracts import thread_variables
+from gristmill.plan.options import EngineSpec
+
+MOST = 2  # started ahead: planning takes as long as the imports of about so many
+_START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({parent}, {imports!r})"
+# What a worker of any job imports before it opens its model.
+_IMPORTS = ("gristmill.worker.work", "gristmill.models.registry", "pyarrow.parquet")
+
+
+def start(path: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that waits for what to serve. `environment` goes over this process's own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _START.format(path=list(path), parent=os.getpid(), imports=tuple(imports))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        start_new_session=True,  # a Ctrl-C at the terminal is the driver's to handle
+    )
+
+
+def import_path() -> tuple[str, ...]:
+    """Where this process imports from, for workers."""
+    return tuple(p or os.getcwd() for p in sys.path)
+
+
+class Spawner:
+    """Starts processes from one thread that lasts: parent-death signals are sent when the *thread* that forked ends."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What the function returns or raises, called in that thread."""
+        self._calls.put(function)
+        answer = self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """End the thread, and with it what it has started."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (function := self._calls.get()) is not None:
+            try:
+                self._answers.put(function())
+            except BaseException as e:  # crosses to the caller's thread, where it is raised
+                self._answers.put(e)
+
+
+# ---------------------------------------------------------------- ahead of time
+
+
+@dataclass(frozen=True)
+class _Spare:
+    popen: subprocess.Popen[bytes]
+    path: tuple[str, ...]
+    threads: Mapping[str, str]
+
+
+class Spares:
+    """Interpreters that nobody has a use for yet. Whoever starts some ends the rest."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Spare] = []
+        self._lock = threading.Lock()
+        self._spawner: Spawner | None = None
+        self._owner = 0  # the process whose spares these are: a fork of it inherits them as values only
+
+    def start(self, spec: EngineSpec, cores: int) -> None:
+        """Some for a run on that engine, if it will have workers on this machine, unless they are there.
+
+        Libraries read how many threads to have when they are loaded, so that this has to be guessed: a worker a core.
+        """
+        workers = spec.workers if isinstance(spec.workers, int) else cores
+        if spec.name != "local" or workers == 0:
+            return
+        threads = spec.threads if isinstance(spec.threads, int) else max(1, cores // workers)
+        path, variables = import_path(), thread_variables(threads)
+        with self._lock:
+            if self._spawner is None or self._owner != os.getpid():
+                self._spawner, self._owner, self._kept = Spawner(), os.getpid(), []
+            for _ in range(min(workers, MOST) - len(self._kept)):
+                popen = self._spawner.call(lambda: start(path, variables, _IMPORTS))
+                self._kept.append(_Spare(popen, path, variables))
+
+    def take(self, path: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+        """One that imports from there and has as many threads; None where there is none, or none that still runs."""
+        with self._lock:
+            for spare in self._kept if self._owner == os.getpid() else ():
+                fits = spare.path == tuple(path) and spare.threads.items() <= environment.items()
+                if fits and spare.popen.poll() is None:
+                    self._kept.remove(spare)
+                    return spare.popen
+        return None
+
+    def end(self) -> None:
+        """End those that are left."""
+        with self._lock:
+            for spare in self._kept if self._owner == os.getpid() else ():
+                spare.popen.kill()
+                spare.popen.communicate()
+            self._kept = []
+
+
+SPARES = Spares()
