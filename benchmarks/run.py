@@ -10,6 +10,7 @@ an environment of its own, .venv-peers; without that it is left out, and the pag
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -55,6 +57,11 @@ class Measured:
     report: dict
 
 
+# Runs that a signal ended (Daft's interpreter, now and then, when it exits) are done again, and the page says how many.
+MOST_CRASHES = 20
+crashes: Counter[str] = Counter()
+
+
 def once(contestant: Contestant, folder: Path, env: dict[str, str]) -> Measured:
     """Run one command to its end. Raises RuntimeError with its output where it fails."""
     out = folder / "out"
@@ -79,6 +86,9 @@ def once(contestant: Contestant, folder: Path, env: dict[str, str]) -> Measured:
             time.sleep(0.05)
         seconds = time.perf_counter() - started
         log.seek(0), told.seek(0)
+        if process.returncode < 0 and crashes[contestant.name] < MOST_CRASHES:
+            crashes[contestant.name] += 1
+            return once(contestant, folder, env)
         if process.returncode:
             raise RuntimeError(f"{contestant.name} failed:\n{told.read()[-1000:]}{log.read()[-3000:]}")
         printed = told.read().strip()
@@ -127,7 +137,14 @@ def contest(title: str, rows: int, contestants: list[Contestant], rounds: int, e
             f"| {name} | {len(runs)} | {median:.2f} | {span} | {rows / median:,.0f} | {median / base:.2f} "
             f"| {first:.1f} | {peak:,.0f} |"
         )
-    return Section([*lines, ""], found)
+    return Section([*lines, "", *crashed()], found)
+
+
+def crashed() -> list[str]:
+    """What was said of runs that crashed since the last call."""
+    said = [f"{name} crashed in {n} more runs, which were done again." for name, n in crashes.items()]
+    crashes.clear()
+    return [*said, ""] if said else []
 
 
 @dataclass(frozen=True)
@@ -281,7 +298,7 @@ def growth(data: Path, rounds: int, env: dict[str, str]) -> list[str]:
         middle, peak = statistics.median(times), statistics.median(m.peak for m in runs) / 1e6
         span = f"{times[0]:.2f} to {times[-1]:.2f}"
         lines.append(f"| {name} | {rows:,} | {middle:.2f} | {span} | {rows / middle:,.0f} | {peak:,.0f} |")
-    return [*lines, ""]
+    return [*lines, "", *crashed()]
 
 
 def about(rounds: int) -> list[str]:
@@ -324,6 +341,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "gristmill-bench")
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
+    compileall.compile_dir(HERE.parent / "src", quiet=2)  # as installing a package does, the peers' too
     # Ray makes its workers yield to everything else on the machine, which would count against it here.
     env = {
         **os.environ,

@@ -6,6 +6,7 @@ python benchmarks/start.py [--rounds 5]
 from __future__ import annotations
 
 import argparse
+import compileall
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
+    compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)  # as installing a package does
     with tempfile.TemporaryDirectory(prefix="start-") as name:
         folder = Path(name)
         pq.write_table(pa.table({"id": range(1000), "x": [i / 2 for i in range(1000)]}), folder / "rows.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,19 @@ def counted(batch: dict[str, np.ndarray], log: str) -> dict[str, np.ndarray]:
     """Twice x, and the rows it was called for in a file that outlives the process."""
     with open(log, "a") as file:
         file.write(" ".join(str(int(i)) for i in batch["id"]) + "\n")
+    return {"y": batch["x"] * 2.0}
+
+
+def measured(
+    batch: dict[str, np.ndarray], log: str, seconds: float = 0.0, most: int = 1 << 30
+) -> dict[str, np.ndarray]:
+    """Twice x, how many rows each call was given in a file, after some time; out of memory for more than `most`."""
+    rows = len(batch["x"])
+    with open(log, "a") as file:
+        file.write(f"{rows}\n")
+    if rows > most:
+        raise MemoryError(f"{rows} rows")
+    time.sleep(seconds)
     return {"y": batch["x"] * 2.0}
 
 

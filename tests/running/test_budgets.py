@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import functions
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,6 +55,42 @@ def test_a_plain_run_finds_its_budget_and_the_next_one_knows_it(
     np.testing.assert_allclose(values(second), values(first), atol=1e-5)
     assert first.padding is not None
     assert first.padding < 0.1
+
+
+def calls(folder: Path, rows: int, args: dict[str, object], **options: object) -> list[int]:
+    """How many rows the calls of a function were given by one worker, whose answers are right."""
+    if not (folder / "numbers.parquet").exists():
+        pq.write_table(pa.table({"id": range(rows), "x": np.arange(rows)}), folder / "numbers.parquet")
+    log = folder / "calls"
+    log.unlink(missing_ok=True)
+    given = {"log": str(log), **args}
+    report = gm.apply(
+        str(folder / "numbers.parquet"), str(folder / "out"), fn=functions.measured, args=given, keep=["id"],
+        workers=1, restart=True, **options,
+    )  # fmt: skip
+    table = report.read().to_table().sort_by("id")
+    assert table["y"].to_pylist() == [2.0 * n for n in range(rows)]
+    return [int(line) for line in log.read_text().split()]
+
+
+def test_a_quick_function_gets_more_rows_a_call(tmp_path: Path) -> None:
+    """Calls of a function that takes no time grow from 1,024 rows to those of a window, and stay there."""
+    sizes = calls(tmp_path, 200_000, {})
+    grown = [n for n in sizes if n & (n - 1) == 0 and n >= 1024]
+    assert grown == sorted(grown) and grown[0] == 1024 and grown[-1] == 16_384, sizes
+    assert max(sizes) == 16_384
+
+
+def test_a_slow_function_keeps_its_rows_a_call(tmp_path: Path) -> None:
+    """Calls that take 10 ms or more do not grow, nor do those whose number of rows was given."""
+    assert max(calls(tmp_path, 20_000, {"seconds": 0.012})) == 1024
+    assert max(calls(tmp_path, 20_000, {}, batch_rows=300)) == 300
+
+
+def test_calls_do_not_grow_again_after_memory_ran_out(tmp_path: Path) -> None:
+    """The size that was too large is not tried a second time, and no row is lost for it."""
+    sizes = calls(tmp_path, 100_000, {"most": 5000})
+    assert sum(n > 5000 for n in sizes) == 1, sizes
 
 
 def test_a_budget_that_was_given_is_used(tmp_path: Path, minilm_int8: Path, docstrings: list[str], cache: Path) -> None:
