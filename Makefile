@@ -72,7 +72,7 @@ $(PEERS)/.install: constraints.txt | $(VENV)/.created
 	$(PYTHON) -m venv $(PEERS)
 	grep -v '^pyarrow\|^tqdm' constraints.txt > $(PEERS)/constraints.txt
 	$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --constraint $(PEERS)/constraints.txt \
-		daft==0.7.26 sentence-transformers torch numpy
+		daft==0.7.26 sentence-transformers torch numpy openvino==2026.4.1
 	@touch $@
 
 bench: $(VENV)/.install $(PEERS)/.install

@@ -21,6 +21,7 @@ ORDER = [
     {"worker"},
     {"engines"},
     {"machine"},
+    {"ahead"},
     {"tables"},
     {"gating"},
     {"tally"},

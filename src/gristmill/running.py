@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import backends, budgets, choosing, gating, machine, planning, retrying, shipping, tables
+from gristmill import ahead, backends, budgets, choosing, gating, machine, planning, retrying, shipping, tables
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
@@ -180,7 +180,7 @@ class Run:
         """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise."""
         try:
             self._say(phase="planning")
-            SPARES.start(self.spec.engine, machine.cores())
+            ahead.start(self.spec)
             self._look_at_sink()
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
             known = inspections.of_generations(generations.generations(self.root, self._files))
@@ -592,4 +592,4 @@ def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
 
 def _small(r: Resolved) -> bool:
     """Whether one worker should look first: a function over little input is done before a second one has started."""
-    return isinstance(r.model, FunctionModel) and r.bytes < 4 << 20
+    return isinstance(r.model, FunctionModel) and r.bytes < ahead.SMALL

@@ -15,11 +15,14 @@ import pytest
 from pretended import Feed, Stages, Worker
 
 import gristmill as gm
+from gristmill import ahead
 from gristmill.engines.interpreter import MOST, SPARES, Spares, import_path
 from gristmill.engines.local import Local
 from gristmill.errors import BadJob
 from gristmill.plan.contracts import Emit, Printed, thread_variables
+from gristmill.plan.job import JobSpec, Source
 from gristmill.plan.options import EngineSpec
+from gristmill.plan.specs import Call, FunctionModel
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,30 @@ def test_a_fork_leaves_them_alone(ready: set[int]) -> None:
     assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in ready)
 
 
+def test_a_small_job_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that is not there; a folder, a larger file, and rows in memory do."""
+    begun: list[EngineSpec] = []
+    monkeypatch.setattr(SPARES, "start", lambda spec, cores: begun.append(spec))
+    small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
+    small.write_text('{"x": 1}\n')
+    large.write_bytes(b'{"x": 1}\n' * (1 << 19))
+    model = FunctionModel(Call(len))
+    for source, starts in [
+        (Source((str(small),)), False),
+        (Source((str(small), str(small))), False),
+        (Source((str(large),)), True),
+        (Source((str(tmp_path),)), True),
+        (Source((str(tmp_path / "*.jsonl"),)), True),
+        (Source(data=[{"x": 1}]), True),
+    ]:
+        begun.clear()
+        ahead.start(JobSpec(source, model))
+        assert bool(begun) == starts, source
+
+
 def test_a_job_that_cannot_run_leaves_none(tmp_path: Path) -> None:
     """They are ended where planning fails."""
-    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "rows.jsonl").write_bytes(b'{"x": 1}\n' * (1 << 19))
     before = {p.pid for p in psutil.Process().children()}
     with pytest.raises(BadJob):
         gm.run(gm.Job(source=tmp_path / "rows.jsonl", model=len, sink=tmp_path / "out", keep=["y"], workers=2))

@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from gristmill import machine
+from gristmill import ahead
 from gristmill.cli.ending import hidden, hide
-from gristmill.engines.interpreter import SPARES
 from gristmill.errors import BadJob, GristmillError
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress
@@ -33,7 +32,7 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
         return preview(spec, given)
 
     def whole(observer: Observer) -> Report:
-        SPARES.start(spec.engine, machine.cores())  # before anything that takes long to import
+        ahead.start(spec)  # before anything that takes long to import
         gc.disable()  # see engines.local.serve
         try:
             if spec.source.data is None and spec.engine.workers != 0 and not spec.audit:

@@ -1,0 +1,177 @@
+"""What runs a transformer fastest on this machine's cores: a process a core with one thread each, the same batches.
+
+    python benchmarks/runtimes.py [--rounds 3] [--texts 1200]
+
+MiniLM in float32 under ONNX Runtime, torch, torch.compile and OpenVINO (from .venv-peers, which `make bench` installs;
+without it that one is left out): tokens a second of all processes together, padding left out, with batches of about
+1,024 padded tokens. The time until the first batches of each width are through is told apart: there torch.compile
+compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
+TOKENS = 1024
+
+
+def batches(texts: list[str], tokenizer: Path) -> dict[str, np.ndarray]:
+    """Token ids and masks by batch, longest first, each [rows, tokens] int64, as an archive's arrays."""
+    import tokenizers
+
+    from gristmill.batching.policy import Budget, cut
+
+    encoder = tokenizers.Tokenizer.from_file(str(tokenizer))
+    encoder.no_padding()
+    encoder.enable_truncation(256)
+    ids = [e.ids for e in encoder.encode_batch(texts)]
+    lengths = np.array([len(i) for i in ids])
+    out = {}
+    for number, rows in enumerate(cut(lengths, np.arange(len(ids)), Budget(TOKENS, 4096))):
+        width = int(lengths[rows].max())
+        for name, value in (("ids", lambda row: ids[row]), ("mask", lambda row: [1] * len(ids[row]))):
+            out[f"{name}{number}"] = np.array([value(r) + [0] * (width - len(ids[r])) for r in rows], dtype=np.int64)
+    return out
+
+
+# ---------------------------------------------------------------- in a process of its own
+
+
+def onnx(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """ONNX Runtime."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    names = [i.name for i in session.get_inputs()]
+    return lambda ids, mask: session.run(None, named(names, ids, mask))
+
+
+def openvino(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """OpenVINO on the same graph, in float32."""
+    import openvino as ov
+
+    core = ov.Core()
+    settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    model = core.compile_model(core.read_model(graph), "CPU", settings)
+    request, names = model.create_infer_request(), [i.any_name for i in model.inputs]
+    return lambda ids, mask: request.infer(named(names, ids, mask))
+
+
+def eager(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """torch with scaled dot product attention."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    return called(transformers.AutoModel.from_pretrained(str(folder), dtype=torch.float32).eval())
+
+
+def compiled(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """torch.compile with shapes that may change."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    model = transformers.AutoModel.from_pretrained(str(folder), dtype=torch.float32).eval()
+    return called(torch.compile(model, dynamic=True))
+
+
+def called(model: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """A torch module on numpy arrays."""
+    import torch
+
+    def run(ids: np.ndarray, mask: np.ndarray) -> Any:
+        with torch.inference_mode():
+            return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0].numpy()
+
+    return run
+
+
+def named(names: list[str], ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """The inputs that a graph has."""
+    have = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    return {name: have[name] for name in names}
+
+
+RUNTIMES = {"onnxruntime": onnx, "torch": eager, "torch.compile": compiled, "openvino": openvino}
+
+
+def child(runtime: str, archive: str, folder: str, graph: str) -> None:
+    """Print seconds of warming up, and useful tokens a second after it."""
+    with np.load(archive) as file:
+        held = [(file[f"ids{n}"], file[f"mask{n}"]) for n in range(len(file.files) // 2)]
+    run = RUNTIMES[runtime](Path(folder), graph)
+    begun = time.perf_counter()
+    for ids, mask in held[::25]:
+        run(ids, mask)
+    warm, begun = time.perf_counter() - begun, time.perf_counter()
+    for ids, mask in held:
+        run(ids, mask)
+    print(warm, sum(int(mask.sum()) for _, mask in held) / (time.perf_counter() - begun))
+
+
+# ---------------------------------------------------------------- all of them in turns
+
+
+def once(runtime: str, arguments: list[str]) -> tuple[float, float]:
+    """Seconds until warm (the slowest process), and tokens a second of all processes, one a core, together."""
+    program = str(PEERS) if runtime == "openvino" else sys.executable
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    command = [program, __file__, "--child", runtime, *arguments]
+    started = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **one}
+        )
+        for _ in range(len(os.sched_getaffinity(0)))
+    ]
+    told = [process.communicate()[0].split() for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"{runtime} failed: {' '.join(command)}")
+    return max(float(t[0]) for t in told), sum(float(t[1]) for t in told)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        return child(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=1200)
+    given = parser.parse_args()
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    import kit
+
+    folder, graph = kit.minilm(), next(Path(kit.minilm_onnx()).rglob("*.onnx"))
+    there = PEERS.exists() and subprocess.call([str(PEERS), "-c", "import openvino"], stderr=subprocess.DEVNULL) == 0
+    runtimes = [name for name in RUNTIMES if name != "openvino" or there]
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runtimes}
+    with tempfile.TemporaryDirectory(prefix="runtimes-") as scratch:
+        archive = f"{scratch}/batches.npz"
+        np.savez(archive, **batches(kit.docstrings(given.texts), folder / "tokenizer.json"))
+        for _ in range(given.rounds):
+            for name in runtimes:
+                found[name].append(once(name, [archive, str(folder), str(graph)]))
+    best = statistics.median(rate for _, rate in found["onnxruntime"])
+    for name, runs in found.items():
+        warm, rate = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(f"{name:14} {rate:8,.0f} tokens/s  {rate / best:.2f} of onnxruntime   warm after {warm:.1f} s")
+    if not there:
+        print("openvino left out: `make bench` installs it")
+
+
+if __name__ == "__main__":
+    main()

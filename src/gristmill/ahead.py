@@ -1,0 +1,34 @@
+"""What a run can begin before it is planned: the interpreters of its workers. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gristmill import machine
+from gristmill.engines.interpreter import SPARES
+from gristmill.plan.job import JobSpec, Source
+
+SMALL = 4 << 20  # bytes of input: a function is done with them before a second worker has started
+
+
+def start(spec: JobSpec) -> None:
+    """Start interpreters for a job, unless it is too small to be worth them. `SPARES.end` ends what was not used."""
+    if not _small(spec.source):
+        SPARES.start(spec.engine, machine.cores())
+
+
+def _small(source: Source) -> bool:
+    """Whether all it names are small files of this machine; what a glance does not tell (folders, globs) is not."""
+    if source.data is not None:
+        return False
+    total = 0
+    for uri in source.uri:
+        try:
+            found = os.stat(uri)
+        except (OSError, ValueError):
+            return False
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        total += found.st_size
+    return total < SMALL
