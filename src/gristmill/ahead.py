@@ -9,13 +9,15 @@ from gristmill import machine
 from gristmill.engines.interpreter import SPARES
 from gristmill.plan.job import JobSpec, Source
 
+# What a worker of any job imports before it opens its model.
+IMPORTS = ("gristmill.worker.work", "gristmill.models.registry", "pyarrow.parquet")
 SMALL = 4 << 20  # bytes of input: a function is done with them before a second worker has started
 
 
 def start(spec: JobSpec) -> None:
     """Start interpreters for a job, unless it is too small to be worth them. `SPARES.end` ends what was not used."""
     if not _small(spec.source):
-        SPARES.start(spec.engine, machine.cores())
+        SPARES.start(spec.engine, machine.cores(), IMPORTS)
 
 
 def _small(source: Source) -> bool:

@@ -128,7 +128,7 @@ def test_a_fork_leaves_them_alone(ready: set[int]) -> None:
 def test_a_small_job_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one that is not there; a folder, a larger file, and rows in memory do."""
     begun: list[EngineSpec] = []
-    monkeypatch.setattr(SPARES, "start", lambda spec, cores: begun.append(spec))
+    monkeypatch.setattr(SPARES, "start", lambda spec, cores, imports: begun.append(spec))
     small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
     small.write_text('{"x": 1}\n')
     large.write_bytes(b'{"x": 1}\n' * (1 << 19))

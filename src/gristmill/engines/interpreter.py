@@ -16,8 +16,6 @@ from gristmill.plan.options import EngineSpec
 
 MOST = 2  # started ahead: planning takes as long as the imports of about so many
 _START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({parent}, {imports!r})"
-# What a worker of any job imports before it opens its model.
-_IMPORTS = ("gristmill.worker.work", "gristmill.models.registry", "pyarrow.parquet")
 
 
 def start(path: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -86,8 +84,9 @@ class Spares:
         self._spawner: Spawner | None = None
         self._owner = 0  # the process whose spares these are: a fork of it inherits them as values only
 
-    def start(self, spec: EngineSpec, cores: int) -> None:
-        """Some for a run on that engine, if it will have workers on this machine, unless they are there.
+    def start(self, spec: EngineSpec, cores: int, imports: Sequence[str] = ()) -> None:
+        """Some for a run on that engine, if it will have workers on this machine, unless they are there. They import
+        these modules.
 
         Libraries read how many threads to have when they are loaded, so that this has to be guessed: a worker a core.
         """
@@ -100,7 +99,7 @@ class Spares:
             if self._spawner is None or self._owner != os.getpid():
                 self._spawner, self._owner, self._kept = Spawner(), os.getpid(), []
             for _ in range(min(workers, MOST) - len(self._kept)):
-                popen = self._spawner.call(lambda: start(path, variables, _IMPORTS))
+                popen = self._spawner.call(lambda: start(path, variables, imports))
                 self._kept.append(_Spare(popen, path, variables))
 
     def take(self, path: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
