@@ -1,6 +1,6 @@
 """What runs a transformer fastest on this machine's cores: a process a core with one thread each, the same batches.
 
-    python benchmarks/runtimes.py [--rounds 3] [--texts 1200]
+    python benchmarks/runtimes.py [--rounds 3] [--texts 400]
 
 MiniLM in float32 under ONNX Runtime, torch, torch.compile and OpenVINO (from .venv-peers, which `make bench` installs;
 without it that one is left out): tokens a second of all processes together, padding left out, with batches of about
@@ -150,7 +150,7 @@ def main() -> None:
         return child(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--texts", type=int, default=1200)
+    parser.add_argument("--texts", type=int, default=400)
     given = parser.parse_args()
     sys.path.insert(0, str(HERE.parent / "tests"))
     import kit
