@@ -51,12 +51,11 @@ def batches(texts: list[str], tokenizer: Path) -> dict[str, np.ndarray]:
 
 
 def onnx(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """ONNX Runtime."""
-    import onnxruntime as ort
+    """ONNX Runtime, with the options that workers give it."""
+    from gristmill.models.onnx import open_session
+    from gristmill.plan.contracts import Place
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = open_session(Path(graph), Place(backend="onnx"), folder.name)
     names = [i.name for i in session.get_inputs()]
     return lambda ids, mask: session.run(None, named(names, ids, mask))
 

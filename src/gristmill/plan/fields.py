@@ -83,7 +83,7 @@ ABOUT: dict[str, str] = {
     "step.batch_format": "What it is given: a dict of arrays, a list of dicts, or a table",
     # -- running, gates, engine
     "running.batch_tokens": "Padded tokens a model call, or auto",
-    "running.batch_rows": "Rows a model call, or auto",
+    "running.batch_rows": "Rows a model call, or auto: functions begin with 1,024 and get more while calls are quick",
     "running.shard_rows": "Rows a shard: the unit of work, retry and commit; or auto",
     "running.window_bytes": "Bytes of rows held together, to be ordered by length",
     "running.batch_timeout": "Seconds that a model call may always take; it may also take 20 times the slowest seen",
