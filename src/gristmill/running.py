@@ -25,7 +25,7 @@ from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.places import opened
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
-from gristmill.engines.interpreter import SPARES, import_path
+from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, GristmillError, Interrupted, RunFailed
 from gristmill.feeding import ShardFeed
@@ -35,6 +35,7 @@ from gristmill.plan import shard
 from gristmill.plan.contracts import Event, Files, Lease, Printed, Waiting
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
+from gristmill.plan.processes import import_path
 from gristmill.plan.secret import reveal, scrub, secrets_in
 from gristmill.plan.shard import Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WI
 from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, RunFailed
 from gristmill.plan.contracts import Place, Prepared
 from gristmill.plan.options import Auto, EngineSpec
+from gristmill.plan.processes import import_path
 from gristmill.plan.specs import FunctionModel, as_model
 
 __all__ = ["engine", "predict_udf"]
@@ -117,7 +117,7 @@ def _udf(shipped: _Shipped) -> Any:
         from pyspark.sql import functions as f
     except ModuleNotFoundError as e:
         raise MissingExtra("predict_udf needs pyspark, which is not installed: pip install 'gristmill[spark]'") from e
-    payload = cloudpickle.dumps((tuple(p or os.getcwd() for p in sys.path), cloudpickle.dumps(shipped)))
+    payload = cloudpickle.dumps((import_path(), cloudpickle.dumps(shipped)))
     kind = _spark_type(shipped.schema)
     if not hasattr(f, "arrow_udf"):
         return _pandas_udf(payload, kind)

@@ -16,12 +16,13 @@ from pretended import Feed, Stages, Worker
 
 import gristmill as gm
 from gristmill import ahead
-from gristmill.engines.interpreter import MOST, SPARES, Spares, import_path
+from gristmill.engines.interpreter import MOST, SPARES, Spares
 from gristmill.engines.local import Local
 from gristmill.errors import BadJob
-from gristmill.plan.contracts import Emit, Printed, thread_variables
+from gristmill.plan.contracts import Emit, Printed
 from gristmill.plan.job import JobSpec, Source
 from gristmill.plan.options import EngineSpec
+from gristmill.plan.processes import import_path, thread_variables
 from gristmill.plan.specs import Call, FunctionModel
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.plan.contracts import thread_variables
 from gristmill.plan.options import EngineSpec
+from gristmill.plan.processes import import_path, thread_variables
 
 MOST = 2  # started ahead: planning takes as long as the imports of about so many
 _START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({parent}, {imports!r})"
@@ -28,11 +28,6 @@ def start(path: Sequence[str], environment: Mapping[str, str], imports: Sequence
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
         start_new_session=True,  # a Ctrl-C at the terminal is the driver's to handle
     )
-
-
-def import_path() -> tuple[str, ...]:
-    """Where this process imports from, for workers."""
-    return tuple(p or os.getcwd() for p in sys.path)
 
 
 class Spawner:

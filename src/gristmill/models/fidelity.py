@@ -22,6 +22,7 @@ from gristmill.errors import BadModel
 from gristmill.models.cache import cache_folder
 from gristmill.models.export import export_key
 from gristmill.plan.contracts import Place
+from gristmill.plan.processes import import_path
 from gristmill.plan.specs import TextClassifier, TextEmbedder
 
 # What exported float32 models may differ by from torch to be taken unasked (the design's bound for float32).
@@ -66,8 +67,7 @@ def measured(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fide
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     body = pickle.dumps((spec, reference, sink.getvalue()))
-    path = [p or os.getcwd() for p in sys.path]
-    command = [sys.executable, "-c", _START.format(path=path)]
+    command = [sys.executable, "-c", _START.format(path=import_path())]
     done = subprocess.run(command, check=False, input=body, capture_output=True, timeout=_MOST_SECONDS)
     try:
         answer = json.loads(done.stdout.rpartition(b"\n")[2])

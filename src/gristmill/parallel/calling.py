@@ -14,6 +14,7 @@ from typing import Any
 
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, pack, pickled, unpack
 from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
+from gristmill.plan.processes import thread_variables
 
 FLUSH = 0.05  # seconds: results are not held back longer than this while a chunk goes on
 
@@ -63,8 +64,7 @@ class CallStages:
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`; maps inside of calls get the same cores."""
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", CORES)
-        variables = dict.fromkeys(names, str(self.threads))
+        variables = {**thread_variables(self.threads), CORES: str(self.threads)}
         if self.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
         return variables

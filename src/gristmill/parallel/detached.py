@@ -21,6 +21,7 @@ from gristmill.models.cache import cache_folder
 from gristmill.parallel.kept import Kept
 from gristmill.parallel.mapping import Mapping, name_of, results
 from gristmill.parallel.shipping import by_value, revived
+from gristmill.plan.processes import import_path
 
 _ID = re.compile(r"[0-9a-z-]{1,80}")
 
@@ -111,7 +112,7 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
     (folder / "call.pickle").write_bytes(by_value((function, inputs, replace(how, spinner=False), list(sys.path))))
     about = {"id": id, "name": name_of(function), "total": len(inputs), "return_exceptions": how.return_exceptions}
     (folder / "about.json").write_text(json.dumps({**about, "state": "running", "started": time.time()}))
-    code = f"import sys; sys.path[:0] = {[p or os.getcwd() for p in sys.path]!r}; "
+    code = f"import sys; sys.path[:0] = {import_path()!r}; "
     code += f"from gristmill.parallel.detached import drive; drive({str(folder)!r})"
     with open(folder / "log.txt", "ab") as log:
         driver = subprocess.Popen(

@@ -24,6 +24,7 @@ from gristmill.parallel.progress import Line
 from gristmill.parallel.shipping import by_value, pack, revived
 from gristmill.plan.contracts import Printed
 from gristmill.plan.options import EngineSpec
+from gristmill.plan.processes import import_path
 
 GRACE = 0.5  # seconds that calls which nobody wants any more are given to end
 _NONE = object()
@@ -162,11 +163,10 @@ def _run(
 
 def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None) -> Any:
     stages = CallStages(function, folder, how.threads, how.gpus, how.timeout)
-    path = tuple(p or os.getcwd() for p in sys.path)
     engine = how.engine
     if engine.name == "local":
         engine = EngineSpec(options={"grace": GRACE})
-    return open_engine(engine, how.workers, path, bool(how.gpus)).run(stages, feed)
+    return open_engine(engine, how.workers, import_path(), bool(how.gpus)).run(stages, feed)
 
 
 class _Memory:

@@ -534,12 +534,6 @@ class Worker(Protocol):
         ...
 
 
-def thread_variables(count: int) -> dict[str, str]:
-    """Variables that tell libraries how many threads to have; most read them when they are loaded."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-    return dict.fromkeys(names, str(count))
-
-
 class Stages(Protocol):
     """What an engine ships to its workers, once a worker: picklable, opaque, opened where the work is done.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -18,6 +16,7 @@ from gristmill.commit.store import LocalFiles
 from gristmill.errors import BadJob
 from gristmill.plan import shard
 from gristmill.plan.job import JobSpec, Sink
+from gristmill.plan.processes import import_path
 from gristmill.plan.shard import Piece, Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
@@ -180,7 +179,7 @@ class _Sweep:
             r = _arranged(self._r, arrangement)
             given = recipe(r, self._sink, LocalFiles(), planning.budget_of(r))
             stages = TrialStages(ShardStages(given, arrangement.threads, r.gpus, timed=False))
-            bench = Bench(r, stages, tuple(p or os.getcwd() for p in sys.path))
+            bench = Bench(r, stages, import_path())
             self._benches[arrangement] = self._stack.enter_context(closing(bench))
         return self._benches[arrangement]
 

@@ -18,8 +18,9 @@ import numpy as np
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
-from gristmill.plan.contracts import Elsewhere, Emit, Failure, Item, Left, Outcome, Tick, thread_variables
+from gristmill.plan.contracts import Elsewhere, Emit, Failure, Item, Left, Outcome, Tick
 from gristmill.plan.failing import failure_of
+from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
 from gristmill.worker.failures import DeadRow, ModelBroken
