@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.plan.contracts import Emit, Item, Model, Portion
+from gristmill.worker.memory import use_jemalloc
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe
 from gristmill.worker.work import ShardStages, Watch, classified, scrubbed
@@ -32,6 +33,7 @@ class PrepareStages:
 
     def open(self, name: str, emit: Emit) -> PrepareWorker:
         """Build the steps and, for text, the tokenizer; no weights."""
+        use_jemalloc()
         return PrepareWorker(self.whole.recipe, name)
 
 

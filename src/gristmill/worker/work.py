@@ -24,7 +24,7 @@ from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
 from gristmill.worker.failures import DeadRow, ModelBroken
-from gristmill.worker.memory import resident
+from gristmill.worker.memory import resident, use_jemalloc
 from gristmill.worker.predict import Predict, Scored
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
@@ -63,6 +63,8 @@ class ShardStages:
 
     def open(self, name: str, emit: Emit) -> ShardWorker:
         """Load the model."""
+        if self.timed:
+            use_jemalloc()
         return ShardWorker(self, name)
 
     def first(self) -> Any:
