@@ -22,6 +22,15 @@ def apart() -> Iterator[object]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def another() -> Iterator[object]:
+    """A second one, for tests that keep two cores busy."""
+    from apart import Apart
+
+    with Apart() as running:
+        yield running
+
+
 @pytest.fixture
 def quick() -> Iterator[Path]:
     """A folder in memory where there is one: a thousand runs that sync every file would wait for the disk alone."""

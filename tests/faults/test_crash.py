@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ class Scene:
     source: str
     base: Path | None = None
     verbs: tuple[tuple[str, Any], ...] = ()
+
+    def beside(self, apart: Apart) -> Scene:
+        """The same job over the same input, with a folder and processes of its own."""
+        folder = self.folder / "beside"
+        folder.mkdir()
+        return replace(self, apart=apart, folder=folder)
 
     @property
     def root(self) -> str:
@@ -96,6 +103,21 @@ def scene(apart: Apart, quick: Path) -> Scene:
     return Scene(apart, quick, victims.write_input(str(quick / "in"), 60))
 
 
+def at_each(scenes: Sequence[Scene], check: Callable[[Scene, int], bool], first: int = 0, step: int = 1) -> int:
+    """`check` at operation `first` and every `step`-th after it until one says that the run ended before it; how many
+    there were. The scenes take turns and go on at once: a run of one process leaves the other cores idle.
+    """
+
+    def lane(number: int) -> int:
+        count = 0
+        while check(scenes[number], first + step * (number + count * len(scenes))):
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(len(scenes)) as pool:
+        return sum(pool.map(lane, range(len(scenes))))
+
+
 def whole(scene: Scene, rows: int) -> pa.Table:
     """What an uninterrupted run publishes."""
     scene.begin()
@@ -105,32 +127,41 @@ def whole(scene: Scene, rows: int) -> pa.Table:
     return gm.read(scene.root).to_table().combine_chunks()
 
 
-def test_fault_02_killed_at_every_operation(scene: Scene) -> None:
+def test_fault_02_killed_at_every_operation(scene: Scene, another: Apart) -> None:
     """SIGKILL at operation k, for every k of the job; the next run finishes it: nothing lost, nothing twice."""
     wanted = whole(scene, 60)
-    at = 0
-    while scene.crashed(at):
+
+    def killed(scene: Scene, at: int) -> bool:
+        if not scene.crashed(at):
+            return False
         if success(scene.root) is None:
             with pytest.raises(gm.BadSource, match="no result"):
                 gm.read(scene.root)
         scene.resumed(60, wanted)
-        at += 1
-    assert at > 80, f"only {at} operations were counted"
+        return True
+
+    count = at_each([scene, scene.beside(another)], killed)
+    assert count > 80, f"only {count} operations were counted"
 
 
 @pytest.mark.parametrize("how", ["names", "contents", "some"])
-def test_fault_03_power_fails_and_unsynced_writes_are_lost(scene: Scene, how: str) -> None:
+def test_fault_03_power_fails_and_unsynced_writes_are_lost(scene: Scene, another: Apart, how: str) -> None:
     """As 02, but what was not synced goes too: names, contents, or any mixture of both."""
     wanted = whole(scene, 60)
-    at = {"names": 0, "contents": 1, "some": 2}[how]
-    while scene.crashed(at):
+
+    def cut(scene: Scene, at: int) -> bool:
+        crashed = scene.crashed(at)
         recording.lose_unsynced(scene.journal, scene.root, how, seed=at)
-        shutil.rmtree(scene.journal)
-        scene.resumed(60, wanted)
-        at += 4
-    recording.lose_unsynced(scene.journal, scene.root, how, seed=at)
-    oracles.nothing_lost_nothing_twice(scene.root, list(range(60)), crashing.filtered(60))
-    oracles.same_values(scene.root, wanted)
+        if crashed:
+            shutil.rmtree(scene.journal)
+            scene.resumed(60, wanted)
+        else:
+            oracles.nothing_lost_nothing_twice(scene.root, list(range(60)), crashing.filtered(60))
+            oracles.same_values(scene.root, wanted)
+        return crashed
+
+    count = at_each([scene, scene.beside(another)], cut, {"names": 0, "contents": 1, "some": 2}[how], step=4)
+    assert count > 20, f"only {count} operations were counted"
 
 
 def restarted(scene: Scene) -> Scene:
@@ -161,27 +192,33 @@ def retried(scene: Scene) -> Scene:
     ],
 )
 def test_fault_04_killed_while_one_result_replaces_another(
-    before: Callable[[Scene], Scene], verbs: dict[str, Any], rows: int, apart: Apart, quick: Path
+    before: Callable[[Scene], Scene], verbs: dict[str, Any], rows: int, apart: Apart, another: Apart, quick: Path
 ) -> None:
     """Restart, append, retry-dead killed at an operation: a reader sees the old result or the new one, never a mix."""
-    source = victims.write_input(str(quick / "in"), 20, files=1)
-    first = Scene(apart, quick / "work", source, None, tuple(verbs.items()))
-    first.folder.mkdir()
-    if before is restarted:
-        first = Scene(apart, first.folder, source)
-    before(first)
-    old = gm.read(first.root).to_table().combine_chunks()
-    base = quick / "base"
-    shutil.copytree(first.root, base)
-    scene = Scene(apart, first.folder, source, base, tuple(verbs.items()))
-    wanted = whole(scene, rows)
-    at = 0
-    while scene.crashed(at):
+
+    def begun(apart: Apart, folder: Path) -> Scene:
+        source = victims.write_input(str(folder / "in"), 20, files=1)
+        first = Scene(apart, folder, source, None, () if before is restarted else tuple(verbs.items()))
+        before(first)
+        base = folder / "base"
+        shutil.copytree(first.root, base)
+        return Scene(apart, folder, source, base, tuple(verbs.items()))
+
+    scenes = [begun(apart, quick / "one"), begun(another, quick / "two")]
+    old = gm.read(str(scenes[0].base)).to_table().combine_chunks()
+    wanted = whole(scenes[0], rows)
+
+    def killed(scene: Scene, at: int) -> bool:
+        if not scene.crashed(at):
+            return False
         seen = gm.read(scene.root).to_table().combine_chunks()
         assert seen.equals(old) or seen.equals(wanted)
         scene.resumed(rows, wanted)
-        at += {restarted: 1, appended: 3, retried: 2}[before]
-    assert at > 30, f"only {at} operations were counted"
+        return True
+
+    step = {restarted: 1, appended: 3, retried: 2}[before]
+    count = at_each(scenes, killed, step=step)
+    assert count * step > 30, f"only {count} operations were counted"
 
 
 def test_a_retry_that_died_before_it_had_a_plan(apart: Apart, quick: Path) -> None:
