@@ -32,6 +32,7 @@ ORDER = [
     {"choosing"},
     {"retrying"},
     {"shipping"},
+    {"reporting"},
     {"running"},
     {"viewing"},
     {"tuning"},

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from gristmill.errors import GateFailed
 from gristmill.observe.report import Counts
 from gristmill.plan.options import Gates
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What `audit=` hooks are given: the result as it would be published, before it is."""
+
+    counts: Counts
+    paths: tuple[str, ...]
+    schema: pa.Schema
+    format: str
+    filesystem: Any = None  # pyarrow's, that opens `paths`; None for local ones
+
+    def dataset(self) -> Any:
+        """A pyarrow Dataset over the staged parts (Parquet sinks)."""
+        import pyarrow.dataset as ds
+
+        return (
+            ds.dataset(list(self.paths), format="parquet", filesystem=self.filesystem)
+            if self.paths
+            else ds.dataset(self.schema.empty_table())
+        )
 
 
 def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -10,13 +10,23 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-
-from gristmill import ahead, backends, budgets, choosing, gating, machine, planning, retrying, shipping, tables
+from gristmill import (
+    ahead,
+    backends,
+    budgets,
+    choosing,
+    gating,
+    machine,
+    planning,
+    reporting,
+    retrying,
+    shipping,
+    tables,
+)
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit import publish as publishing
@@ -100,27 +110,6 @@ class Verbs:
     accept: bool = False
     retry: bool = False
     accept_code_change: bool = False
-
-
-@dataclass(frozen=True)
-class Staged:
-    """What `audit=` hooks are given: the result as it would be published, before it is."""
-
-    counts: Counts
-    paths: tuple[str, ...]
-    schema: pa.Schema
-    format: str
-    filesystem: Any = None  # pyarrow's, that opens `paths`; None for local ones
-
-    def dataset(self) -> Any:
-        """A pyarrow Dataset over the staged parts (Parquet sinks)."""
-        import pyarrow.dataset as ds
-
-        return (
-            ds.dataset(list(self.paths), format="parquet", filesystem=self.filesystem)
-            if self.paths
-            else ds.dataset(self.schema.empty_table())
-        )
 
 
 class Run:
@@ -211,7 +200,9 @@ class Run:
         self.resolved = choice.resolved
         if choice.generation is None:
             publishing.clean_again(self._files, self.root)
-            self.report = self._published_report("nothing to do")
+            seconds, engine = time.monotonic() - self._begun, self.spec.engine.name
+            opened = (self.root, self._files)
+            self.report = reporting.untouched(self.sink.uri, opened, seconds, engine, self._notes)
             self._say(phase="done")
             return
         self._generation = choice.generation
@@ -494,7 +485,7 @@ class Run:
             gating.final(self.spec.gates, counts, errors, letters)
         if self.spec.audit:
             paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
-            staged = Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())
+            staged = gating.Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())
             gating.audit(self.spec.audit, staged)
 
     def _about(self, total: Counts, numbers: list[int], done: Sequence[Receipt]) -> dict[str, Any]:
@@ -517,24 +508,9 @@ class Run:
     # ------------------------------------------------ reports
 
     def _report(self, total: Counts, done: Sequence[Receipt], live: Sequence[publishing.Live]) -> Report:
-        figures = gating.summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in done)
-        tally, workers = self._tally, max(1, self.resolved.workers)
-        span = time.monotonic() - (tally.first_start or self._begun)
-        busy = tally.figures.get("model_seconds", 0.0) / max(1e-9, span * workers)
-        padded = figures.get("padded", 0.0)
-        return replace(
-            self._partial_report(None),
-            state="done",
-            counts=total,
-            files=len(live),
-            bytes_out=sum(f.bytes for f in live),
-            model_seconds=figures.get("model_seconds", 0.0),
-            busy=min(1.0, busy) if tally.counts.rows_in else None,
-            held_back=_held_back(tally.figures, span * workers) if tally.counts.rows_in else {},
-            padding=1 - figures["tokens"] / padded if padded else None,
-            tokens=int(figures["tokens"]) if figures.get("tokens") else None,
-            errors={k: int(v) for k, v in gating.summed(x.errors for x in done).items()},
-        )
+        workers = max(1, self.resolved.workers)
+        span = time.monotonic() - (self._tally.first_start or self._begun)
+        return reporting.finished(self._partial_report(None), total, done, live, self._tally, span * workers)
 
     def _partial_report(self, error: GristmillError | None) -> Report:
         counts = self._tally.counts
@@ -558,34 +534,6 @@ class Run:
             notes=tuple(self._notes),
             details={"runs_on": shipping.runs_on(r), "batch": budgets.stored(self._batch)},
         )
-
-    def _published_report(self, state: str) -> Report:
-        body, live = publishing.published(self.root, self._files)
-        return Report(
-            sink=self.sink.uri,
-            opened=(self.root, self._files),
-            state=state,
-            generation=body["generation"],
-            counts=Counts(*body["counts_list"]),
-            shards=body["shards"],
-            shards_resumed=body["shards"],
-            seconds=time.monotonic() - self._begun,
-            model=body["model"]["name"],
-            digest=body["model"]["digest"],
-            workers=0,
-            engine=self.spec.engine.name,
-            files=len(live),
-            bytes_out=sum(f.bytes for f in live),
-            errors=body.get("errors", {}),
-            notes=tuple(self._notes),
-        )
-
-
-def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
-    """Shares of the workers' time (`total` in seconds) in which the model was not at work, by what it waited for."""
-    waited = {what: figures.get(f"waited:{what}", 0.0) / max(total, 1e-9) for what in ("rows", "writing")}
-    rest = 1 - figures.get("model_seconds", 0.0) / max(total, 1e-9) - sum(waited.values())
-    return {**waited, "start and end": max(0.0, rest)}
 
 
 # ---------------------------------------------------------------- pieces of a run

@@ -1,0 +1,67 @@
+"""The report of a run that has ended, from what it tallied and published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gristmill.commit import publish as publishing
+from gristmill.commit.receipt import Receipt
+from gristmill.gating import summed
+from gristmill.observe.report import Counts, Report
+from gristmill.tally import Tally
+
+
+def finished(
+    so_far: Report, total: Counts, done: Sequence[Receipt], live: Sequence[publishing.Live], tally: Tally, time: float
+) -> Report:
+    """The report of a run that has published. `total` counts all of the live result, `done` are this generation's
+    receipts, of which `tally` saw those that this run made; `time` is its workers' together, in seconds.
+    """
+    figures = summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in done)
+    padded = figures.get("padded", 0.0)
+    busy = tally.figures.get("model_seconds", 0.0) / max(1e-9, time)
+    return replace(
+        so_far,
+        state="done",
+        counts=total,
+        files=len(live),
+        bytes_out=sum(f.bytes for f in live),
+        model_seconds=figures.get("model_seconds", 0.0),
+        busy=min(1.0, busy) if tally.counts.rows_in else None,
+        held_back=_held_back(tally.figures, time) if tally.counts.rows_in else {},
+        padding=1 - figures["tokens"] / padded if padded else None,
+        tokens=int(figures["tokens"]) if figures.get("tokens") else None,
+        errors={k: int(v) for k, v in summed(x.errors for x in done).items()},
+    )
+
+
+def untouched(uri: str, opened: tuple[str, Any], seconds: float, engine: str, notes: Sequence[str]) -> Report:
+    """The report of a run that found its result published. `opened` is the sink's root and its file layer."""
+    body, live = publishing.published(*opened)
+    return Report(
+        sink=uri,
+        opened=opened,
+        state="nothing to do",
+        generation=body["generation"],
+        counts=Counts(*body["counts_list"]),
+        shards=body["shards"],
+        shards_resumed=body["shards"],
+        seconds=seconds,
+        model=body["model"]["name"],
+        digest=body["model"]["digest"],
+        workers=0,
+        engine=engine,
+        files=len(live),
+        bytes_out=sum(f.bytes for f in live),
+        errors=body.get("errors", {}),
+        notes=tuple(notes),
+    )
+
+
+def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
+    """Shares of the workers' time (`total` in seconds) in which the model was not at work, by what it waited for."""
+    waited = {what: figures.get(f"waited:{what}", 0.0) / max(total, 1e-9) for what in ("rows", "writing")}
+    rest = 1 - figures.get("model_seconds", 0.0) / max(total, 1e-9) - sum(waited.values())
+    return {**waited, "start and end": max(0.0, rest)}
