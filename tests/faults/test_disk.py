@@ -68,13 +68,15 @@ def test_fault_05_the_disk_is_full_while_dead_letters_are_written(quick: Path, m
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
 
 
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_fault_05_any_operation_fails(quick: Path, error: str) -> None:
-    """An error of the file layer (injected) at every seventh operation: exit 1 or healed; then all oracles hold."""
+@pytest.mark.parametrize(("error", "first"), [("ENOSPC", 0), ("EIO", 7)])
+def test_fault_05_any_operation_fails(quick: Path, error: str, first: int) -> None:
+    """An error of the file layer (injected) at every seventh operation, of the two kinds in turns: exit 1 or healed;
+    then all oracles hold.
+    """
     source = victims.write_input(str(quick / "in"), 40)
     arguments: dict[str, Any] = {"args": {"bad": [3]}, "shard_rows": 20, "workers": 0}
     failed = healed = 0
-    for at in range(0, 200, 7):
+    for at in range(first, 200, 14):
         root, journal = str(quick / f"out{at}"), str(quick / f"journal{at}")
         try:
             jobs.run(source, root, "scored", journal=journal, harm={"at": at, "kind": error}, **arguments)
@@ -87,8 +89,8 @@ def test_fault_05_any_operation_fails(quick: Path, error: str) -> None:
         jobs.run(source, root, "scored", **arguments)
         oracles.nothing_lost_nothing_twice(root, list(range(40)))
         oracles.tidy(root)
-    assert failed > 3
-    assert healed > 3
+    assert failed > 1
+    assert healed > 1
 
 
 def test_fault_06_a_sink_that_cannot_be_written(numbers: str, quick: Path, mount: Mount) -> None:

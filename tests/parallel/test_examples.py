@@ -29,10 +29,10 @@ def run(name: str, *arguments: object) -> str:
 
 def test_batch_scoring(sentiment_classifier: Path, reviews: pa.Table, tmp_path: Path) -> None:
     """Every review is scored once, with the model's labels; each worker loads the model once."""
-    rows = reviews.slice(0, 300)
+    rows = reviews.slice(0, 120)
     pq.write_table(rows, tmp_path / "reviews.parquet")
     printed = run("batch_scoring.py", sentiment_classifier, tmp_path / "reviews.parquet", tmp_path / "scores.jsonl")
-    assert "scored 300 reviews" in printed
+    assert "scored 120 reviews" in printed
     assert 1 <= printed.count("loaded ") <= 2
     scored = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert sorted(r["review_id"] for r in scored) == sorted(rows["review_id"].to_pylist())
