@@ -23,6 +23,7 @@ from typing import Any
 FUNCTION_S = 0.002
 BATCH = 64
 LIBRARIES = {"gristmill": "gristmill.batched", "batched": "batched"}
+BARE = "bare"  # what a coroutine function is measured with, too: see Bare
 
 
 class Clocked:
@@ -51,6 +52,34 @@ class Clocked:
             "overhead_us": (seconds - inside) / items * 1e6,
             "cpu_us": cpu / items * 1e6,
         }
+
+
+class Bare:
+    """The least that groups coroutines' calls: a list, a future a call, a task while there are any. It waits for no
+    batch to fill, and knows no errors, cancelling, bounds, order or figures: what nothing that does can go beyond.
+    """
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+        self._waiting: list[tuple[Any, asyncio.Future[Any]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __call__(self, item: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiting.append((item, future))
+        if self._task is None:
+            self._task = loop.create_task(self._serve())
+        return await future
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            batch = self._waiting[:BATCH]
+            del self._waiting[:BATCH]
+            rows = await self._function([item for item, _ in batch])
+            for (_, future), row in zip(batch, rows, strict=True):
+                future.set_result(row)
+        self._task = None
 
 
 def lone(library: Any, seconds: float, **told: Any) -> dict[str, float]:
@@ -147,7 +176,8 @@ def aio_coroutine(library: Any, seconds: float) -> dict[str, float]:
     async def later(items: list[Any]) -> list[Any]:
         return await clocked.later(items)
 
-    return coroutines(library.aio.dynamically(batch_size=BATCH)(later), clocked, seconds)
+    call = Bare(later) if library is None else library.aio.dynamically(batch_size=BATCH)(later)
+    return coroutines(call, clocked, seconds)
 
 
 MEASURES: dict[str, tuple[str, Callable[[Any, float], dict[str, float]], dict[str, Any]]] = {
@@ -177,7 +207,7 @@ def measure(name: str, library: str, seconds: float) -> dict[str, float]:
 
 def here(name: str, library: str, seconds: float) -> dict[str, float]:
     """The measurement itself. A lone call of gristmill's does not wait, which the original cannot be told."""
-    module = importlib.import_module(LIBRARIES[library])
+    module = None if library == BARE else importlib.import_module(LIBRARIES[library])
     _, function, told = MEASURES[name]
     return function(module, seconds, **(told if library == "gristmill" else {}))
 
@@ -194,18 +224,21 @@ def main() -> None:
         print(json.dumps(here(*told.one, told.seconds)))
         return
     for name in told.only or MEASURES:
-        rounds: dict[str, list[dict[str, float]]] = {library: [] for library in LIBRARIES}
+        contestants = [*LIBRARIES, *([BARE] if name == "aio_coroutine" else [])]
+        rounds: dict[str, list[dict[str, float]]] = {library: [] for library in contestants}
         for turn in range(told.rounds):
-            for library in list(LIBRARIES)[:: 1 if turn % 2 else -1]:
+            for library in contestants[:: 1 if turn % 2 else -1]:
                 rounds[library].append(measure(name, library, told.seconds))
         print(MEASURES[name][0])
         for figure in rounds["gristmill"][0]:
-            mine, theirs = ([one[figure] for one in rounds[library]] for library in LIBRARIES)
-            ratios = sorted(one / other for one, other in zip(mine, theirs, strict=True))
-            print(
-                f"  {figure:12} gristmill {statistics.median(mine):10,.1f}   batched {statistics.median(theirs):10,.1f}"
-                f"   ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-            )
+            theirs = [one[figure] for one in rounds["batched"]]
+            for library in contestants:
+                values = [one[figure] for one in rounds[library]]
+                ratios = sorted(one / other for one, other in zip(values, theirs, strict=True))
+                print(
+                    f"  {figure:12} {library:9} {statistics.median(values):10,.1f}"
+                    f"   {statistics.median(ratios):6.3f} of batched ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+                )
 
 
 if __name__ == "__main__":

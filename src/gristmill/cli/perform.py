@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.abc import MetaPathFinder
 from typing import Any
 
 from gristmill import ahead
@@ -65,7 +64,7 @@ def _without_pandas() -> None:
         del sys.meta_path[0]
 
 
-class _NoPandas(MetaPathFinder):
+class _NoPandas:
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "pandas":
             raise ImportError("pandas is left out here")
