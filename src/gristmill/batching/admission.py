@@ -122,7 +122,12 @@ class Admission:
                 return None
             self._outside.append(entry)
             return math.inf
-        self._let_in(entry)
+        if self._measured or entry.priority:
+            self._let_in(entry)
+        else:  # the same, and most of all calls
+            (self._large if entry.large else self._small).plain.append(entry)
+            entry.queued = True
+            self.waiting += entry.end
         if self.waiting >= self._size or (self._measured and self.full()):
             return -math.inf
         return entry.arrived + self._timeout
@@ -209,24 +214,24 @@ class _Line:
     """Entries in order of rank. Those without priority are in order already, so most never enter the heap."""
 
     def __init__(self) -> None:
-        self._plain: deque[Entry] = deque()
-        self._ranked: list[tuple[float, int, Entry]] = []
+        self.plain: deque[Entry] = deque()
+        self.ranked: list[tuple[float, int, Entry]] = []
         self._pushed = 0
 
     def __iter__(self) -> Iterator[Entry]:
-        yield from self._plain
-        yield from (entry for _, _, entry in self._ranked)
+        yield from self.plain
+        yield from (entry for _, _, entry in self.ranked)
 
     def push(self, entry: Entry) -> None:
         if entry.priority:
             self._pushed += 1
-            heapq.heappush(self._ranked, (entry.arrived + entry.priority, self._pushed, entry))
+            heapq.heappush(self.ranked, (entry.arrived + entry.priority, self._pushed, entry))
         else:
-            self._plain.append(entry)
+            self.plain.append(entry)
 
     def head(self) -> Entry | None:
         """The entry to be served next; those before it, which have no items left, are let go."""
-        plain, ranked = self._plain, self._ranked
+        plain, ranked = self.plain, self.ranked
         while plain and plain[0].taken == plain[0].end:
             plain.popleft()
         if not ranked:
@@ -241,8 +246,8 @@ class _Line:
         """When the first of those that wait arrived."""
         if self.head() is None:
             return math.inf
-        oldest = self._plain[0].arrived if self._plain else math.inf
-        for _, _, entry in self._ranked:
+        oldest = self.plain[0].arrived if self.plain else math.inf
+        for _, _, entry in self.ranked:
             if entry.left:
                 oldest = min(oldest, entry.arrived)
         return oldest
@@ -261,6 +266,8 @@ class _Draft:
         """Take up to `most` items from the head of the line; returns how many."""
         before = len(self.items)
         room = min(most, self.rules.batch_size - before)
+        if not line.ranked and self.rules.max_cost is None:
+            room = self._fill_plainly(line.plain, room)
         while room > 0 and (entry := line.head()) is not None:
             start, stop = entry.taken, entry.end
             if stop - start > room:
@@ -274,6 +281,23 @@ class _Draft:
             self.items += entry.items[start:stop]
             room -= stop - start
         return len(self.items) - before
+
+    def _fill_plainly(self, plain: deque[Entry], room: int) -> int:
+        """`fill` where entries go in the order in which they came, whatever they cost. Returns the room left."""
+        parts, items = self.parts, self.items
+        while room > 0 and plain:
+            entry = plain[0]
+            start, stop = entry.taken, entry.end
+            if stop - start > room:
+                stop = start + room
+            else:
+                plain.popleft()
+            if stop > start:
+                entry.taken = stop
+                parts.append((entry, start, stop))
+                items += entry.items[start:stop]
+                room -= stop - start
+        return room
 
     def _affordable(self, costs: Sequence[float], start: int, stop: int) -> int:
         limit = self.rules.max_cost

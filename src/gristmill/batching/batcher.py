@@ -79,10 +79,17 @@ class Batcher:
         """The same, without blocking the loop."""
         loop = asyncio.get_running_loop()
         limit = _limit(timeout) if timeout is not None else self._default_limit
-        lane = self._thread_lane if self._thread_lane is not None else self._loop_lane(loop)
+        lane = self._thread_lane or self._loop_lanes.get(loop) or self._loop_lane(loop)
         call = self._open(owner, items, priority)
         future = call.will_await(loop)
         run = nesting.inside()
+        if run is None and limit is None and lane.submit(call):  # as most, without what the others need
+            try:
+                await future
+            except BaseException:  # cancelled
+                lane.drop(call)
+                raise
+            return call.rows()
         with _FREE if run is None else nesting.waiting(run, lane) as free:
             if free and lane.submit(call):
                 timer = None if limit is None else loop.call_later(limit, _expire, call, lane, limit)
