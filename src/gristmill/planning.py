@@ -19,7 +19,7 @@ from gristmill.errors import BadJob, BadSource, GateFailed
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.fingerprint import Fingerprint
-from gristmill.plan.job import JobSpec, Source
+from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.options import BatchPlan, EngineSpec, LocalOptions
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Selection
@@ -302,10 +302,8 @@ def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] |
     given = None if sink is None else sink.keep
     steps = any(s.kind != "filter" for s in job.steps)
     keep = given if given is not None else None if info.keeps_columns else ()
-    if not steps:
-        for name in (*(given or ()), *(sink.key if sink else ()), *(sink.partition_by if sink else ())):
-            if name not in schema.names and name not in (info.outputs or (name,)):
-                raise _no_column(name, schema, "keep, key or partition_by")
+    if not steps and sink is not None:
+        _check_names(job, sink, info, schema)
     names = list(keep) if keep is not None else [n for n in schema.names if n not in (info.columns or ())]
     added = [*(info.outputs or ()), *(n for n in (sink and sink.row_id, sink and sink.model_version) if n)]
     for name in added:
@@ -315,6 +313,20 @@ def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] |
                 f"leave the old one out (--keep {','.join(n for n in names if n != name) or 'none'})"
             )
     return keep
+
+
+def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -> None:
+    """Columns that the sink names must be there. Rows may be partitioned by results, too; a function's only the run
+    tells.
+    """
+    there = schema if job.source.columns is None else pa.schema([schema.field(n) for n in job.source.columns])
+    for what, names in (("keep", sink.keep or ()), ("key", sink.key)):
+        for name in names:
+            if name not in there.names and name not in (info.outputs or ()):
+                raise _no_column(name, there, what)
+    for name in sink.partition_by:
+        if name not in there.names and name not in (info.outputs or (name,)):
+            raise _no_column(name, there, "partition_by")
 
 
 def _read_columns(

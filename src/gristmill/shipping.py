@@ -82,6 +82,9 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
             f"column {doubled[0]!r} would stand twice in the output: {r.model.name} returns it and keep carries it "
             "over; rename one (output=) or leave it out of keep"
         )
+    for option, name in (("row_id", sink.row_id), ("model_version", sink.model_version)):
+        if name in answer["results"]:
+            raise BadJob(f"{option} names column {name!r}, which {r.model.name} returns: give another name")
     missing = [n for n in (*(r.keep or ()), *sink.partition_by) if n not in names]
     if missing:
         there = ", ".join(names)

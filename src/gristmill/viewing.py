@@ -100,6 +100,7 @@ def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> pa.Table:
             source=source,
             sink=target,
             gates=Gates(allow_empty=True),
+            audit=(),
             engine=replace(spec.engine, name="local", workers=workers, options={}),
         )
         return Run(small, observer=observer).run().read().to_table()

@@ -14,5 +14,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return click_main(list(arguments))
     code = click_main(sys.argv[1:])
-    gc.freeze()  # the interpreter's last collection would look through every module: a twentieth of a second
+    if "duckdb" not in sys.modules:  # which complains on stderr of all that is not collected
+        gc.freeze()  # the interpreter's last collection would look through every module: a twentieth of a second
     return code

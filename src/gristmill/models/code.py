@@ -22,16 +22,19 @@ _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
 
 
 def digests(call: Call) -> dict[str, str]:
-    """Digests by name: the callable or its module's file, local modules that it imports, its arguments and closure.
+    """Digests by name: which callable, it or its module's file, local modules that it imports, arguments and closure.
 
     Versions of the installed distributions that the code imports stand beside them. Nothing is executed for a callable
     named by text; the pickle is not used, because it differs from process to process.
     """
     found: dict[str, str] = {}
     if isinstance(call.target, str):
-        _add_module(call.target.partition(":")[0], found)
+        module, _, name = call.target.partition(":")
+        _add_module(module, found)
     else:
+        name = _qualified(call.target)
         found = callable_digests(call.target)
+    found[f"callable {name}"] = f"given {call.batch_format}"
     if call.args:
         found[f"arguments of {call.name}"] = value_digest(dict(call.args))
     if call.takes is not None:
@@ -41,9 +44,16 @@ def digests(call: Call) -> dict[str, str]:
 
 def callable_digests(target: Any) -> dict[str, str]:
     """The same for any callable object, without arguments of its own."""
-    found: dict[str, str] = {}
+    found = {f"callable {_qualified(target)}": ""}
     _add_object(target, found, set())
     return found
+
+
+def _qualified(target: Any) -> str:
+    """What tells it from others of its module."""
+    if isinstance(target, functools.partial):
+        return _qualified(target.func)
+    return getattr(target, "__qualname__", None) or type(target).__qualname__
 
 
 def value_digest(value: Any) -> str:

@@ -93,6 +93,8 @@ def takes_of(call: Call) -> Takes | None:
     """What a call declares; None where it takes whatever there is. Raises BadModel for types that are none."""
     if call.takes is None:
         return None
+    if not isinstance(call.takes, Mapping):
+        raise BadModel(f"{call.name}: takes={call.takes!r}: give types by column, as {{'text': 'string'}}")
     types: dict[str, pa.DataType | None] = {}
     filled = []
     for column, text in call.takes.items():

@@ -70,6 +70,8 @@ class Sink:
     def __post_init__(self) -> None:
         if self.key and not self.row_id:
             raise BadJob(f"sink has key={list(self.key)} but no row_id: name the column that the id is written to")
+        if self.merge and self.partition_by:
+            raise BadJob("sink has merge and partition_by: one file cannot be in many folders; leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class JobSpec:
     audit: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        hooks: Any = self.audit
+        object.__setattr__(self, "audit", (hooks,) if callable(hooks) else tuple(hooks))
+        for hook in self.audit:
+            if not callable(hook):
+                raise BadJob(f"audit has {hook!r}, which cannot be called: give functions of the staged result")
         for name, allowed in (
             ("on_null", ("dead", "skip", "keep")),
             ("on_nan", ("dead", "keep")),

@@ -17,6 +17,13 @@ def _positive(name: str, value: int | str) -> None:
         raise BadJob(f"{name} is {value!r}: give a whole number of at least 1, or 'auto'")
 
 
+def _between(name: str, pair: tuple[Any, ...]) -> None:
+    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not whole or not 1 <= pair[0] <= pair[1]:
+        shown = "-".join(str(n) for n in pair)
+        raise BadJob(f"{name} is {shown}: give the least and the most, for example 4-64, the first at least 1")
+
+
 @dataclass(frozen=True)
 class Running:
     """How a job runs. None of these changes what is computed for a row beyond the last bits of a float.
@@ -37,6 +44,9 @@ class Running:
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "batch_rows", "shard_rows"):
             _positive(name, getattr(self, name))
+        limit: Any = self.batch_timeout  # a job file may give anything
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+            raise BadJob(f"batch_timeout is {limit!r}: give seconds, more than 0")
 
 
 @dataclass(frozen=True)
@@ -153,15 +163,18 @@ class EngineSpec:
         pair: Any = self.workers  # a job file gives a list
         if isinstance(pair, list):
             object.__setattr__(self, "workers", tuple(pair))
-        if self.workers != 0 and not isinstance(self.workers, tuple):
+        if isinstance(self.workers, tuple):
+            _between("workers", self.workers)
+        elif self.workers != 0:
             _positive("workers", self.workers)
         if self.gpus != 0:
             _positive("gpus", self.gpus)
         _positive("threads", self.threads)
-        if self.steps_workers != 0:
-            _positive("steps_workers", self.steps_workers)
-            if self.workers == 0:
-                raise BadJob("workers is 0, so that everything runs in the calling process: leave steps_workers out")
+        count: Any = self.steps_workers
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise BadJob(f"steps_workers is {count!r}: give a whole number of at least 0")
+        if count and self.workers == 0:
+            raise BadJob("workers is 0, so that everything runs in the calling process: leave steps_workers out")
         self.own()
 
     def named(self, name: str) -> EngineSpec:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import join
-from gristmill.errors import RunFailed
+from gristmill.errors import BadJob, RunFailed
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.secret import Secret, scrub
@@ -166,7 +166,7 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     columns = {n: rows.column(n) for n in [*kept, *scored.results]}
     if output.row_id is not None:
         columns = {output.row_id: row_ids(scored, output, task), **columns}
-    if output.model_version is not None:
+    if output.model_version is not None and output.model_version not in columns:  # the driver refuses such a name
         columns[output.model_version] = _constant(output.digest, rows.num_rows)
     fields = {f.name: f for f in rows.schema}
     schema = pa.schema([fields.get(n, pa.field(n, c.type)) for n, c in columns.items()])
@@ -204,6 +204,9 @@ def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
 
     who = scored.identity
     if output.key:
+        for name in output.key:
+            if name not in scored.rows.column_names:
+                raise BadJob(f"key names column {name!r}: the rows have {', '.join(scored.rows.column_names)}")
         keys = scored.rows.select(list(output.key)).to_pylist()
         texts = [json.dumps(list(k.values()), default=str, ensure_ascii=False) for k in keys]
     else:
