@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -184,7 +185,22 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         target = as_sink(os.path.join(folder, "out"), **split.sink)
         report = Job(made, as_model(model), target, **options).run(**split.verbs)
+        if report.rows_dead:
+            _warn_of_dead(report)
         return report.read().to_table()
+
+
+def _warn_of_dead(report: Report) -> None:
+    """There is no sink in which a person could look for them."""
+    letters = report.dead()
+    first = letters.slice(0, 1).to_pylist()[0]
+    kinds = ", ".join(f"{name}: {count}" for name, count in report.errors.items())
+    why = f"{first['error']}: {first['message']}"
+    warnings.warn(
+        f"{report.rows_dead} of {report.rows_in} rows could not be scored and are not in the table ({kinds}); the "
+        f"first is number {first['position']}: {why}; a sink would keep them as dead letters",
+        stacklevel=4,
+    )
 
 
 def _fields(spec: type) -> set[str]:

@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, RunFailed, SourceChanged, WorkerLost
+from gristmill.errors import (
+    BadJob,
+    BadModel,
+    BadOutput,
+    GristmillError,
+    MissingExtra,
+    RunFailed,
+    SourceChanged,
+    WorkerLost,
+)
 from gristmill.observe.events import Note
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
 from gristmill.worker.recipe import Task
@@ -330,8 +339,7 @@ class ShardFeed:
         if self.fatal is not None:
             return
         kind = _BY_KIND.get(failure.kind, RunFailed)
-        if failure.type.endswith("MissingExtra"):
-            kind = MissingExtra
+        kind = {"MissingExtra": MissingExtra, "BadJob": BadJob}.get(failure.type.rpartition(".")[2], kind)
         own = failure.type.startswith("gristmill.")
         text = failure.message if own else f"{where}: {failure.type}: {failure.message}\n{failure.traceback}".rstrip()
         self.fatal = kind(text)

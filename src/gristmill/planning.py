@@ -94,6 +94,8 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     from gristmill.io.schema import check, unify
     from gristmill.models import registry as models
 
+    if job.sink is not None:
+        _check_apart(job.source, job.sink)
     source = job.source if job.source.data is None else _held(job, held_data)
     sink_format = registry.sink_format(_sink_name(job))
     if job.sink is not None and job.sink.partition_by:
@@ -128,6 +130,27 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
 
 
 # ---------------------------------------------------------------- the source
+
+
+def _check_apart(source: Source, sink: Sink) -> None:
+    """A sink below a folder that is read would be input of the next run. Raises BadJob."""
+    from gristmill.io.redact import redact
+
+    for uri in source.uri:
+        folder = uri.split("**")[0]
+        if "://" in uri or "://" in sink.uri:
+            above, below = folder.rstrip("/"), sink.uri.rstrip("/")
+        elif os.path.isdir(folder or "."):
+            above, below = os.path.realpath(folder or "."), os.path.realpath(sink.uri)
+        else:
+            continue
+        inside = below[len(above) :].split("/")
+        # What starts with _ or . is not read.
+        if f"{below}/".startswith(f"{above}/") and not any(part.startswith(("_", ".")) for part in inside):
+            raise BadJob(
+                f"sink {redact(sink.uri)} lies in source {redact(uri)}, which would read it the next time: "
+                "give a folder outside, or one whose name starts with _"
+            )
 
 
 def _held(job: JobSpec, folder: str | None) -> Source:

@@ -111,6 +111,14 @@ MISTAKES = [
     (("apply", "rows.parquet", "out", "--fn", "double"), 2, "callable 'double': write it as MODULE:NAME"),
     (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--keep", "idd"), 2, "idd"),
     (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--where", "y > 1"), 2, "y"),
+    (
+        ("apply", "rows.parquet", "out", "--fn", "scoring:double", "--row-id", "r", "--key", "nope"),
+        2,
+        "key names column 'nope'",
+    ),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--batch-timeout", "0"), 2, "batch_timeout is 0"),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--workers", "3-1"), 2, "workers is 3-1"),
+    (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--steps-workers", "-1"), 2, "steps_workers is -1"),
     (("apply", "rows.parquet", "scoring.py", "--fn", "scoring:double"), 2, "scoring.py"),
     (("embed", "rows.parquet", "out", "--text", "t", "--model", "no/such"), 2, "no/such"),
     (("run", "jbo.yaml"), 2, "jbo.yaml: there is no such job file"),
@@ -241,6 +249,13 @@ def test_retry_dead_wants_the_job_of_this_very_sink(sink_with_dead: Folder) -> N
     assert refused.code == 2 and "it has the sink elsewhere" in refused.err
     (sink_with_dead.path / "out/_gristmill/job.yaml").unlink()
     assert "give it with --job JOB" in sink_with_dead.run("retry-dead", "out").err
+
+
+def test_a_condition_leaves_no_noise(folder: Folder) -> None:
+    """DuckDB, which evaluates it, complains on stderr of what is left of it when the interpreter ends."""
+    ended = folder.apply("double", "out", "--where", "id > 5")
+    assert figure(ended.out, "ok") == 54
+    assert "leaked" not in ended.err
 
 
 def test_a_plan_says_what_would_run(folder: Folder) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -98,3 +100,25 @@ class Unreadable:
 def unreadable(x: int) -> Any:
     """Something that cannot be read again for 7."""
     return Unreadable() if x == 7 else x
+
+
+def terminated(x: int) -> int:
+    """How a program ended that was asked to."""
+    process = subprocess.Popen(["sleep", "60"])
+    process.terminate()
+    return process.wait()
+
+
+def forked(x: int) -> int | None:
+    """How a forked process ended that was asked to at once."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    process.join()
+    return process.exitcode
+
+
+def pooled(x: int) -> list[int]:
+    """A pool, which terminates its processes."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(abs, [-1, 2])

@@ -35,6 +35,12 @@ def test_a_generator_that_is_left_open_does_not_keep_the_interpreter(tmp_path: P
     assert done.stdout.strip().isdigit()
 
 
+@pytest.mark.parametrize("how", ["terminated", "forked", "pooled"])
+def test_calls_can_end_their_children(how: str) -> None:
+    """A worker does not heed SIGTERM, but processes that a call starts do, however they are started."""
+    assert gm.map(getattr(called, how), [1, 2], timeout=30) in ([-15, -15], [[1, 2], [1, 2]])
+
+
 def test_no_print_is_lost(tmp_path: Path) -> None:
     """Hundreds of kilobytes of prints arrive whole on stdout; what was written to stderr arrives on stderr."""
     done = ran(

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import functions
 import numpy as np
@@ -89,6 +90,22 @@ def test_other_code_is_refused(numbers: str, tmp_path: Path) -> None:
         gm.apply(numbers, tmp_path / "out", fn=functions.Scorer, args={"factor": 2.0}, keep=["id"])
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_function_of_the_same_module_is_refused(numbers: str, tmp_path: Path, finished: bool) -> None:
+    """Its file is the same, its answers are not: on a finished result, and on one that a gate kept unfinished."""
+    sink, bad = tmp_path / "out", list(range(0, 1000, 2))
+    if finished:
+        gm.apply(numbers, sink, fn=functions.picky, args={"bad": []}, keep=["id"])
+    else:
+        with pytest.raises(gm.GateFailed):
+            gm.apply(numbers, sink, fn=functions.picky, args={"bad": bad}, keep=["id"], gates={"min_ok": 0.9})
+    with pytest.raises(gm.PlanChanged, match="callable mended is new"):
+        gm.apply(numbers, sink, fn=functions.mended, args={"bad": [] if finished else bad}, keep=["id"])
+    with pytest.raises(gm.PlanChanged, match="callable picky was given numpy, is given pandas"):
+        model = gm.model(functions.picky, bad=[] if finished else bad, batch_format="pandas")
+        gm.Job(numbers, model, gm.sink(str(sink), keep=["id"])).run()
+
+
 def test_append_scores_only_new_files(numbers: str, tmp_path: Path) -> None:
     """Appending reads only files that were not there before, and the result holds both."""
     log = tmp_path / "calls"
@@ -132,6 +149,13 @@ def test_dead_letters_are_scored_again_after_a_fix(numbers: str, tmp_path: Path)
     assert sorted(by_id(report.read().to_table())) == list(range(1000))
     assert gm.verify(str(tmp_path / "out")).ok
     assert fixed.run().state == "nothing to do"
+
+
+def test_rows_that_fail_without_a_sink_are_told(numbers: str) -> None:
+    """A table has no place for dead letters: a warning says how many there are, and why."""
+    with pytest.warns(UserWarning, match=r"2 of 1000 rows could not be scored.*ValueError: 2.*row 3 is bad"):
+        table = gm.apply(numbers, fn=functions.picky, args={"bad": [3, 500]}, workers=0)
+    assert table.num_rows == 998
 
 
 def test_a_word_that_fails_is_retried_without_its_neighbours(tmp_path: Path) -> None:
@@ -242,6 +266,43 @@ def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) 
         gm.Job(numbers, gm.model(functions.double, output="x"), gm.sink(str(tmp_path / "out"), keep=["x"])).run()
     with pytest.raises(gm.BadJob, match="'id' would stand twice"):
         gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out2"), keep=["id"], row_id="id")).run()
+    for name in ("row_id", "model_version"):
+        with pytest.raises(gm.BadJob, match=f"{name} names column 'y', which double returns"):
+            gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out3"), **{name: "y"})).run()
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "says"),
+    [
+        ({}, {"row_id": "r", "key": ["nope"]}, "key names column 'nope', which the source does not have"),
+        ({}, {"keep": ["nope"]}, "keep names column 'nope', which the source does not have"),
+        ({"columns": ["x"]}, {"keep": ["id"]}, "keep names column 'id', which the source does not have: it has x"),
+        ({}, {"merge": True, "partition_by": ["day"]}, "merge and partition_by"),
+    ],
+)
+def test_what_a_sink_cannot_have_is_refused_at_once(
+    numbers: str, tmp_path: Path, source: dict[str, Any], sink: dict[str, Any], says: str
+) -> None:
+    """Before any worker starts: no sink is made."""
+    with pytest.raises(gm.BadJob, match=says):
+        gm.Job(gm.source(numbers, **source), functions.double, gm.sink(str(tmp_path / "out"), **sink)).run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_that_steps_take_away_is_refused(numbers: str, tmp_path: Path) -> None:
+    """Only the first rows tell; they say which columns there are."""
+    sink = gm.sink(str(tmp_path / "out"), row_id="r", key=["nope"])
+    with pytest.raises(gm.BadJob, match="key names column 'nope': the rows have"):
+        gm.Job(numbers, functions.double, sink, steps=[gm.step(functions.plus_one)], workers=0).run()
+
+
+@pytest.mark.parametrize("within", ["out", "deeper/out"])
+def test_a_sink_inside_its_source_is_refused(numbers: str, within: str) -> None:
+    """It would be read the next time; below a name that sources leave out it is not."""
+    with pytest.raises(gm.BadJob, match="lies in source"):
+        gm.apply(numbers, Path(numbers) / within, fn=functions.double, workers=0)
+    assert gm.apply(numbers, Path(numbers) / "_out", fn=functions.double, workers=0).rows_ok == 1000
+    assert gm.apply(numbers, Path(numbers) / "_out", fn=functions.double, workers=0).state == "nothing to do"
 
 
 def test_where_limit_and_sample(numbers: str, tmp_path: Path) -> None:
@@ -374,6 +435,19 @@ def test_an_audit_can_refuse(numbers: str, tmp_path: Path) -> None:
         gm.Job(numbers, functions.double, str(tmp_path / "out"), audit=(too_small,)).run()
     assert seen == [1000]
     assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+def test_an_audit_is_one_function_or_several_and_not_for_previews(numbers: str, tmp_path: Path) -> None:
+    """What holds for the whole result need not hold for its first rows; what cannot be called is refused at once."""
+
+    def whole(staged: Any) -> bool:
+        return bool(staged.counts.ok == 1000)
+
+    job = gm.Job(numbers, functions.double, str(tmp_path / "out"), audit=whole)
+    assert job.preview(5).num_rows == 5
+    assert job.run().rows_ok == 1000
+    with pytest.raises(gm.BadJob, match="which cannot be called"):
+        gm.Job(numbers, functions.double, str(tmp_path / "out"), audit=["whole"])
 
 
 def test_scripts_without_a_main_guard_and_from_standard_input(numbers: str, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from gristmill.plan.contracts import (
     Started,
     Taken,
 )
+from gristmill.plan.processes import heed_no_signals
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
 WITHDRAWN = -1  # the number of a portion that says that no more of its item will come
@@ -193,8 +194,7 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
     """
     gc.disable()  # nothing that imports and models leave is garbage, and looking for it is a twelfth of a short run
     commands, reports = _own_pipes()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    heed_no_signals()
     _die_with(parent)
     for module in imports:
         importlib.import_module(module)

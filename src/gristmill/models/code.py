@@ -12,13 +12,18 @@ import sysconfig
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.plan.specs import Call
 
-_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
+_SCALARS = (bool, int, float, str, bytes)
+_PLAIN = (*_SCALARS, list, tuple, dict, set, frozenset)
+
+
+_underway: ContextVar[frozenset[int]] = ContextVar("underway", default=frozenset())
 
 
 def digests(call: Call) -> dict[str, str]:
@@ -43,10 +48,47 @@ def digests(call: Call) -> dict[str, str]:
 
 
 def callable_digests(target: Any) -> dict[str, str]:
-    """The same for any callable object, without arguments of its own."""
-    found = {f"callable {_qualified(target)}": ""}
+    """The same for any callable, without arguments of its own: a function, class, partial, method, or object."""
+    underway = _underway.get()
+    if id(target) in underway:  # it is reached again from what it refers to
+        return {f"again {_qualified(target)}": ""}
+    token = _underway.set(underway | {id(target)})
+    try:
+        found: dict[str, str] = {}
+        _add_callable(target, found)
+        return found
+    finally:
+        _underway.reset(token)
+
+
+def _add_callable(target: Any, found: dict[str, str]) -> None:
+    found[f"callable {_qualified(target)}"] = ""
+    if isinstance(target, functools.partial):
+        found["partial arguments"] = exact_digest([target.args, sorted(target.keywords.items())])
+        _add_callable(target.func, found)
+        return
+    owner = getattr(target, "__self__", None)
+    if inspect.ismethod(target):
+        found["object"] = exact_digest(_state(owner))
+        target = target.__func__
+    elif inspect.isbuiltin(target):
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            found["object"] = exact_digest(owner)
+    elif not (inspect.isroutine(target) or isinstance(target, type) or hasattr(target, "__wrapped__")):
+        found["object"] = exact_digest(_state(target))  # called by its class's __call__
+        target = type(target)
     _add_object(target, found, set())
-    return found
+
+
+def _state(value: Any) -> Any:
+    """What makes an object another one than its class's next: as pickle would have it."""
+    if isinstance(value, type):
+        return value
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception:  # it holds what cannot be pickled, and will be refused when it is sent
+        return getattr(value, "__dict__", None)
+    return reduced if isinstance(reduced, str) else [reduced[:3], *(list(part or ()) for part in reduced[3:5])]
 
 
 def _qualified(target: Any) -> str:
@@ -57,23 +99,31 @@ def _qualified(target: Any) -> str:
 
 
 def value_digest(value: Any) -> str:
-    """A digest of a plain value, the same in every process; arrays, tables and others by their pickled content."""
-    return hashlib.sha256(_canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+    """A digest of a plain value, the same in every process; arrays, tables and others by their pickled content. A job
+    file has lists where Python has tuples, and mappings in any order: these are the same.
+    """
+    return hashlib.sha256(_canonical(value, exact=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _canonical(value: Any) -> str:
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return f"{type(value).__name__}:{value!r}"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(sorted(f"{_canonical(k)}={_canonical(v)}" for k, v in value.items())) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_canonical(v) for v in value) + "]"
-    if isinstance(value, (set, frozenset)):
-        return "(" + ",".join(sorted(_canonical(v) for v in value)) + ")"
-    if isinstance(value, (types.FunctionType, type)):
-        found: dict[str, str] = {}
-        _add_object(value, found, set())
-        return _canonical(found)
+def exact_digest(value: Any) -> str:
+    """As `value_digest`, but what a function could tell apart is not the same: types of containers, order of keys."""
+    return hashlib.sha256(_canonical(value, exact=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _canonical(value: Any, *, exact: bool) -> str:
+    kind = type(value)
+    named = f"{kind.__module__}.{kind.__qualname__}" if exact else ""
+    if value is None or kind in _SCALARS or (isinstance(value, _SCALARS) and not exact):
+        return f"{kind.__name__}:{value!r}"
+    if kind is dict or (isinstance(value, Mapping) and not exact):
+        pairs = [f"{_canonical(k, exact=exact)}={_canonical(v, exact=exact)}" for k, v in value.items()]
+        return "{" + ",".join(pairs if exact else sorted(pairs)) + "}"
+    if kind in (list, tuple) or (isinstance(value, (list, tuple)) and (not exact or hasattr(value, "_fields"))):
+        return named + "[" + ",".join(_canonical(v, exact=exact) for v in value) + "]"
+    if kind in (set, frozenset) or (isinstance(value, (set, frozenset)) and not exact):
+        return named + "(" + ",".join(sorted(_canonical(v, exact=exact) for v in value)) + ")"
+    if isinstance(value, (types.FunctionType, type, functools.partial)):
+        return named + _canonical(callable_digests(value), exact=False)
     if isinstance(value, types.ModuleType):
         return f"module:{value.__name__}"
     import cloudpickle
@@ -81,29 +131,36 @@ def _canonical(value: Any) -> str:
     try:
         return hashlib.sha256(cloudpickle.dumps(value, protocol=5)).hexdigest()
     except Exception as e:
-        raise BadModel(f"{type(value).__name__} {value!r:.80}: cannot be sent to workers ({e})") from e
+        raise BadModel(f"{kind.__name__} {value!r:.80}: cannot be sent to workers ({e})") from e
 
 
 # ---------------------------------------------------------------- objects
 
 
 def _add_object(target: Any, found: dict[str, str], seen: set[int]) -> None:
-    if isinstance(target, functools.partial):
-        found["partial arguments"] = value_digest([target.args, target.keywords])
-        target = target.func
-    target = inspect.unwrap(target) if callable(target) else target
+    """A function or class, and what it refers to; of a decorated one every layer."""
+    while (inner := getattr(target, "__wrapped__", None)) is not None and id(target) not in seen:
+        seen.add(id(target))
+        if isinstance(target, types.FunctionType):
+            _add_layer(target, f"{target.__code__.co_name} {len(found)} around {_qualified(inner)}", found, seen)
+        target = inner
     if id(target) in seen:
         return
     seen.add(id(target))
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__qualname__", repr(target))
-    if module not in ("__main__", "") and _local_file(module) is not None and "<locals>" not in name:
+    # A lambda's file does not tell it from the next one there.
+    if module not in ("__main__", "") and _local_file(module) is not None and "<" not in name:
         _add_module(module, found)
         return
     if module and module != "__main__" and _local_file(module) is None and not _is_local_object(target):
         _add_version(module, found)
         return
-    found[f"{module}:{name}"] = hashlib.sha256(_source(target).encode()).hexdigest()
+    _add_layer(target, name, found, seen, f"{module}:{name}")
+
+
+def _add_layer(target: Any, name: str, found: dict[str, str], seen: set[int], key: str = "") -> None:
+    found[key or name] = hashlib.sha256(_source(target).encode()).hexdigest()
     for function in _functions(target):
         for label, value in _references(function):
             _add_reference(f"{name}.{label}", value, found, seen)
@@ -146,20 +203,24 @@ def _add_reference(label: str, value: Any, found: dict[str, str], seen: set[int]
         _add_module(value.__name__, found)
     elif isinstance(value, (types.FunctionType, type)):
         _add_object(value, found, seen)
+    elif isinstance(value, functools.partial):
+        found[label] = exact_digest(value)
     elif value is None or isinstance(value, _PLAIN):
         found[label] = value_digest(value)
 
 
 def _source(target: Any) -> str:
+    code = getattr(target, "__code__", None)
     try:
-        return textwrap.dedent(inspect.getsource(target))
+        text = textwrap.dedent(inspect.getsource(target if code is None else code))
+        # A lambda's source is all of its line.
+        return text + _code_text(code) if code is not None and code.co_name == "<lambda>" else text
     except (OSError, TypeError):
-        code = getattr(target, "__code__", None)
         return _code_text(code) if code is not None else repr(getattr(target, "__qualname__", type(target)))
 
 
 def _code_text(code: types.CodeType) -> str:
-    consts = [_code_text(c) if isinstance(c, types.CodeType) else _canonical(c) for c in code.co_consts]
+    consts = [_code_text(c) if isinstance(c, types.CodeType) else _canonical(c, exact=True) for c in code.co_consts]
     return repr((code.co_code.hex(), consts, code.co_names, code.co_varnames[: code.co_argcount]))
 
 

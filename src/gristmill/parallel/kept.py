@@ -4,8 +4,6 @@ found.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import pickle
 import sqlite3
@@ -72,16 +70,11 @@ def code_digest(function: Any) -> str:
     """A digest of a callable: its source, that of local code it uses, its arguments and closure (see models.code)."""
     from gristmill.models.code import callable_digests, value_digest
 
-    target, state = function, None
-    if inspect.ismethod(function):
-        target, state = function.__func__, function.__self__
-    elif not (inspect.isroutine(function) or isinstance(function, (type, functools.partial))):
-        target, state = type(function), function  # an object with __call__
-    return value_digest([callable_digests(target), getattr(state, "__dict__", None)])
+    return value_digest(callable_digests(function))
 
 
 def key_of(code: str, value: Any) -> str:
     """The key of an input's result: the function's digest and the input's."""
-    from gristmill.models.code import value_digest
+    from gristmill.models.code import exact_digest
 
-    return value_digest([code, value])
+    return exact_digest([code, value])

@@ -1,0 +1,139 @@
+"""Digests of user code: whatever answers differently has another one, whatever is the same has the same."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import operator
+import subprocess
+import sys
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gristmill.models.code import callable_digests, exact_digest, value_digest
+from gristmill.parallel.kept import code_digest
+
+Circle = namedtuple("Circle", "x y")
+Square = namedtuple("Square", "x y")
+
+
+class Constant:
+    """A callable object, and a method."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __call__(self, x: Any) -> int:
+        return self.value
+
+    def method(self, x: Any) -> int:
+        """The same."""
+        return self.value
+
+
+class Slotted:
+    """One without a `__dict__`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __call__(self, x: Any) -> int:
+        return self.value
+
+
+def base(x: Any) -> Any:
+    """What is decorated."""
+    return x
+
+
+def other(x: Any) -> Any:
+    """Another function of the same file."""
+    return [x]
+
+
+def times(n: int) -> Callable[[Any], Any]:
+    """A decorator with an argument."""
+
+    def decorated(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(x: Any) -> Any:
+            return function(x) * n
+
+        return call
+
+    return decorated
+
+
+REGISTRY: dict[str, Any] = {}
+
+
+def recursive(x: int) -> int:
+    """Refers to itself through a table and a partial."""
+    return REGISTRY["it"](x - 1) + REGISTRY["part"](x - 1) if x else 0
+
+
+REGISTRY.update(it=recursive, part=functools.partial(recursive))
+
+
+@pytest.mark.parametrize(
+    "callables",
+    [
+        (base, other, times(2)(base), times(3)(base), times(2)(times(3)(base)), times(2)(other)),
+        (lambda x: x + 1, lambda x: x + 2),
+        (functools.partial(base), functools.partial(other), functools.partial(base, x=1), functools.partial(base, 1)),
+        (Constant(1), Constant(2), Constant(1).method, Constant(2).method, functools.partial(Constant(1))),
+        (functools.partial(Constant(1).method), functools.partial(Constant(2).method)),
+        (Slotted(1), Slotted(2)),
+        (operator.itemgetter(0), operator.itemgetter(1), operator.attrgetter("a")),
+        (operator.methodcaller("upper"), operator.methodcaller("lower")),
+        ("a-b".split, "c-d".split, "a-b".join),
+        ({1: 2}.get, {1: 3}.get),
+        (recursive, base),
+    ],
+    ids=lambda callables: getattr(callables[0], "__qualname__", type(callables[0]).__name__),
+)
+def test_callables_that_differ(callables: tuple[Any, ...]) -> None:
+    """Two of them never share a digest, and each has its own again."""
+    found = [code_digest(c) for c in callables]
+    assert len(set(found)) == len(callables)
+    assert found == [code_digest(c) for c in callables]
+
+
+def test_inputs_that_differ() -> None:
+    """A function can tell types of containers, and the order of keys; so can a checkpoint."""
+    values = [
+        [1, 2], (1, 2), Circle(1, 2), Square(1, 2), {1, 2}, frozenset([1, 2]), {1: 2, 3: 4}, {3: 4, 1: 2},
+        OrderedDict({1: 2, 3: 4}), Counter({1: 2, 3: 4}), 1, True, 1.0, "1", b"1", None, [[1], 2], [(1,), 2],
+    ]  # fmt: skip
+    found = [exact_digest(v) for v in values]
+    for (one, first), (two, second) in itertools.combinations(zip(values, found, strict=True), 2):
+        assert first != second, f"{one!r} and {two!r}"
+
+
+def test_arguments_of_a_job_may_come_from_a_file() -> None:
+    """A list there is a tuple in Python, and the order of keys means nothing."""
+    assert value_digest({"a": (1, 2), "b": 3}) == value_digest({"b": 3, "a": [1, 2]})
+
+
+def test_the_same_in_every_process() -> None:
+    """Also of what has sets in it, whose order changes from process to process."""
+    code = """
+import json
+from gristmill.models.code import callable_digests, exact_digest
+def f(x, among=frozenset("abcdef")):
+    return x in {"some", "more", "words"} or x in among
+print(json.dumps([callable_digests(f), exact_digest({"x": {"some", "more", "words"}})], sort_keys=True))
+"""
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    assert len(json.loads(runs[0])[0]) > 1
+    assert callable_digests(base) == callable_digests(base)
