@@ -46,6 +46,7 @@ def predict_udf(
     padded tokens. Null texts and, with `on_error="null"`, rows that the model refuses or raises on give null; a wrong
     number of rows always fails. Unlike a job, a query has no receipts and no dead letters.
 
+    Spark's Python workers need Gristmill, too: `PYSPARK_PYTHON` names their interpreter before the session starts.
     Raises BadModel for no such model, or a function without `returns=` (Spark must know the types before it runs).
     """
     from gristmill.models import registry
