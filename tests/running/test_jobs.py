@@ -106,6 +106,27 @@ def test_append_scores_only_new_files(numbers: str, tmp_path: Path) -> None:
     assert again.state == "nothing to do"
 
 
+def test_errors_are_of_all_dead_rows_after_append_and_retry(numbers: str, tmp_path: Path) -> None:
+    """Errors by kind add up to the dead rows: of both files after an append, of those still dead after a retry."""
+    from gristmill.running import retry_dead
+
+    def job(*bad: int) -> gm.Job:
+        model, sink = gm.model(functions.picky, bad=bad), gm.sink(str(tmp_path / "out"), keep=["id"])
+        return gm.Job(numbers, model, sink, workers=0)
+
+    first = job(3, 500, 2001).run()
+    assert (first.rows_dead, first.errors) == (2, {"ValueError": 2})
+    pq.write_table(pa.table({"id": [2000, 2001], "x": [1.0, 2.0], "day": ["a", "b"]}), Path(numbers) / "9.parquet")
+    added = job(3, 500, 2001).run(append=True)
+    assert (added.rows_dead, added.errors) == (3, {"ValueError": 3})
+    assert job(3, 500, 2001).run().errors == {"ValueError": 3}
+    now = gm.status(str(tmp_path / "out"))
+    assert now["published"]["errors"] == {"ValueError": 3} and now["shards_total"] == first.shards + 1
+    still = retry_dead(job(2001).spec, accept_code_change=True)
+    assert (still.rows_dead, still.errors) == (1, {"ValueError": 1})
+    assert gm.status(str(tmp_path / "out"))["published"]["errors"] == {"ValueError": 1}
+
+
 def test_one_bad_row_alone_is_a_dead_letter(numbers: str, tmp_path: Path) -> None:
     """Rows that raise are dead letters with identity, payload and error; all others are scored."""
     bad = [3, 500, 999]
