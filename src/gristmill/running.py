@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import signal
 import tempfile
 import time
@@ -37,7 +38,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, GristmillError, Interrupted, RunFailed
+from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed
 from gristmill.feeding import ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Counts, Report
@@ -146,6 +147,7 @@ class Run:
         self._generation: Generation | None = None
         self._lease: Lease
         self._batch: BatchPlan
+        self._look: str
         self._receipts: dict[int, Receipt] = {}
 
     @property
@@ -207,6 +209,7 @@ class Run:
             return
         self._generation = choice.generation
         self._say(generation=self.generation.number)
+        self._look = self._how_to_look()
         if choice.resumed:
             self._plan = generations.read_plan(self.generation)
         self._settle()
@@ -323,8 +326,9 @@ class Run:
                     streamed += 1
                 if self._stops.number is not None or feed.fatal is not None:
                     break
-        except BaseException:
-            self._say(phase="failed")
+        except BaseException as e:
+            if not isinstance(e, GateFailed):
+                self._say(phase="failed")
             raise
         finally:
             feed.stopped = True
@@ -422,7 +426,8 @@ class Run:
         rows = None if self._plan is None else self.plan.shards.rows()
         expanding = any(s.kind == "flat_map" for s in self.spec.steps)
         if rows is not None and not expanding and not self._verbs.accept:
-            gating.early(self.spec.gates, self._tally.counts, rows, self._tally.errors)
+            with self._gate_noted():
+                gating.early(self.spec.gates, self._tally.counts, rows, self._tally.errors, self._look)
 
     def _say(self, **changes: Any) -> None:
         phase = self._now.phase
@@ -446,7 +451,8 @@ class Run:
         self._say(phase="publishing")
         done = [self._receipts[n] for n in sorted(self._receipts)]
         counts = sum((Counts(*x.counts) for x in done), Counts())
-        self._gates(counts, done)
+        with self._gate_noted():
+            self._gates(counts, done)
         whole = self._whole(counts, done)
         if self.sink.merge:
             from gristmill.commit.merge import merge
@@ -485,12 +491,26 @@ class Run:
         if warning := gating.warning(self.spec.gates, counts, errors):
             self._note("warning", warning)
         if not self._verbs.accept and not retry:
-            letters = join(self.sink.uri, generations.META, self.generation.name, "work", "dead-*")
-            gating.final(self.spec.gates, counts, errors, letters)
+            gating.final(self.spec.gates, counts, errors, self._look)
         if self.spec.audit:
             paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
             staged = gating.Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())
             gating.audit(self.spec.audit, staged)
+
+    def _how_to_look(self) -> str:
+        """How to read the dead letters before they are published: `gristmill dead` shows those of a live result."""
+        if generations.success(self.root, self._files) is None:
+            return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
+        return f"they are in {join(self.sink.uri, generations.META, self.generation.name, 'work', 'dead-*')}"
+
+    @contextlib.contextmanager
+    def _gate_noted(self) -> Iterator[None]:
+        """Notes a gate that does not hold, while the lease is held, for `gristmill status`."""
+        try:
+            yield
+        except GateFailed as e:
+            self._say(phase="gate failed", gate=scrub(str(e), secrets_in(self.spec)))
+            raise
 
     def _about(self, whole: reporting.Whole) -> dict[str, Any]:
         plan, total = self.plan.about, whole.counts

@@ -149,6 +149,19 @@ def test_a_gate_that_does_not_hold_is_exit_3_with_the_report(folder: Folder) -> 
     assert accepted.code == 0 and figure(accepted.out, "dead") == 1
 
 
+@pytest.mark.parametrize("rows", [10, 60], ids=["early", "at the end"])
+def test_a_person_can_look_after_a_gate_has_failed(folder: Folder, rows: int) -> None:
+    """The message and status say how: the letters, though nothing is published, and the way out."""
+    shape = ("--min-ok", "0.999", "--shard-rows", str(rows))
+    failed = folder.apply("bad", "out", *shape)
+    assert failed.code == 3 and "gristmill dead out shows them, --accept publishes" in failed.err
+    looked = folder.run("dead", "out")
+    assert looked.code == 0 and "rows.parquet:7\n  ValueError: seven is not allowed\n" in looked.out
+    assert looked.err.count("\n") == 1 and "nothing is published" in looked.err
+    text = folder.run("status", "out").out
+    assert "a gate did not hold" in text and "gristmill dead out shows them, --accept publishes" in text
+
+
 # ---------------------------------------------------------------- looking at a sink
 
 

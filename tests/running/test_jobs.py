@@ -383,6 +383,25 @@ def test_min_ok_stops_the_run_and_accept_publishes(numbers: str, tmp_path: Path)
     assert job.run(accept=True).rows_dead == 25
 
 
+def test_dead_letters_of_an_unpublished_run_can_be_read(numbers: str, tmp_path: Path) -> None:
+    """Those of committed shards, until something is published: then they are that result's, whatever failed since."""
+    out = str(tmp_path / "out")
+
+    def job(*bad: int) -> gm.Job:
+        model = gm.model(functions.picky, bad=bad)
+        return gm.Job(numbers, model, gm.sink(out, keep=["id"]), gates={"min_ok": 0.999}, shard_rows=100, workers=0)
+
+    with pytest.raises(gm.GateFailed, match=f"gristmill dead {out} shows them") as failed:
+        job(3, 950).run()
+    for letters in (gm.dead(out), failed.value.report.dead()):
+        assert [json.loads(x)["id"] for x in letters["payload"].to_pylist()] == [3, 950]
+    assert gm.status(out)["phase"] == "gate failed" and "min_ok 0.999" in gm.status(out)["gate"]
+    job(3, 950).run(accept=True)
+    with pytest.raises(gm.GateFailed, match=r"they are in .*g0002-\w+/work/dead-"):
+        job(7, 8).run(restart=True)
+    assert [json.loads(x)["id"] for x in gm.dead(out)["payload"].to_pylist()] == [3, 950]
+
+
 def test_an_audit_can_refuse(numbers: str, tmp_path: Path) -> None:
     """An audit hook sees the staged parts before they are published, and can refuse them."""
     seen = []
