@@ -271,15 +271,22 @@ def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:
 
 
 def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
-    """What the first steps say they take, as far as the source's schema still holds. Raises BadModel."""
+    """What the first steps say they take, and conditions, as far as the source's schema still holds. Raises BadModel,
+    BadJob.
+    """
+    from gristmill.io.where import SqlWhere
     from gristmill.models.takes import takes_of
 
+    if not schema.names:  # no rows either: there is nothing that a step would be given
+        return
     if job.source.columns is not None:
         schema = pa.schema([schema.field(c) for c in job.source.columns if c in schema.names])
     for step in job.steps:
         takes = None if step.call is None else takes_of(step.call)
         if takes is not None:
             takes.check(schema)
+        if step.expression is not None:
+            SqlWhere(step.expression, schema)
         if step.kind != "filter":
             return
 

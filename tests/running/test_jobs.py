@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,18 @@ def test_steps_and_post_steps(numbers: str, tmp_path: Path) -> None:
     assert (report.rows_in, report.rows_ok, report.rows_filtered) == (1000, table.num_rows, 1000 - table.num_rows)
     assert all(i < 900 for i in table["id"].to_pylist())
     assert np.allclose(table["y"].to_numpy(), table["x"].to_numpy() * 2 + 1)
+
+
+@pytest.mark.parametrize("condition", ["nocol > 1", "day > 1 and", "length(x) > 1"])
+def test_a_filter_that_cannot_hold_is_refused_when_planning(numbers: str, tmp_path: Path, condition: str) -> None:
+    """As `where`: also after other filters, and not after a step that may bring the column."""
+    filters = [gm.filter("id < 900"), gm.filter(condition)]
+    job = gm.Job(numbers, functions.double, str(tmp_path / "out"), steps=filters, workers=0)
+    for refused in (job.run, job.plan):
+        with pytest.raises(gm.BadJob, match=re.escape(condition)):
+            refused()
+    assert not (tmp_path / "out").exists()
+    gm.Job(numbers, functions.double, str(tmp_path / "out"), steps=[functions.plus_one, *filters], workers=0).plan()
 
 
 def test_a_step_that_drops_rows_silently_stops_the_job(numbers: str, tmp_path: Path) -> None:
