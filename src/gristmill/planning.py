@@ -70,6 +70,11 @@ class Resolved:
         return sum(f.file.size for f in self.files)
 
     @property
+    def blank(self) -> bool:
+        """Whether the source has no rows, and no columns either that names could be checked against."""
+        return _blank(self.files, self.schema)
+
+    @property
     def rows(self) -> int | None:
         """Source rows selected, or None where only reading will tell."""
         known = [shard.rows_between(self.files[int(f)], int(a), int(b)) for f, a, b in self.selection.ranges]
@@ -105,13 +110,15 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
     schema = unify(files)
-    _check_steps(job, schema)
+    blank = _blank(files, schema)
+    if not blank:
+        _check_steps(job, schema)
     model = models.resolve(job.model)
-    info = models.describe(model, _widened(schema, job))
-    keep = _kept(job, info, schema)
+    info = models.describe(model, None if blank else _widened(schema, job))
+    keep = _kept(replace(job, sink=None) if blank else job, info, schema)
     columns = _read_columns(job, info, keep, schema)
     check(schema, columns or schema.names)
-    where = _where(source, schema)
+    where = None if blank else _where(source, schema)
     selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
@@ -173,6 +180,11 @@ def _inspected(
             f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {skipped[0] if skipped else ''}"
         )
     return files, skipped
+
+
+def _blank(files: Sequence[FileInfo], schema: pa.Schema) -> bool:
+    """Whether the source is empty files of a format that learns its columns from rows: any name may be right then."""
+    return not schema.names and all(f.rows == 0 for f in files)
 
 
 def _where(source: Source, schema: pa.Schema) -> Any:
@@ -277,8 +289,6 @@ def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
     from gristmill.io.where import SqlWhere
     from gristmill.models.takes import takes_of
 
-    if not schema.names:  # no rows either: there is nothing that a step would be given
-        return
     if job.source.columns is not None:
         schema = pa.schema([schema.field(c) for c in job.source.columns if c in schema.names])
     for step in job.steps:
