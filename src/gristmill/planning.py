@@ -62,6 +62,7 @@ class Resolved:
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
     looked_at: str = ""  # how the files were inspected
+    condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
 
     @property
@@ -126,7 +127,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], _fingerprint(job, model, info, files, sink_format.name), tuple(skipped),
-        _nulls(files), how,
+        _nulls(files), how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))

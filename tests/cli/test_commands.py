@@ -277,6 +277,18 @@ def test_a_plan_says_what_would_run(folder: Folder) -> None:
     assert "about" in guessed.out and "estimated" in guessed.out, guessed
 
 
+def test_a_plan_shows_only_what_is_read(folder: Folder) -> None:
+    """Of columns that are neither named nor in a condition, neither types nor null counts."""
+    rows = pa.table({"id": [1, 2], "x": [1.0, None], "lang": ["en", None], "text": [None, "b"]})
+    pq.write_table(rows, folder.path / "in.parquet")
+    (folder.path / "j.yaml").write_text(
+        "source: {uri: in.parquet, columns: [id, x], where: \"lang = 'en'\"}\n"
+        "model: {call: 'scoring:double'}\nsink: {uri: out, keep: [id]}\n"
+    )
+    text = folder.run("plan", "j.yaml").out
+    assert "reads    id: int64, x: double, lang: string\n" in text and "nulls    lang: 1, x: 1\n" in text, text
+
+
 # ---------------------------------------------------------------- output and its ends
 
 
