@@ -58,31 +58,32 @@ def account(counts: Counts, planned: int | None) -> None:
         raise GateFailed(f"the counts do not add up: {wrong}; nothing was published")
 
 
-def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float]) -> None:
-    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be."""
+def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float], look: str) -> None:
+    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be. `look`
+    says how dead rows can be read.
+    """
     dead = counts.dead + counts.derived_dead
     possible = planned - counts.filtered - counts.derived_filtered
     if possible > 0 and (possible - dead) / possible < gates.min_ok:
         raise GateFailed(
             f"min_ok {gates.min_ok} can no longer hold: {dead} of at most {possible} rows are dead letters"
-            f"{worst(errors)}; nothing new was published (--accept publishes all the same)"
+            f"{worst(errors)}; nothing new was published ({look}, --accept publishes all the same)"
         )
 
 
-def final(gates: Gates, counts: Counts, errors: Mapping[str, float], letters: str) -> None:
-    """Raises GateFailed where the result is empty or too few rows were scored. `letters` says where dead rows can be
-    read.
-    """
+def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str) -> None:
+    """Raises GateFailed where the result is empty or too few rows were scored. `look` as for `early`."""
     dead = counts.dead + counts.derived_dead
     scored = counts.ok + dead
     if counts.ok == 0 and not gates.allow_empty:
         none = f"none of {counts.rows_in} rows was scored{worst(errors)}"
         why = "the source has no rows" if counts.rows_in == 0 else none
-        raise GateFailed(f"{why}; nothing was published (gates: allow_empty: true, or --accept)")
+        shown = f"{look}; " if dead else ""
+        raise GateFailed(f"{why}; nothing was published ({shown}gates: allow_empty: true, or --accept)")
     if scored and counts.ok / scored < gates.min_ok:
         raise GateFailed(
             f"min_ok {gates.min_ok} does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
-            f"{worst(errors)}; nothing new was published (look at {letters}, then run with --accept)"
+            f"{worst(errors)}; nothing new was published ({look}, --accept publishes all the same)"
         )
 
 

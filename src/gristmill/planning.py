@@ -62,12 +62,18 @@ class Resolved:
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
     looked_at: str = ""  # how the files were inspected
+    condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
 
     @property
     def bytes(self) -> int:
         """Bytes of the source's files."""
         return sum(f.file.size for f in self.files)
+
+    @property
+    def blank(self) -> bool:
+        """Whether the source has no rows, and no columns either that names could be checked against."""
+        return _blank(self.files, self.schema)
 
     @property
     def rows(self) -> int | None:
@@ -107,13 +113,15 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
     schema = unify(files)
-    _check_steps(job, schema)
+    blank = _blank(files, schema)
+    if not blank:
+        _check_steps(job, schema)
     model = models.resolve(job.model)
-    info = models.describe(model, _widened(schema, job))
-    keep = _kept(job, info, schema)
+    info = models.describe(model, None if blank else _widened(schema, job))
+    keep = _kept(replace(job, sink=None) if blank else job, info, schema)
     columns = _read_columns(job, info, keep, schema)
     check(schema, columns or schema.names)
-    where = _where(source, schema)
+    where = None if blank else _where(source, schema)
     selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
@@ -121,7 +129,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], _fingerprint(job, model, info, files, sink_format.name), tuple(skipped),
-        _nulls(files), how,
+        _nulls(files), how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -196,6 +204,11 @@ def _inspected(
             f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {skipped[0] if skipped else ''}"
         )
     return files, skipped
+
+
+def _blank(files: Sequence[FileInfo], schema: pa.Schema) -> bool:
+    """Whether the source is empty files of a format that learns its columns from rows: any name may be right then."""
+    return not schema.names and all(f.rows == 0 for f in files)
 
 
 def _where(source: Source, schema: pa.Schema) -> Any:
@@ -294,7 +307,10 @@ def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:
 
 
 def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
-    """What the first steps say they take, as far as the source's schema still holds. Raises BadModel."""
+    """What the first steps say they take, and conditions, as far as the source's schema still holds. Raises BadModel,
+    BadJob.
+    """
+    from gristmill.io.where import SqlWhere
     from gristmill.models.takes import takes_of
 
     if job.source.columns is not None:
@@ -303,6 +319,8 @@ def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
         takes = None if step.call is None else takes_of(step.call)
         if takes is not None:
             takes.check(schema)
+        if step.expression is not None:
+            SqlWhere(step.expression, schema)
         if step.kind != "filter":
             return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.commit import publish as publishing
@@ -13,10 +13,19 @@ from gristmill.observe.report import Counts, Report
 from gristmill.tally import Tally
 
 
-def finished(
-    so_far: Report, total: Counts, done: Sequence[Receipt], live: Sequence[publishing.Live], tally: Tally, time: float
-) -> Report:
-    """The report of a run that has published. `total` counts all of the live result, `done` are this generation's
+@dataclass(frozen=True)
+class Whole:
+    """A live result over all its generations: what `_SUCCESS` says of it."""
+
+    counts: Counts
+    errors: Mapping[str, float]
+    shards: int
+    generations: Sequence[int]
+    live: Sequence[publishing.Live]
+
+
+def finished(so_far: Report, whole: Whole, done: Sequence[Receipt], tally: Tally, time: float) -> Report:
+    """The report of a run that has published. `whole` is all of the live result, `done` are this generation's
     receipts, of which `tally` saw those that this run made; `time` is its workers' together, in seconds.
     """
     figures = summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in done)
@@ -25,15 +34,15 @@ def finished(
     return replace(
         so_far,
         state="done",
-        counts=total,
-        files=len(live),
-        bytes_out=sum(f.bytes for f in live),
+        counts=whole.counts,
+        files=len(whole.live),
+        bytes_out=sum(f.bytes for f in whole.live),
         model_seconds=figures.get("model_seconds", 0.0),
         busy=min(1.0, busy) if tally.counts.rows_in else None,
         held_back=_held_back(tally.figures, time) if tally.counts.rows_in else {},
         padding=1 - figures["tokens"] / padded if padded else None,
         tokens=int(figures["tokens"]) if figures.get("tokens") else None,
-        errors={k: int(v) for k, v in summed(x.errors for x in done).items()},
+        errors={k: int(v) for k, v in whole.errors.items()},
     )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import signal
 import tempfile
 import time
@@ -37,7 +38,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, GristmillError, Interrupted, RunFailed
+from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed
 from gristmill.feeding import ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Counts, Report
@@ -146,6 +147,7 @@ class Run:
         self._generation: Generation | None = None
         self._lease: Lease
         self._batch: BatchPlan
+        self._look: str
         self._receipts: dict[int, Receipt] = {}
 
     @property
@@ -207,6 +209,7 @@ class Run:
             return
         self._generation = choice.generation
         self._say(generation=self.generation.number)
+        self._look = self._how_to_look()
         if choice.resumed:
             self._plan = generations.read_plan(self.generation)
         self._settle()
@@ -323,8 +326,9 @@ class Run:
                     streamed += 1
                 if self._stops.number is not None or feed.fatal is not None:
                     break
-        except BaseException:
-            self._say(phase="failed")
+        except BaseException as e:
+            if not isinstance(e, GateFailed):
+                self._say(phase="failed")
             raise
         finally:
             feed.stopped = True
@@ -422,7 +426,8 @@ class Run:
         rows = None if self._plan is None else self.plan.shards.rows()
         expanding = any(s.kind == "flat_map" for s in self.spec.steps)
         if rows is not None and not expanding and not self._verbs.accept:
-            gating.early(self.spec.gates, self._tally.counts, rows, self._tally.errors)
+            with self._gate_noted():
+                gating.early(self.spec.gates, self._tally.counts, rows, self._tally.errors, self._look)
 
     def _say(self, **changes: Any) -> None:
         phase = self._now.phase
@@ -446,33 +451,38 @@ class Run:
         self._say(phase="publishing")
         done = [self._receipts[n] for n in sorted(self._receipts)]
         counts = sum((Counts(*x.counts) for x in done), Counts())
-        self._gates(counts, done)
-        base, live, numbers = self._base(counts)
+        with self._gate_noted():
+            self._gates(counts, done)
+        whole = self._whole(counts, done)
         if self.sink.merge:
             from gristmill.commit.merge import merge
 
             form, options = self.resolved.sink_format, self.sink.options
             done = merge(self._files, self.generation, done, form, self.plan.schema, options)
         publishing.link_parts(self._files, self.generation, done)
-        live = [*live, *publishing.live_of(self.generation, done)]
+        whole = replace(whole, live=[*whole.live, *publishing.live_of(self.generation, done)])
         if self.plan.about["sink_format"] == "npy":
             publishing.write_manifest(self._files, self.root, done, appended=self.generation.base is not None)
-        publishing.publish(self._files, self.generation, self._about(base, numbers, done), live)
-        self.report = self._report(base, done, live)
+        publishing.publish(self._files, self.generation, self._about(whole), whole.live)
+        self.report = self._report(whole, done)
         self._say(phase="done", share=1.0)
 
-    def _base(self, new: Counts) -> tuple[Counts, list[publishing.Live], list[int]]:
-        """Counts, files and generations of the live result that this one joins: all of the new one, and its base's."""
+    def _whole(self, new: Counts, done: Sequence[Receipt]) -> reporting.Whole:
+        """The live result with what this generation adds to its base's, but for this one's files."""
+        errors, shards = gating.summed(x.errors for x in done), len(self.plan.shards)
         if self.generation.base is None:
-            return new, [], [self.generation.number]
+            return reporting.Whole(new, errors, shards, [self.generation.number], [])
         body, live = publishing.published(self.root, self._files)
         before = Counts(*body["counts_list"])
-        numbers = [*body["generations"], self.generation.number]
+        numbers, shards = [*body["generations"], self.generation.number], body["shards"] + shards
         if self.generation.kind != "retry-dead":
-            return before + new, live, numbers
+            errors = gating.summed([body.get("errors", {}), errors])
+            return reporting.Whole(before + new, errors, shards, numbers, live)
         letters = publishing.dead_letters(self.root, [f.name for f in live if f.role == "dead"], self._files)
         derived = any(s.kind == "flat_map" for s in self.spec.steps)
-        return retrying.combined(before, letters, derived, new), [f for f in live if f.role != "dead"], numbers
+        # All of the base's letters were scored again: those that are still dead are this generation's own.
+        counts = retrying.combined(before, letters, derived, new)
+        return reporting.Whole(counts, errors, shards, numbers, [f for f in live if f.role != "dead"])
 
     def _gates(self, counts: Counts, done: Sequence[Receipt]) -> None:
         retry = self.generation.kind == "retry-dead"
@@ -481,17 +491,31 @@ class Run:
         if warning := gating.warning(self.spec.gates, counts, errors):
             self._note("warning", warning)
         if not self._verbs.accept and not retry:
-            letters = join(self.sink.uri, generations.META, self.generation.name, "work", "dead-*")
-            gating.final(self.spec.gates, counts, errors, letters)
+            gating.final(self.spec.gates, counts, errors, self._look)
         if self.spec.audit:
             paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
             staged = gating.Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())
             gating.audit(self.spec.audit, staged)
 
-    def _about(self, total: Counts, numbers: list[int], done: Sequence[Receipt]) -> dict[str, Any]:
-        plan = self.plan.about
+    def _how_to_look(self) -> str:
+        """How to read the dead letters before they are published: `gristmill dead` shows those of a live result."""
+        if generations.success(self.root, self._files) is None:
+            return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
+        return f"they are in {join(self.sink.uri, generations.META, self.generation.name, 'work', 'dead-*')}"
+
+    @contextlib.contextmanager
+    def _gate_noted(self) -> Iterator[None]:
+        """Notes a gate that does not hold, while the lease is held, for `gristmill status`."""
+        try:
+            yield
+        except GateFailed as e:
+            self._say(phase="gate failed", gate=scrub(str(e), secrets_in(self.spec)))
+            raise
+
+    def _about(self, whole: reporting.Whole) -> dict[str, Any]:
+        plan, total = self.plan.about, whole.counts
         return {
-            "generations": numbers,
+            "generations": list(whole.generations),
             "counts": dataclasses.asdict(total),
             "counts_list": list(total.values()),
             "rows_in": total.rows_in,
@@ -499,18 +523,18 @@ class Run:
             "rows_dead": total.dead + total.derived_dead,
             "rows_filtered": total.filtered + total.derived_filtered,
             **{name: plan[name] for name in ("model", "fingerprint", "output_schema", "sink_format", "partition_by")},
-            "shards": len(self.plan.shards),
+            "shards": whole.shards,
             "published": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": round(time.monotonic() - self._begun, 3),
-            "errors": {k: int(v) for k, v in gating.summed(x.errors for x in done).items()},
+            "errors": {k: int(v) for k, v in whole.errors.items()},
         }
 
     # ------------------------------------------------ reports
 
-    def _report(self, total: Counts, done: Sequence[Receipt], live: Sequence[publishing.Live]) -> Report:
+    def _report(self, whole: reporting.Whole, done: Sequence[Receipt]) -> Report:
         workers = max(1, self.resolved.workers)
         span = time.monotonic() - (self._tally.first_start or self._begun)
-        return reporting.finished(self._partial_report(None), total, done, live, self._tally, span * workers)
+        return reporting.finished(self._partial_report(None), whole, done, self._tally, span * workers)
 
     def _partial_report(self, error: GristmillError | None) -> Report:
         counts = self._tally.counts

@@ -24,7 +24,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
     """What the workers of a resolved job are given."""
     job = r.job
     leave = tuple(r.info.columns or ())
-    where = job.source.where
+    where = None if r.blank else job.source.where
     return Recipe(
         Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
         job.steps, _pinned(r), job.post,

@@ -27,7 +27,9 @@ from gristmill.running import Run
 
 @dataclass(frozen=True)
 class PlanView:
-    """What would run. `rows` and `shards` are estimates where said; sizes in bytes. `problems` would stop the run."""
+    """What would run. `rows` and `shards` are estimates where said; sizes in bytes. `schema` and `nulls` are of the
+    columns that are read. `problems` would stop the run.
+    """
 
     files: int
     rows: int | None
@@ -58,7 +60,9 @@ def plan(spec: JobSpec) -> PlanView:
             r = planning.resolve(replace(spec, gates=Gates(allow_empty=True)), folder)
     rows = r.rows
     table = shard.cut(r.files, r.selection, planning.shard_rows(r, None), max(1, r.workers))
-    kept = r.keep if r.keep is not None else [n for n in r.schema.names if n not in (r.info.columns or ())]
+    given = r.schema.names if r.columns is None else r.columns
+    read = {*given, *(r.condition.columns if r.condition is not None else ())}
+    kept = r.keep if r.keep is not None else [n for n in given if n not in (r.info.columns or ())]
     output: list[tuple[str, str | None]] = [
         (n, str(r.schema.field(n).type) if n in r.schema.names else None) for n in kept
     ]
@@ -67,7 +71,8 @@ def plan(spec: JobSpec) -> PlanView:
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     return PlanView(
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
-        timed or rows is None, r.workers, r.nulls, [(f.name, str(f.type)) for f in r.schema], output, r.info,
+        timed or rows is None, r.workers, {n: count for n, count in r.nulls.items() if n in read},
+        [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), r.notes, problems,
     )  # fmt: skip
 

@@ -224,6 +224,46 @@ def test_a_cache_is_asked_first() -> None:
     assert square.stats.snapshot()["cache_stats"] == "6"
 
 
+def test_a_cache_written_for_the_original_library() -> None:
+    """Generic, told apart by isinstance, with statistics of its own; and all of the other names of that module."""
+    from gristmill.batched import types
+
+    class Memory(types.AsyncCache[str, int]):
+        def __init__(self) -> None:
+            self.held: dict[str, int] = {}
+            self.counted = types.CacheStats()
+
+        async def get(self, key: str) -> int | None:
+            self.counted.update_get(hit=key in self.held, time_taken=0.5)
+            return self.held.get(key)
+
+        async def set(self, key: str, value: int) -> None:
+            self.held[key] = value
+            self.counted.update_set(time_taken=0.25)
+
+        async def clear(self) -> None:
+            self.held.clear()
+
+        def stats(self) -> types.CacheStats:
+            return self.counted
+
+    async def main() -> None:
+        assert [await function("four"), await function("four")] == [4, 4]
+
+    cache = Memory()
+    function = aio.dynamically(lambda items: [len(item) for item in items], cache=cache, timeout_ms=0)
+    asyncio.run(main())
+    told = function.stats.cache_stats
+    assert (told.gets, told.hits, told.sets, told.avg_get_time, told.avg_hit_time) == (2, 1, 1, 0.5, 0.5)
+    assert function.stats.snapshot()["cache_stats"]["total_set_time"] == 0.25
+    assert isinstance(cache, types.AsyncCache) and not isinstance(object(), types.AsyncCache)
+    assert types.BatchFunc[int, str] and types.Feature[np.ndarray] and types.BatchInfer
+    original = pytest.importorskip("batched.types")
+    ours = vars(types)
+    public = {n for n, v in vars(original).items() if getattr(v, "__module__", "") == "batched.types" and n[0] != "_"}
+    assert public <= set(ours), public - set(ours)
+
+
 def test_a_cache_for_features() -> None:
     """Keys are a row's features; outputs come back stacked, cached or not."""
     seen: list[int] = []

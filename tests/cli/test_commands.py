@@ -157,6 +157,19 @@ def test_a_gate_that_does_not_hold_is_exit_3_with_the_report(folder: Folder) -> 
     assert accepted.code == 0 and figure(accepted.out, "dead") == 1
 
 
+@pytest.mark.parametrize("rows", [10, 60], ids=["early", "at the end"])
+def test_a_person_can_look_after_a_gate_has_failed(folder: Folder, rows: int) -> None:
+    """The message and status say how: the letters, though nothing is published, and the way out."""
+    shape = ("--min-ok", "0.999", "--shard-rows", str(rows))
+    failed = folder.apply("bad", "out", *shape)
+    assert failed.code == 3 and "gristmill dead out shows them, --accept publishes" in failed.err
+    looked = folder.run("dead", "out")
+    assert looked.code == 0 and "rows.parquet:7\n  ValueError: seven is not allowed\n" in looked.out
+    assert looked.err.count("\n") == 1 and "nothing is published" in looked.err
+    text = folder.run("status", "out").out
+    assert "a gate did not hold" in text and "gristmill dead out shows them, --accept publishes" in text
+
+
 # ---------------------------------------------------------------- looking at a sink
 
 
@@ -277,6 +290,18 @@ def test_a_plan_says_what_would_run(folder: Folder) -> None:
     (folder.path / "rows.jsonl").write_text('{"x": 1}\n' * 1000)
     guessed = folder.run("plan", "j.yaml", "--set", "source.uri=rows.jsonl", "--keep", "x")
     assert "about" in guessed.out and "estimated" in guessed.out, guessed
+
+
+def test_a_plan_shows_only_what_is_read(folder: Folder) -> None:
+    """Of columns that are neither named nor in a condition, neither types nor null counts."""
+    rows = pa.table({"id": [1, 2], "x": [1.0, None], "lang": ["en", None], "text": [None, "b"]})
+    pq.write_table(rows, folder.path / "in.parquet")
+    (folder.path / "j.yaml").write_text(
+        "source: {uri: in.parquet, columns: [id, x], where: \"lang = 'en'\"}\n"
+        "model: {call: 'scoring:double'}\nsink: {uri: out, keep: [id]}\n"
+    )
+    text = folder.run("plan", "j.yaml").out
+    assert "reads    id: int64, x: double, lang: string\n" in text and "nulls    lang: 1, x: 1\n" in text, text
 
 
 # ---------------------------------------------------------------- output and its ends

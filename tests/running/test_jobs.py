@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,27 @@ def test_append_scores_only_new_files(numbers: str, tmp_path: Path) -> None:
     assert again.state == "nothing to do"
 
 
+def test_errors_are_of_all_dead_rows_after_append_and_retry(numbers: str, tmp_path: Path) -> None:
+    """Errors by kind add up to the dead rows: of both files after an append, of those still dead after a retry."""
+    from gristmill.running import retry_dead
+
+    def job(*bad: int) -> gm.Job:
+        model, sink = gm.model(functions.picky, bad=bad), gm.sink(str(tmp_path / "out"), keep=["id"])
+        return gm.Job(numbers, model, sink, workers=0)
+
+    first = job(3, 500, 2001).run()
+    assert (first.rows_dead, first.errors) == (2, {"ValueError": 2})
+    pq.write_table(pa.table({"id": [2000, 2001], "x": [1.0, 2.0], "day": ["a", "b"]}), Path(numbers) / "9.parquet")
+    added = job(3, 500, 2001).run(append=True)
+    assert (added.rows_dead, added.errors) == (3, {"ValueError": 3})
+    assert job(3, 500, 2001).run().errors == {"ValueError": 3}
+    now = gm.status(str(tmp_path / "out"))
+    assert now["published"]["errors"] == {"ValueError": 3} and now["shards_total"] == first.shards + 1
+    still = retry_dead(job(2001).spec, accept_code_change=True)
+    assert (still.rows_dead, still.errors) == (1, {"ValueError": 1})
+    assert gm.status(str(tmp_path / "out"))["published"]["errors"] == {"ValueError": 1}
+
+
 def test_one_bad_row_alone_is_a_dead_letter(numbers: str, tmp_path: Path) -> None:
     """Rows that raise are dead letters with identity, payload and error; all others are scored."""
     bad = [3, 500, 999]
@@ -190,6 +212,18 @@ def test_steps_and_post_steps(numbers: str, tmp_path: Path) -> None:
     assert (report.rows_in, report.rows_ok, report.rows_filtered) == (1000, table.num_rows, 1000 - table.num_rows)
     assert all(i < 900 for i in table["id"].to_pylist())
     assert np.allclose(table["y"].to_numpy(), table["x"].to_numpy() * 2 + 1)
+
+
+@pytest.mark.parametrize("condition", ["nocol > 1", "day > 1 and", "length(x) > 1"])
+def test_a_filter_that_cannot_hold_is_refused_when_planning(numbers: str, tmp_path: Path, condition: str) -> None:
+    """As `where`: also after other filters, and not after a step that may bring the column."""
+    filters = [gm.filter("id < 900"), gm.filter(condition)]
+    job = gm.Job(numbers, functions.double, str(tmp_path / "out"), steps=filters, workers=0)
+    for refused in (job.run, job.plan):
+        with pytest.raises(gm.BadJob, match=re.escape(condition)):
+            refused()
+    assert not (tmp_path / "out").exists()
+    gm.Job(numbers, functions.double, str(tmp_path / "out"), steps=[functions.plus_one, *filters], workers=0).plan()
 
 
 def test_a_step_that_drops_rows_silently_stops_the_job(numbers: str, tmp_path: Path) -> None:
@@ -421,6 +455,25 @@ def test_min_ok_stops_the_run_and_accept_publishes(numbers: str, tmp_path: Path)
     assert failed.value.report is not None
     assert not list((tmp_path / "out").glob("*.parquet"))
     assert job.run(accept=True).rows_dead == 25
+
+
+def test_dead_letters_of_an_unpublished_run_can_be_read(numbers: str, tmp_path: Path) -> None:
+    """Those of committed shards, until something is published: then they are that result's, whatever failed since."""
+    out = str(tmp_path / "out")
+
+    def job(*bad: int) -> gm.Job:
+        model = gm.model(functions.picky, bad=bad)
+        return gm.Job(numbers, model, gm.sink(out, keep=["id"]), gates={"min_ok": 0.999}, shard_rows=100, workers=0)
+
+    with pytest.raises(gm.GateFailed, match=f"gristmill dead {out} shows them") as failed:
+        job(3, 950).run()
+    for letters in (gm.dead(out), failed.value.report.dead()):
+        assert [json.loads(x)["id"] for x in letters["payload"].to_pylist()] == [3, 950]
+    assert gm.status(out)["phase"] == "gate failed" and "min_ok 0.999" in gm.status(out)["gate"]
+    job(3, 950).run(accept=True)
+    with pytest.raises(gm.GateFailed, match=r"they are in .*g0002-\w+/work/dead-"):
+        job(7, 8).run(restart=True)
+    assert [json.loads(x)["id"] for x in gm.dead(out)["payload"].to_pylist()] == [3, 950]
 
 
 def test_an_audit_can_refuse(numbers: str, tmp_path: Path) -> None:

@@ -162,3 +162,23 @@ def test_a_model_that_changes_between_runs_is_refused(minilm_int8: Path, tmp_pat
     config.write_text(config.read_text() + "\n")
     with pytest.raises(gm.PlanChanged, match=r"config\.json"):
         job.run()
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_file_of_nothing_has_no_columns_to_miss(minilm_int8: Path, tmp_path: Path, kind: str) -> None:
+    """It fails the gate as a source without rows, and is recorded where that is meant, whatever the job names."""
+    (tmp_path / f"in.{kind}").touch()
+
+    def job(sink: str, **gates: bool) -> gm.Job:
+        source = gm.source(str(tmp_path / f"in.{kind}"), columns=["id", "text"], where="id > 1")
+        model, target = gm.TextEmbedder(str(minilm_int8), text="text"), gm.sink(str(tmp_path / sink), keep=["id"])
+        return gm.Job(source, model, target, steps=[gm.filter("length(text) > 0")], workers=0, gates=gates)
+
+    with pytest.raises(gm.GateFailed, match="the source has no rows"):
+        job("refused").run()
+    report = job("out", allow_empty=True).run()
+    assert report.rows_in == 0 and report.read().to_table().column_names == ["embedding"]
+    (tmp_path / "in.jsonl").write_text("{}\n")  # a row, though without columns
+    with pytest.raises(gm.BadModel, match="does not have"):
+        gm.embed(str(tmp_path / "in.jsonl"), str(tmp_path / "rows"), text="text", model=str(minilm_int8), workers=0)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gristmill.cli import vocabulary as words
+from gristmill.cli.ending import say
 from gristmill.cli.job import variables
 from gristmill.cli.perform import print_rows, shown
 from gristmill.cli.shape import Command
@@ -74,7 +75,11 @@ _STATES = {
 def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A state for a person, as label and text."""
     state = str(now.get("state"))
-    lines = [("sink", str(now.get("sink"))), ("state", _STATES.get(state, state))]
+    gate = state == "unfinished" and now.get("gate")
+    said = "not published: a gate did not hold" if gate else _STATES.get(state, state)
+    lines = [("sink", str(now.get("sink"))), ("state", said)]
+    if gate:
+        lines.append(("gate", str(gate)))
     if state == "running" and now.get("phase") not in (None, "running"):
         lines.append(("phase", str(now["phase"])))
     if now.get("waiting"):
@@ -135,8 +140,11 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool, debug: bool) -> int:
     """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
     from gristmill.commit.publish import dead as dead_letters
+    from gristmill.commit.publish import unfinished
 
     root, files = _existing(sink)
+    if unfinished(root, files) is not None:
+        say(f"{sink}: nothing is published: these are the dead letters so far of a run that has not finished")
     letters = dead_letters(root, files=files)
     most = limit or letters.num_rows
     if by is not None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gristmill.commit.generation import META, SUCCESS, Generation, decode_schema, generations, meta, success
 from gristmill.commit.places import opened
-from gristmill.commit.receipt import Part, Receipt
+from gristmill.commit.receipt import Part, Receipt, standing
 from gristmill.commit.store import LOCAL, join, seal, sha256_of
 from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed
 from gristmill.plan.contracts import Files
@@ -201,10 +201,21 @@ DEAD = pa.schema(
 
 
 def dead(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> pa.Table:
-    """The dead letters of a published sink, schema DEAD; `payload` is JSON text."""
+    """The dead letters of a sink, schema DEAD; `payload` is JSON text. Where nothing is published yet, those that the
+    unfinished run has committed.
+    """
     root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
+    if (begun := unfinished(root, files)) is not None:
+        parts = [part for done in standing(begun.receipts, files).values() for part in done.parts]
+        return dead_letters(root, [p.work for p in parts if p.role == "dead"], files)
     _, live = published(root, files)
     return dead_letters(root, [f.name for f in live if f.role == "dead"], files)
+
+
+def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
+    """The generation that has rows where nothing is published; None where something is, or no run has got so far."""
+    known = generations(root, files) if success(root, files) is None else []
+    return known[-1] if known and known[-1].planned else None
 
 
 def dead_letters(root: str, names: Sequence[str], files: Files = LOCAL) -> pa.Table:

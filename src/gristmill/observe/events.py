@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Phase = Literal["planning", "loading", "running", "publishing", "done", "failed", "stopped"]
+Phase = Literal["planning", "loading", "running", "publishing", "done", "failed", "gate failed", "stopped"]
+ENDED = ("done", "failed", "gate failed", "stopped")
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Progress:
 
     `rows_done` counts committed rows and those scored since (`ticking`), of which `rows_ok`, `rows_dead` and
     `rows_filtered` count the committed ones. `share` (0..1) is by bytes where rows are not known. Times in seconds.
+    `gate` says which gate did not hold, and the way out.
     """
 
     phase: Phase = "planning"
@@ -36,6 +38,7 @@ class Progress:
     workers: int = 0
     workers_wanted: int = 0
     waiting: str = ""
+    gate: str = ""
 
 
 @dataclass(frozen=True)

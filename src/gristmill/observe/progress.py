@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal, TextIO, cast
 
 from gristmill.observe import units
-from gristmill.observe.events import Note, Observer, Progress, Silent
+from gristmill.observe.events import ENDED, Note, Observer, Progress, Silent
 from gristmill.observe.printed import PrintedLines
 from gristmill.observe.streams import Sturdy, is_terminal
 from gristmill.observe.tables import clean, clip, columns
@@ -90,7 +90,7 @@ class Lines:
         at = self._clock()
         if now.phase != self._phase or now.waiting != self._waiting:
             self._phase, self._waiting, self._gap = now.phase, now.waiting, FIRST_LINE_S
-            if now.phase in ("done", "failed", "stopped"):
+            if now.phase in ENDED:
                 return
         elif at - self._last < self._gap:
             return
@@ -204,7 +204,7 @@ class Bar:
 
     def progress(self, now: Progress) -> None:
         """Redraw, at most ten times a second; at a new phase at once."""
-        if now.phase in ("done", "failed", "stopped"):
+        if now.phase in ENDED:
             self.close()
             return
         new_phase = now.phase != self._now.phase
