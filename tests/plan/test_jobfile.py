@@ -408,16 +408,16 @@ sources = st.builds(
     options=arguments,
     storage=arguments,
 )
-sinks = st.builds(
-    Sink,
-    uri=names,
-    format=st.none() | st.sampled_from(["parquet", "jsonl", "npy"]),
-    keep=st.none() | st.lists(names, max_size=3).map(tuple),
-    row_id=columns,
-    key=st.lists(columns, max_size=2).map(tuple),
-    partition_by=st.lists(columns, max_size=2).map(tuple),
-    merge=st.booleans(),
-    dead_payload=st.integers(0, 10**9),
+sink_fields = {
+    "uri": names,
+    "format": st.none() | st.sampled_from(["parquet", "jsonl", "npy"]),
+    "keep": st.none() | st.lists(names, max_size=3).map(tuple),
+    "row_id": columns,
+    "key": st.lists(columns, max_size=2).map(tuple),
+    "dead_payload": st.integers(0, 10**9),
+}
+sinks = st.builds(Sink, **sink_fields, merge=st.booleans()) | st.builds(
+    Sink, **sink_fields, partition_by=st.lists(columns, max_size=2).map(tuple)
 )
 steps = st.one_of(
     st.builds(specs.Step, st.sampled_from(["map", "flat_map", "filter"]), calls),
@@ -450,7 +450,7 @@ jobs = st.builds(
     steps=st.lists(steps, max_size=2).map(tuple),
     post=st.lists(st.builds(specs.Step, st.just("map"), calls), max_size=2).map(tuple),
     on_null=st.sampled_from(["dead", "skip", "keep"]),
-    running=st.builds(Running, batch_rows=st.just("auto") | st.integers(1, 99), batch_timeout=st.floats(0, 1e6)),
+    running=st.builds(Running, batch_rows=st.just("auto") | st.integers(1, 99), batch_timeout=st.floats(0.1, 1e6)),
     gates=st.builds(Gates, min_ok=st.floats(0, 1), allow_empty=st.booleans()),
     engine=engines,
 )
