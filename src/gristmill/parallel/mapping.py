@@ -133,7 +133,7 @@ def _run(
         how.workers,
         lambda some: pack(by_value(some), folder),
         how.retries,
-        alone=how.timeout is not None,
+        timed=how.timeout is not None,
         ordered=how.ordered,
     )
     done = 0
