@@ -15,12 +15,18 @@ import pytest
 import gristmill as gm
 
 
-def ran(tmp_path: Path, text: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+def ran(tmp_path: Path, text: str, stderr: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in a process of its own."""
     path = tmp_path / "script.py"
     path.write_text(text)
     return subprocess.run(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60, cwd=tmp_path
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, **variables},
     )
 
 
@@ -46,6 +52,20 @@ def test_no_print_is_lost(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert sorted(lines) == sorted(f"line {x} {i} {'.' * 40}" for x in (1, 2, 3) for i in range(3000))
     assert sorted(done.stderr.split()) == ["1", "2", "3", "aside", "aside", "aside"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_print_that_cannot_be_encoded_ends_nothing(tmp_path: Path, encoding: str) -> None:
+    """It is written with backslashes; what can be encoded stays as it is."""
+    done = ran(
+        tmp_path,
+        "import gristmill\ndef f(x):\n    print('plain')\n    print('\\xe9 a\\udc80b')\n    return x\n"
+        "print(gristmill.map(f, [1]))\n",
+        PYTHONIOENCODING=encoding,
+    )
+    assert done.returncode == 0, done.stderr
+    accent = "\\xe9" if encoding == "ascii" else "\xe9"
+    assert done.stdout.splitlines() == ["plain", f"{accent} a\\udc80b", "[1]"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

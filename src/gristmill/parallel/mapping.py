@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from gristmill.engines.registry import open_engine
 from gristmill.parallel.calling import CallStages
@@ -144,9 +144,7 @@ def _run(
         for event in events:
             watch()
             if isinstance(event, Printed):
-                stream = sys.stdout if event.stream == "stdout" else sys.stderr
-                stream.write(event.text)
-                stream.flush()
+                _show(event.text, sys.stdout if event.stream == "stdout" else sys.stderr)
             for result in feed.on(event):
                 done += 1
                 yield result
@@ -159,6 +157,20 @@ def _run(
         yield known.popleft()
     if feed.fatal is not None:
         raise feed.fatal
+
+
+def _show(text: str, stream: TextIO) -> None:
+    """Written so that a character which the stream cannot encode ends no map. Looked at before: the stream may be the
+    progress line's, which would keep the text and fail on it again.
+    """
+    encoding = getattr(stream, "encoding", None)  # None where it takes any text
+    if encoding:
+        try:
+            text.encode(encoding, getattr(stream, "errors", None) or "strict")
+        except UnicodeEncodeError:
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+    stream.write(text)
+    stream.flush()
 
 
 def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None) -> Any:
