@@ -98,3 +98,23 @@ class Unreadable:
 def unreadable(x: int) -> Any:
     """Something that cannot be read again for 7."""
     return Unreadable() if x == 7 else x
+
+
+def forks(x: int, how: str) -> tuple[int, int]:
+    """The child comes out of the call in some way; the worker gives its exit code."""
+    child = os.fork()
+    if child == 0:
+        print("printed by the child")
+        if how == "raises":
+            raise RuntimeError("raised by the child")
+        if how == "exits":
+            raise SystemExit(3)
+        return -1, -1
+    for _ in range(500):
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return x, os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return x, -1

@@ -115,3 +115,14 @@ def test_an_exception_with_an_init_of_its_own_keeps_its_type() -> None:
     with pytest.raises(called.OwnError, match="2: two") as caught:
         gm.remote_parallel_map(called.raises, [2])
     assert caught.value.code == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(("how", "code"), [("raises", 1), ("exits", 3), ("returns", 0)])
+def test_a_forked_child_of_a_call_is_not_the_worker(how: str, code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """It ends with its own exit code and traceback, and prints to stderr; the results are those of the worker."""
+    assert gm.map(called.forks, [(1, how), (2, how)], max_parallelism=1, timeout=20) == [(1, code), (2, code)]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("printed by the child") == 2
+    assert err.count("RuntimeError: raised by the child") == (2 if how == "raises" else 0)

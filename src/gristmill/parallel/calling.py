@@ -4,13 +4,15 @@ so that the first result comes soon.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, pack, pickled, unpack
 from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
@@ -99,6 +101,7 @@ class CallWorker:
 
     def _called(self, item: Item, emit: Emit) -> None:
         chunk: Chunk = item.value
+        worker = os.getpid()
         batch = _Batch(self._stages.folder)
         try:
             values = unpack(chunk.inputs)
@@ -114,8 +117,12 @@ class CallWorker:
             try:
                 result = self._stages.function(*value) if isinstance(value, tuple) else self._stages.function(value)
             except BaseException as e:  # also SystemExit: an input's failure never ends the worker
+                if os.getpid() != worker:
+                    _end_of_a_child(e)
                 batch.failed(number, fault_of(e))
             else:
+                if os.getpid() != worker:
+                    _end_of_a_child(None)
                 batch.returned(number, result)
             self._disarm()
             batch.seconds += time.monotonic() - begun
@@ -139,8 +146,32 @@ class CallWorker:
             faulthandler.cancel_dump_traceback_later()
 
 
+def _end_of_a_child(error: BaseException | None) -> NoReturn:
+    """The end of a process that a call has forked, and that comes out of it as the worker does: it is not the worker,
+    and has nothing to send or to do.
+    """
+    code = 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        code = error.code or 0
+    elif error is not None:
+        code = 1
+        with contextlib.suppress(Exception):
+            if isinstance(error, SystemExit):
+                print(error.code, file=sys.stderr)
+            else:
+                import traceback
+
+                traceback.print_exception(type(error), error, error.__traceback__)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 class Told(io.TextIOBase):
-    """A standard output whose lines are events, so that all of them reach the caller, and on their own stream."""
+    """A standard output whose lines are events, so that all of them reach the caller, and on their own stream. Not from
+    a forked child, whose events would get between those of the worker: it writes to the process's own output.
+    """
 
     encoding = "utf-8"
     errors = "replace"
@@ -150,12 +181,16 @@ class Told(io.TextIOBase):
         self._emit = emit
         self._parts: list[str] = []
         self._lock = threading.RLock()  # user code may print from its own threads
+        self._process = os.getpid()
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         """Kept until the end of a line."""
+        if os.getpid() != self._process:  # the lock may have been held by a thread that is not here
+            _write_all(text.encode("utf-8", "backslashreplace"))
+            return len(text)
         with self._lock:
             self._parts.append(text)
             if "\n" in text:
@@ -164,6 +199,8 @@ class Told(io.TextIOBase):
 
     def flush(self) -> None:
         """Send what there is."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             text, self._parts = "".join(self._parts), []
             if text:
@@ -172,6 +209,11 @@ class Told(io.TextIOBase):
     def fileno(self) -> int:
         """That of the process, which the caller sees as standard error."""
         return 1
+
+
+def _write_all(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
 
 
 class _Batch:
