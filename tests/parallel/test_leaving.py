@@ -126,3 +126,38 @@ def test_a_forked_child_of_a_call_is_not_the_worker(how: str, code: int, capfd: 
     assert out == ""
     assert err.count("printed by the child") == 2
     assert err.count("RuntimeError: raised by the child") == (2 if how == "raises" else 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("leaves", ["sys.exit(5)", "found.close(); sys.exit(5)", "del found; sys.exit(5)"])
+def test_a_fork_of_the_caller_leaves_its_maps_alone(tmp_path: Path, leaves: str) -> None:
+    """It ends as any process, and takes neither the workers nor the files of a map that is open."""
+    done = ran(
+        tmp_path,
+        "import gristmill, os, signal, sys, time\n"
+        "def f(x):\n    time.sleep(0.01)\n    return x, bytes(2_000_000), os.getpid()\n"
+        f"found = gristmill.remote_parallel_map(f, range(30), generator=True, checkpoint={str(tmp_path / 'kept')!r})\n"
+        "pids = {next(found)[2]}\n"
+        "child = os.fork()\n"
+        f"if child == 0:\n    signal.alarm(5)\n    {leaves}\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "rest = [pid for _, _, pid in found]\n"
+        "print(len(rest), len(pids.union(rest)) <= (os.cpu_count() or 1))\n",
+    )
+    assert done.stdout.split() == ["5", "29", "True"], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_map_does_not_go_on_in_a_fork(tmp_path: Path) -> None:
+    """The next result is the process's that began it."""
+    done = ran(
+        tmp_path,
+        "import gristmill, os, signal\n"
+        "found = gristmill.remote_parallel_map(abs, range(9), generator=True, spinner=False)\n"
+        "next(found)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    signal.alarm(5)\n    next(found)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(found)))\n",
+    )
+    assert done.stdout.split() == ["1", "8"], done.stderr
+    assert "RunFailed" in done.stderr

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gristmill.engines.registry import open_engine
+from gristmill.errors import RunFailed
 from gristmill.parallel.calling import CallStages
 from gristmill.parallel.feed import CallFeed, Result
 from gristmill.parallel.inputs import Inputs, Numbered
 from gristmill.parallel.kept import Kept, checkpoint, code_digest, key_of
 from gristmill.parallel.progress import Line
 from gristmill.parallel.shipping import by_value, pack, revived
-from gristmill.plan.contracts import Printed
+from gristmill.plan.contracts import Event, Printed
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.processes import import_path
 
@@ -84,7 +85,9 @@ def results(
     """What became of each input, as it is known. Closing the iterator ends all workers. `watch` is called several times
     a second, and ends the map by raising.
     """
+    process = os.getpid()
     with contextlib.ExitStack() as stack:
+        _open.add(stack)
         known: deque[Result] = deque()  # results that a checkpoint held
         memory = None
         if how.checkpoint is None:
@@ -101,58 +104,65 @@ def results(
             folder = os.path.join(_in_memory() or tempfile.gettempdir(), f"gristmill-map-{secrets.token_hex(8)}")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         inputs.wait()
-        running = _run(function, inputs, how, folder, known, watch)
-        _open.add(running)
-        for result in running:
+        feed = CallFeed(
+            inputs,
+            how.workers,
+            lambda some: pack(by_value(some), folder),
+            how.retries,
+            timed=how.timeout is not None,
+            ordered=how.ordered,
+        )
+        line = stack.enter_context(Line(name_of(function), inputs.total, how.spinner))
+        events = stack.enter_context(contextlib.closing(_events(function, feed, how, folder)))
+        for result in _run(feed, events, line, known, watch):
             if memory is not None:
                 memory.keep(result)
             yield result
+            if os.getpid() != process:
+                raise RunFailed("a map goes on in the process that began it, not in a fork of that")
 
 
-_open: weakref.WeakSet[Generator[Result, None, None]] = weakref.WeakSet()
+_open: weakref.WeakSet[contextlib.ExitStack] = weakref.WeakSet()  # what ends each map
 
 
 @atexit.register
 def _close_all() -> None:
     """Maps that were left in the middle end before the interpreter does: later, its threads can be joined no more."""
-    for running in list(_open):
+    for stack in list(_open):
         with contextlib.suppress(ValueError):  # another thread is inside
-            running.close()
+            stack.close()
+
+
+def _forget_all() -> None:
+    """In a fork, maps are another process's: its workers and files stay, its threads are not here to be waited for.
+    That holds to the very end of the interpreter, which would otherwise close what nobody refers to.
+    """
+    for stack in list(_open):
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stack.pop_all()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _run(
-    function: Any,
-    inputs: Inputs,
-    how: Mapping,
-    folder: str | None,
-    known: deque[Result],
-    watch: Callable[[], None],
-) -> Generator[Result, None, None]:
-    feed = CallFeed(
-        inputs,
-        how.workers,
-        lambda some: pack(by_value(some), folder),
-        how.retries,
-        timed=how.timeout is not None,
-        ordered=how.ordered,
-    )
+    feed: CallFeed, events: Iterable[Event], line: Line, known: deque[Result], watch: Callable[[], None]
+) -> Iterator[Result]:
     done = 0
-    with (
-        Line(name_of(function), inputs.total, how.spinner) as line,
-        contextlib.closing(_events(function, feed, how, folder)) as events,
-    ):
-        for event in events:
-            watch()
-            if isinstance(event, Printed):
-                _show(event.text, sys.stdout if event.stream == "stdout" else sys.stderr)
-            for result in feed.on(event):
-                done += 1
-                yield result
-            while known:
-                yield known.popleft()
-            line.update(done, feed.running)
-            if feed.fatal is not None:
-                break
+    for event in events:
+        watch()
+        if isinstance(event, Printed):
+            _show(event.text, sys.stdout if event.stream == "stdout" else sys.stderr)
+        for result in feed.on(event):
+            done += 1
+            yield result
+        while known:
+            yield known.popleft()
+        line.update(done, feed.running)
+        if feed.fatal is not None:
+            break
     while known:
         yield known.popleft()
     if feed.fatal is not None:
