@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -81,6 +82,7 @@ def test_what_cannot_be_called_is_told() -> None:
         (later, {}, "later is async"),
         (called.double, {"retries": -1}, "retries is -1"),
         (called.double, {"timeout": 0}, "timeout is 0"),
+        (called.double, {"timeout": math.nan}, "timeout is nan"),
         (called.double, {"func_cpu": 0}, "func_cpu is 0"),
         (called.double, {"max_parallelism": 0}, "max_parallelism is 0"),
         (called.double, {"engine": "dask"}, "engine 'dask'"),
@@ -182,6 +184,14 @@ def test_timeout() -> None:
     assert time.monotonic() - begun < 20
     assert found[::2] == [0.01, 0.02]
     assert isinstance(found[1], gm.CallTimeout) and isinstance(found[1], TimeoutError)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10, 10**400, 1e9, 1e-9])
+def test_timeouts_of_any_size(timeout: Any) -> None:
+    """What no clock can count to is no timeout; the least is one that is over at once."""
+    kind = gm.CallTimeout if timeout < 1 else float
+    (found,) = gm.map(called.slow, [0.1], timeout=timeout, return_exceptions=True)
+    assert isinstance(found, kind)
 
 
 def test_an_iterator_that_raises() -> None:
