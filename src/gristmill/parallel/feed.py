@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.errors import RemoteError, WorkerLost
 from gristmill.parallel.calling import Answers, Chunk, Some
-from gristmill.parallel.inputs import Inputs, Numbered
+from gristmill.parallel.inputs import Inputs, Numbered, Order
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, unpack
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
 
@@ -57,8 +57,7 @@ class CallFeed:
     _size: int = 1
     _most: int = MOST  # fewer where inputs are large
     _unstarted: int = 0
-    _done: set[int] = field(default_factory=set)  # beyond the first that is missing, where order is kept
-    _first_missing: int = 0
+    _order: Order = field(default_factory=Order)  # of inputs taken, where order is kept
     _unsent: list[Result] = field(default_factory=list)  # of inputs that cannot be pickled
 
     # ------------------------------------------------ the engine asks
@@ -88,6 +87,9 @@ class CallFeed:
             except Exception as e:  # the caller's own iterator
                 self.fatal = e
                 return DONE
+        if self.ordered:
+            for number, _ in some:
+                self._order.begin(number)
         if some:
             item = self._given(worker, some)
             return self.take(worker) if item is None else item
@@ -109,7 +111,7 @@ class CallFeed:
         return self._quick and (left is None or left > 4 * self.workers)
 
     def _too_far(self) -> bool:
-        return self.ordered and len(self._done) > ORDERED_AHEAD * self.workers
+        return self.ordered and self._order.beyond > ORDERED_AHEAD * self.workers
 
     def _given(self, worker: str, some: list[Numbered]) -> Item | None:
         """These inputs as an item; None where they cannot be sent, which `on` tells of the one it is."""
@@ -202,10 +204,7 @@ class CallFeed:
     def _settled(self, result: Result) -> Result:
         self._tries.pop(result.number, None)
         if self.ordered:
-            self._done.add(result.number)
-            while self._first_missing in self._done:
-                self._done.remove(self._first_missing)
-                self._first_missing += 1
+            self._order.end(result.number)
         return result
 
     def _put_back(self, key: str) -> None:
