@@ -118,3 +118,19 @@ def forks(x: int, how: str) -> tuple[int, int]:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return x, -1
+
+
+def prints_bytes(x: int) -> None:
+    """To standard output as bytes, also by pieces of a character, between text."""
+    import io
+    import sys
+
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    print("text", end=" ")
+    assert sys.stdout.buffer.write(b"bytes\n") == 6
+    sys.stdout.buffer.write(b"a line\n\xc3")
+    sys.stdout.buffer.write(memoryview(b"\xa9 \xff\n"))
+    wrapped = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")
+    print("wrapped", file=wrapped, flush=True)
+    del wrapped
+    sys.stdout.buffer.write(b"end \xc3")

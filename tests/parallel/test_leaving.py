@@ -54,6 +54,12 @@ def test_no_print_is_lost(tmp_path: Path) -> None:
     assert sorted(done.stderr.split()) == ["1", "2", "3", "aside", "aside", "aside"]
 
 
+def test_bytes_are_printed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """What calls write to sys.stdout.buffer comes as text, in order with what they print."""
+    gm.map(called.prints_bytes, [1])
+    assert capsys.readouterr().out == "text bytes\na line\n\xe9 \\xff\nwrapped\nend \\xc3"
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_a_print_that_cannot_be_encoded_ends_nothing(tmp_path: Path, encoding: str) -> None:
     """It is written with backslashes; what can be encoded stays as it is."""

@@ -4,13 +4,14 @@ so that the first result comes soon.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -182,33 +183,75 @@ class Told(io.TextIOBase):
         self._parts: list[str] = []
         self._lock = threading.RLock()  # user code may print from its own threads
         self._process = os.getpid()
+        self.buffer = _ToldBytes(self)
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         """Kept until the end of a line."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self.add(text, str)
+        return len(text)
+
+    def add(self, data: Any, decoded: Callable[[Any], str]) -> None:
+        """Text, or bytes, to the text that has come."""
         if os.getpid() != self._process:  # the lock may have been held by a thread that is not here
-            _write_all(text.encode("utf-8", "backslashreplace"))
-            return len(text)
+            _write_all(data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace"))
+            return
         with self._lock:
+            text = decoded(data)
             self._parts.append(text)
             if "\n" in text:
-                self.flush()
-        return len(text)
+                self._send()
 
     def flush(self) -> None:
         """Send what there is."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            text, self._parts = "".join(self._parts), []
-            if text:
-                self._emit(Printed(self._name, text, "stdout"))
+        if os.getpid() == self._process:
+            with self._lock:
+                self._parts.append(self.buffer.rest())
+                self._send()
+
+    def _send(self) -> None:
+        text, self._parts = "".join(self._parts), []
+        if text:
+            self._emit(Printed(self._name, text, "stdout"))
+
+    def reconfigure(self, **options: Any) -> None:
+        """As of a text file, for code that sets encodings: here any text goes."""
 
     def fileno(self) -> int:
         """That of the process, which the caller sees as standard error."""
         return 1
+
+
+class _ToldBytes(io.BufferedIOBase):
+    """The bytes below a Told: told as the text that they are in UTF-8."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """A character may come in several pieces."""
+        data = memoryview(data).tobytes()
+        self._told.add(data, self._decoder.decode)
+        return len(data)
+
+    def rest(self) -> str:
+        """The text of bytes that nothing followed."""
+        return self._decoder.decode(b"", final=True)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        self._told.flush()
+
+    def close(self) -> None:
+        """Nothing: a wrapper that one call forgets would close it for the calls after."""
 
 
 def _write_all(data: bytes) -> None:
