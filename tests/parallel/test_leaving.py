@@ -109,6 +109,44 @@ def test_an_input_that_cannot_travel_fails_alone(bad: Any, kind: type[Exception]
     assert found[:3] + found[4:] == [n for n in range(200) if n != 3]
 
 
+@pytest.mark.parametrize("inputs", [list, iter])
+def test_an_input_without_a_digest_fails_alone(inputs: Any, tmp_path: Path) -> None:
+    """With a checkpoint, which keeps the others."""
+    for _ in range(2):
+        found = gm.map(
+            called.kept_alone, inputs([0, threading.Lock(), 2]), return_exceptions=True, checkpoint=str(tmp_path)
+        )
+        assert isinstance(found[1], TypeError) and found[1].__notes__[0].startswith("input 1: <unlocked")
+        assert found[::2] == [0, 2]
+
+
+def test_an_input_of_a_detached_map_that_cannot_travel_fails_alone() -> None:
+    """With its own index and looks; a function that cannot leaves nothing behind."""
+    handle = gm.map(called.kept_alone, [0, threading.Lock(), 2], return_exceptions=True, detach=True)
+    found = handle.results(timeout=30)
+    assert isinstance(found[1], TypeError) and "lock" in str(found[1])
+    assert found[1].__notes__[0].startswith("input 1: <unlocked")
+    assert found[::2] == [0, 2]
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="lock"):
+        gm.map(lambda x: (x, lock), [1], detach=True)
+    assert [p.name for p in handle.folder.parent.iterdir()] == [handle.id]
+
+
+def test_a_detached_map_names_the_inputs_that_fail() -> None:
+    """By their looks, as the map itself does; also what its driver cannot read is told."""
+    failing = gm.map(called.raises, [0, 1], detach=True)
+    dying = gm.map(called.dies, [(0, [2]), (2, [2])], detach=True)
+    unread = gm.map(called.kept_alone, [called.Unreadable()], detach=True)
+    with pytest.raises(KeyError, match="one") as caught:
+        failing.results(timeout=30)
+    assert caught.value.__notes__ == ["input 1: 1"]
+    with pytest.raises(gm.WorkerLost, match=r"input 1 \(\(2, \[2\]\)\)"):
+        dying.results(timeout=30)
+    with pytest.raises(gm.RunFailed, match="ValueError: invalid literal"):
+        unread.results(timeout=30)
+
+
 def test_a_result_that_cannot_be_read_here_fails_alone() -> None:
     """As one that cannot be pickled."""
     found = gm.map(called.unreadable, range(100), return_exceptions=True)

@@ -35,8 +35,8 @@ class Kept:
             ) from e
 
     def add(self, results: Iterable[tuple[str, Any, Fault | None]]) -> None:
-        """Keep results: key, value, and the fault of those that have none."""
-        rows = [(k, None, pickle.dumps(f)) if f is not None else (k, by_value(v), None) for k, v, f in results]
+        """Keep results: key, value, and the fault of those that have none, whose value says of what."""
+        rows = [(k, by_value(v), None if f is None else pickle.dumps(f)) for k, v, f in results]
         with self._lock:
             self._file.execute("begin")
             self._file.executemany("insert or replace into results values (?, ?, ?)", rows)

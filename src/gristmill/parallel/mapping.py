@@ -224,11 +224,15 @@ class _Memory:
     def sorted(self, values: Iterable[Any]) -> Iterator[Numbered | Known]:
         """Which of the inputs are known, and which have to be computed."""
         for number, value in enumerate(values):
-            key = key_of(self._code, value)
-            if self.kept.has(key):
+            try:
+                key = key_of(self._code, value)
+            except Exception:  # what has no digest cannot be sent either, and fails alone
+                key = None
+            if key is not None and self.kept.has(key):
                 yield Known(number, key)
                 continue
-            self._keys[number] = key
+            if key is not None:
+                self._keys[number] = key
             if self._order is not None:
                 self._order.begin(number)
             yield number, value
