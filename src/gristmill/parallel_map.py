@@ -13,6 +13,7 @@ from gristmill.parallel.mapping import Mapping, mapped
 from gristmill.plan.options import EngineSpec
 
 _ENGINES = ("local", "ray")
+LONGEST = 1e9  # seconds: clocks cannot count much longer, and a longer timeout, or inf, is none
 
 
 def remote_parallel_map(
@@ -80,7 +81,7 @@ def remote_parallel_map(
         ordered,
         return_exceptions,
         retries,
-        timeout,
+        None if timeout is None or timeout > LONGEST else float(timeout),
         checkpoint,
         spinner,
     )

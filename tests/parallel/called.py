@@ -122,3 +122,39 @@ def pooled(x: int) -> list[int]:
     """A pool, which terminates its processes."""
     with multiprocessing.get_context("fork").Pool(2) as pool:
         return pool.map(abs, [-1, 2])
+
+
+def forks(x: int, how: str) -> tuple[int, int]:
+    """The child comes out of the call in some way; the worker gives its exit code."""
+    child = os.fork()
+    if child == 0:
+        print("printed by the child")
+        if how == "raises":
+            raise RuntimeError("raised by the child")
+        if how == "exits":
+            raise SystemExit(3)
+        return -1, -1
+    for _ in range(500):
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return x, os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return x, -1
+
+
+def prints_bytes(x: int) -> None:
+    """To standard output as bytes, also by pieces of a character, between text."""
+    import io
+    import sys
+
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    print("text", end=" ")
+    assert sys.stdout.buffer.write(b"bytes\n") == 6
+    sys.stdout.buffer.write(b"a line\n\xc3")
+    sys.stdout.buffer.write(memoryview(b"\xa9 \xff\n"))
+    wrapped = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")
+    print("wrapped", file=wrapped, flush=True)
+    del wrapped
+    sys.stdout.buffer.write(b"end \xc3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,3 +108,16 @@ def test_a_machine_that_goes_away_blames_nobody_but_not_for_ever() -> None:
         results += feed.on(Death("w0", (item.key,), "", None, None, True, "its node went away"))
     assert [r.fault.died for r in results] == [True]
     assert feed.take("w0") is DONE
+
+
+@pytest.mark.parametrize(
+    ("timed", "signal", "kind"), [(True, None, "CallTimeout"), (True, 9, "WorkerLost"), (False, None, "WorkerLost")]
+)
+def test_last_words_are_no_timeout_by_themselves(timed: bool, signal: int | None, kind: str) -> None:
+    """Only a worker that ended by itself, in a map with a timeout, took too long."""
+    feed = CallFeed(Inputs(enumerate([5]), 1), 1, lambda some: Parcel(pickle.dumps(some)), timed=timed)
+    item = feed.take("w0")
+    assert isinstance(item, Item)
+    code = 1 if signal is None else None
+    (result,) = feed.on(Death("w0", (item.key,), "ReadError: Timeout (30 s)", code, signal, True))
+    assert result.fault.failure.type == kind

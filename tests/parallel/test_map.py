@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import numpy as np
 import pytest
 
 import gristmill as gm
+from gristmill.parallel.kept import Kept
 
 
 class Adder:
@@ -40,6 +44,22 @@ def run_script(
     """A script in a process of its own, from a file's text or from standard input."""
     line = [sys.executable, "-" if stdin else "-c", *([] if stdin else [text]), *arguments]
     return subprocess.run(line, input=text if stdin else None, capture_output=True, text=True, timeout=timeout)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """TimeoutError in the main thread if the body takes longer."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # ---------------------------------------------------------------- results
@@ -81,6 +101,7 @@ def test_what_cannot_be_called_is_told() -> None:
         (later, {}, "later is async"),
         (called.double, {"retries": -1}, "retries is -1"),
         (called.double, {"timeout": 0}, "timeout is 0"),
+        (called.double, {"timeout": math.nan}, "timeout is nan"),
         (called.double, {"func_cpu": 0}, "func_cpu is 0"),
         (called.double, {"max_parallelism": 0}, "max_parallelism is 0"),
         (called.double, {"engine": "dask"}, "engine 'dask'"),
@@ -182,6 +203,14 @@ def test_timeout() -> None:
     assert time.monotonic() - begun < 20
     assert found[::2] == [0.01, 0.02]
     assert isinstance(found[1], gm.CallTimeout) and isinstance(found[1], TimeoutError)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10, 10**400, 1e9, 1e-9])
+def test_timeouts_of_any_size(timeout: Any) -> None:
+    """What no clock can count to is no timeout; the least is one that is over at once."""
+    kind = gm.CallTimeout if timeout < 1 else float
+    (found,) = gm.map(called.slow, [0.1], timeout=timeout, return_exceptions=True)
+    assert isinstance(found, kind)
 
 
 def test_an_iterator_that_raises() -> None:
@@ -407,6 +436,68 @@ def test_a_checkpoint_is_of_the_code_and_the_input(tmp_path: Path) -> None:
     assert gm.map(Adder(1), [1], checkpoint=folder) == [2]
     assert gm.map(Adder(2), [1], checkpoint=folder) == [3]
     assert gm.map(scaled(2), iter([3, 1]), checkpoint=folder) == [6, 2]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_checkpoint_of_endless_inputs(tmp_path: Path, ordered: bool) -> None:
+    """What is known comes, although no input is missing; and it does not keep what is computed from coming."""
+    folder = str(tmp_path / "kept")
+
+    def took(values: Any, most: int) -> list[int]:
+        found = gm.map(called.double, values, ordered=ordered, generator=True, checkpoint=folder)
+        with contextlib.closing(found), within(20):
+            return list(itertools.islice(found, most))
+
+    assert set(took(itertools.cycle(range(3)), 10)) <= {0, 2, 4}
+    assert gm.map(called.double, range(3), checkpoint=folder) == [0, 2, 4]
+    again = took(itertools.cycle(range(3)), 10_000)
+    assert again == [0, 2, 4] * 3333 + [0]
+    mixed = took(itertools.chain([0, 9], itertools.cycle(range(3))), 10_000)
+    assert mixed.count(18) == 1
+    assert not ordered or mixed[:4] == [0, 18, 0, 2]
+
+
+def test_known_results_come_before_others_are_computed(tmp_path: Path) -> None:
+    """At once, from an iterator that is slow and from a list, and read from the disk one by one."""
+    folder = str(tmp_path / "kept")
+    assert gm.map(called.slow, [0.001 * n for n in range(50)], checkpoint=folder)
+    values = [0.001 * n for n in range(50)]
+
+    def slowly() -> Any:
+        yield from values[:3]
+        time.sleep(60)
+
+    begun = time.monotonic()
+    for inputs in (slowly(), [60.0, *values]):
+        found = gm.remote_parallel_map(called.slow, inputs, generator=True, checkpoint=folder)
+        with contextlib.closing(found), within(20):
+            assert [next(found) for _ in range(3)] == values[:3]
+    assert time.monotonic() - begun < 10
+    reading = 0
+
+    class Counting(Kept):
+        def find(self, key: str) -> Any:
+            nonlocal reading
+            reading += 1
+            return super().find(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gristmill.parallel.mapping.checkpoint", lambda at: Counting(f"{at}/results.sqlite"))
+        for ordered in (False, True):
+            found = gm.map(called.slow, [*values, 0.2], ordered=ordered, generator=True, checkpoint=folder)
+            assert [next(found), next(found)] == values[:2]
+            found.close()
+            assert reading == 2
+            reading = 0
+
+
+def test_order_with_results_that_are_known(tmp_path: Path) -> None:
+    """Gaps in what has to be computed do not count as results that are missing."""
+    folder = str(tmp_path / "kept")
+    gm.map(called.double, [0, 5], checkpoint=folder)
+    found = gm.map(called.double, range(4000), checkpoint=folder, max_parallelism=1, generator=True)
+    with contextlib.closing(found), within(20):
+        assert list(found) == [2 * x for x in range(4000)]
 
 
 # ---------------------------------------------------------------- detached

@@ -4,13 +4,16 @@ so that the first result comes soon.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import io
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, pack, pickled, unpack
 from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
@@ -99,6 +102,7 @@ class CallWorker:
 
     def _called(self, item: Item, emit: Emit) -> None:
         chunk: Chunk = item.value
+        worker = os.getpid()
         batch = _Batch(self._stages.folder)
         try:
             values = unpack(chunk.inputs)
@@ -114,8 +118,12 @@ class CallWorker:
             try:
                 result = self._stages.function(*value) if isinstance(value, tuple) else self._stages.function(value)
             except BaseException as e:  # also SystemExit: an input's failure never ends the worker
+                if os.getpid() != worker:
+                    _end_of_a_child(e)
                 batch.failed(number, fault_of(e))
             else:
+                if os.getpid() != worker:
+                    _end_of_a_child(None)
                 batch.returned(number, result)
             self._disarm()
             batch.seconds += time.monotonic() - begun
@@ -139,8 +147,32 @@ class CallWorker:
             faulthandler.cancel_dump_traceback_later()
 
 
+def _end_of_a_child(error: BaseException | None) -> NoReturn:
+    """The end of a process that a call has forked, and that comes out of it as the worker does: it is not the worker,
+    and has nothing to send or to do.
+    """
+    code = 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        code = error.code or 0
+    elif error is not None:
+        code = 1
+        with contextlib.suppress(Exception):
+            if isinstance(error, SystemExit):
+                print(error.code, file=sys.stderr)
+            else:
+                import traceback
+
+                traceback.print_exception(type(error), error, error.__traceback__)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 class Told(io.TextIOBase):
-    """A standard output whose lines are events, so that all of them reach the caller, and on their own stream."""
+    """A standard output whose lines are events, so that all of them reach the caller, and on their own stream. Not from
+    a forked child, whose events would get between those of the worker: it writes to the process's own output.
+    """
 
     encoding = "utf-8"
     errors = "replace"
@@ -150,28 +182,81 @@ class Told(io.TextIOBase):
         self._emit = emit
         self._parts: list[str] = []
         self._lock = threading.RLock()  # user code may print from its own threads
+        self._process = os.getpid()
+        self.buffer = _ToldBytes(self)
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         """Kept until the end of a line."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self.add(text, str)
+        return len(text)
+
+    def add(self, data: Any, decoded: Callable[[Any], str]) -> None:
+        """Text, or bytes, to the text that has come."""
+        if os.getpid() != self._process:  # the lock may have been held by a thread that is not here
+            _write_all(data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace"))
+            return
         with self._lock:
+            text = decoded(data)
             self._parts.append(text)
             if "\n" in text:
-                self.flush()
-        return len(text)
+                self._send()
 
     def flush(self) -> None:
         """Send what there is."""
-        with self._lock:
-            text, self._parts = "".join(self._parts), []
-            if text:
-                self._emit(Printed(self._name, text, "stdout"))
+        if os.getpid() == self._process:
+            with self._lock:
+                self._parts.append(self.buffer.rest())
+                self._send()
+
+    def _send(self) -> None:
+        text, self._parts = "".join(self._parts), []
+        if text:
+            self._emit(Printed(self._name, text, "stdout"))
+
+    def reconfigure(self, **options: Any) -> None:
+        """As of a text file, for code that sets encodings: here any text goes."""
 
     def fileno(self) -> int:
         """That of the process, which the caller sees as standard error."""
         return 1
+
+
+class _ToldBytes(io.BufferedIOBase):
+    """The bytes below a Told: told as the text that they are in UTF-8."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """A character may come in several pieces."""
+        data = memoryview(data).tobytes()
+        self._told.add(data, self._decoder.decode)
+        return len(data)
+
+    def rest(self) -> str:
+        """The text of bytes that nothing followed."""
+        return self._decoder.decode(b"", final=True)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        self._told.flush()
+
+    def close(self) -> None:
+        """Nothing: a wrapper that one call forgets would close it for the calls after."""
+
+
+def _write_all(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
 
 
 class _Batch:

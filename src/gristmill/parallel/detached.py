@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gristmill.errors import BadJob, Interrupted, RunFailed
 from gristmill.models.cache import cache_folder
 from gristmill.parallel.kept import Kept
 from gristmill.parallel.mapping import Mapping, name_of, results
-from gristmill.parallel.shipping import by_value, revived
+from gristmill.parallel.shipping import Fault, Shown, by_value, fault_of, raised, revived, short
 from gristmill.plan.processes import import_path
 
 _ID = re.compile(r"[0-9a-z-]{1,80}")
@@ -30,8 +30,8 @@ class Detached:
     """A map that runs by itself. `id` opens it again from any process of this user: `gristmill.detached(id)`."""
 
     def __init__(self, id: str) -> None:
-        if not _ID.fullmatch(id) or not (folder := _home() / id).is_dir():
-            there = sorted(p.name for p in _home().iterdir()) if _home().is_dir() else []
+        if not _ID.fullmatch(id) or not ((folder := _home() / id) / "about.json").is_file():
+            there = sorted(p.parent.name for p in _home().glob("*/about.json"))
             raise BadJob(f"no detached map {id!r}; there are {', '.join(there[-5:]) or 'none'}")
         self.id = id
         self.folder = folder
@@ -107,9 +107,10 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
     inputs = list(values)
     name = re.sub("[^a-z0-9]+", "-", name_of(function).lower()).strip("-")[:40]
     id = f"{name or 'map'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    call = _packed(function, inputs, how)  # before there is a folder: it may raise
     folder = _home() / id
     folder.mkdir(parents=True, mode=0o700)
-    (folder / "call.pickle").write_bytes(by_value((function, inputs, replace(how, spinner=False), list(sys.path))))
+    (folder / "call.pickle").write_bytes(call)
     about = {"id": id, "name": name_of(function), "total": len(inputs), "return_exceptions": how.return_exceptions}
     (folder / "about.json").write_text(json.dumps({**about, "state": "running", "started": time.time()}))
     code = f"import sys; sys.path[:0] = {import_path()!r}; "
@@ -130,16 +131,47 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
     return Detached(id)
 
 
+@dataclass(frozen=True, repr=False)
+class _Unsent(Shown):
+    """Stands in the driver for an input that could not be pickled, and cannot be either."""
+
+    fault: Fault
+
+    def __reduce__(self) -> Any:
+        raise raised(self.fault)
+
+
+def _packed(function: Any, inputs: list[Any], how: Mapping) -> bytes:
+    """What the driver is to do; inputs that cannot be pickled as what they look like and why. Raises what pickling the
+    function does.
+    """
+    rest = (replace(how, spinner=False), list(sys.path))
+    try:
+        return by_value((function, inputs, *rest, {}))
+    except Exception:  # of which, shows when each is pickled alone
+        unsent: dict[int, tuple[str, Fault]] = {}
+        for number, value in enumerate(inputs):
+            try:
+                by_value(value)
+            except Exception as e:
+                unsent[number] = (short(value), fault_of(e))
+        if not unsent:
+            raise
+    return by_value((function, [None if n in unsent else v for n, v in enumerate(inputs)], *rest, unsent))
+
+
 def drive(folder: str) -> None:
     """The driver's whole life: map, keep every result, say how it ended."""
     import pickle
 
     home = Path(folder)
     with Lease(folder, folder), contextlib.closing(Kept(str(home / "results.sqlite"))) as kept:
-        function, inputs, how, path = pickle.loads((home / "call.pickle").read_bytes())
-        sys.path[:] = path
         ended: dict[str, Any] = {"state": "done"}
         try:
+            function, inputs, how, path, unsent = pickle.loads((home / "call.pickle").read_bytes())
+            sys.path[:] = path
+            for number, (text, fault) in unsent.items():
+                inputs[number] = _Unsent(text, fault)
             _drive(home, kept, function, inputs, how)
         except Interrupted:
             ended = {"state": "cancelled"}
@@ -159,7 +191,7 @@ def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mappin
 
     with contextlib.closing(results(function, inputs, replace(how, ordered=False), watch)) as found:
         for result in found:
-            value = result.input if result.fault is not None else result.value
+            value = Shown(short(result.input)) if result.fault is not None else result.value
             kept.add([(str(result.number), value, result.fault)])
             if result.fault is not None and not how.return_exceptions and not result.fault.died:
                 return

@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.errors import RemoteError, WorkerLost
 from gristmill.parallel.calling import Answers, Chunk, Some
-from gristmill.parallel.inputs import Inputs, Numbered
+from gristmill.parallel.inputs import Inputs, Numbered, Order
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, unpack
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
 
@@ -36,14 +36,14 @@ class Result:
 @dataclass
 class CallFeed:
     """Hands out chunks of inputs. `pack` makes a parcel of a list of inputs; `retries` more tries are given to an input
-    whose call raises or whose worker ends. Where `alone`, every call is a message of its own.
+    whose call raises or whose worker ends. Where `timed`, calls have a timeout, and each is a message of its own.
     """
 
     inputs: Inputs
     workers: int
     pack: Callable[[list[Any]], Parcel]
     retries: int = 0
-    alone: bool = False
+    timed: bool = False
     ordered: bool = False
 
     fatal: Exception | None = None
@@ -57,8 +57,7 @@ class CallFeed:
     _size: int = 1
     _most: int = MOST  # fewer where inputs are large
     _unstarted: int = 0
-    _done: set[int] = field(default_factory=set)  # beyond the first that is missing, where order is kept
-    _first_missing: int = 0
+    _order: Order = field(default_factory=Order)  # of inputs taken, where order is kept
     _unsent: list[Result] = field(default_factory=list)  # of inputs that cannot be pickled
 
     # ------------------------------------------------ the engine asks
@@ -88,6 +87,9 @@ class CallFeed:
             except Exception as e:  # the caller's own iterator
                 self.fatal = e
                 return DONE
+        if self.ordered:
+            for number, _ in some:
+                self._order.begin(number)
         if some:
             item = self._given(worker, some)
             return self.take(worker) if item is None else item
@@ -95,7 +97,7 @@ class CallFeed:
 
     def _chunk(self) -> int:
         left = self.inputs.left
-        size = 1 if self.alone else self._size
+        size = 1 if self.timed else self._size
         if left is not None:  # near the end, a share for everybody
             size = max(1, min(size, left // (2 * self.workers)))
         self.inputs.ahead = 2 * size * self.workers
@@ -109,7 +111,7 @@ class CallFeed:
         return self._quick and (left is None or left > 4 * self.workers)
 
     def _too_far(self) -> bool:
-        return self.ordered and len(self._done) > ORDERED_AHEAD * self.workers
+        return self.ordered and self._order.beyond > ORDERED_AHEAD * self.workers
 
     def _given(self, worker: str, some: list[Numbered]) -> Item | None:
         """These inputs as an item; None where they cannot be sent, which `on` tells of the one it is."""
@@ -202,10 +204,7 @@ class CallFeed:
     def _settled(self, result: Result) -> Result:
         self._tries.pop(result.number, None)
         if self.ordered:
-            self._done.add(result.number)
-            while self._first_missing in self._done:
-                self._done.remove(self._first_missing)
-                self._first_missing += 1
+            self._order.end(result.number)
         return result
 
     def _put_back(self, key: str) -> None:
@@ -219,7 +218,7 @@ class CallFeed:
             self._unstarted += 1
             if self._unstarted >= UNSTARTED:
                 self.fatal = WorkerLost(
-                    f"{self._unstarted} workers in a row ended while starting ({_how(death)})\n{death.evidence}"
+                    f"{self._unstarted} workers in a row ended while starting ({self._how(death)})\n{death.evidence}"
                 )
         results: list[Result] = []
         for place, key in reversed(list(enumerate(death.keys))):
@@ -228,7 +227,7 @@ class CallFeed:
                 del self._out[key], self._with[key]
                 if len(left) == 1:
                     ((number, value),) = left.items()
-                    results += self._failed(number, value, _death_of(death))
+                    results += self._failed(number, value, self._death_of(death))
                 else:  # which of them it was shows when each is called alone
                     self._again.extendleft([[pair] for pair in reversed(list(left.items()))])
             else:
@@ -243,33 +242,31 @@ class CallFeed:
             self._lost[number] = self._lost.get(number, 0) + 1
         return max(self._lost[n] for n in left) < LOST
 
+    def _death_of(self, death: Death) -> Fault:
+        how = self._how(death)
+        if how == LATE:
+            return Fault(Failure("timeout", "CallTimeout", how, death.evidence[-4000:]))
+        tail = death.evidence.strip()[-4000:]
+        text = f"its worker ended ({how}) while this input was with it alone" + (
+            f"; its last words:\n{tail}" if tail else ""
+        )
+        return Fault(Failure("other", "WorkerLost", text), died=True)
+
+    def _how(self, death: Death) -> str:
+        import signal
+
+        if death.lost:
+            return death.lost
+        if death.signal is not None:
+            try:
+                return signal.Signals(death.signal).name
+            except ValueError:
+                return f"signal {death.signal}"
+        if self.timed and "Timeout (" in death.evidence:  # user code may print the same
+            return LATE
+        return f"exit code {death.exit_code}"
+
 
 def _not_run(failure: Failure) -> Exception:
     text = f"a worker could not run the function: {failure.type}: {failure.message}\n{failure.traceback}"
     return RemoteError(text.rstrip())
-
-
-def _death_of(death: Death) -> Fault:
-    how = _how(death)
-    if how == LATE:
-        return Fault(Failure("timeout", "CallTimeout", how, death.evidence[-4000:]))
-    tail = death.evidence.strip()[-4000:]
-    text = f"its worker ended ({how}) while this input was with it alone" + (
-        f"; its last words:\n{tail}" if tail else ""
-    )
-    return Fault(Failure("other", "WorkerLost", text), died=True)
-
-
-def _how(death: Death) -> str:
-    import signal
-
-    if death.lost:
-        return death.lost
-    if "Timeout (" in death.evidence:
-        return LATE
-    if death.signal is not None:
-        try:
-            return signal.Signals(death.signal).name
-        except ValueError:
-            return f"signal {death.signal}"
-    return f"exit code {death.exit_code}"

@@ -5,23 +5,65 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 Numbered = tuple[int, Any]
+KNOWN_AHEAD = 4096  # inputs with a known result that an iterator may be ahead of what was asked for
 PATIENCE = 0.02  # seconds that `take` waits for a slow iterator before it says "nothing yet"
+
+
+@dataclass(frozen=True)
+class Known:
+    """An input whose result is kept somewhere, under `key`."""
+
+    number: int
+    key: str
+
+
+class Order:
+    """Numbers in the order in which they began: which of them is the first that has not ended, and how many have ended
+    beyond it. One thread may begin them while another ends them.
+    """
+
+    def __init__(self) -> None:
+        self._begun: deque[int] = deque()
+        self._ended: set[int] = set()
+
+    def begin(self, number: int) -> None:
+        """Each number once."""
+        self._begun.append(number)
+
+    def end(self, number: int) -> None:
+        """Of one that has begun."""
+        self._ended.add(number)
+        while self._begun and self._begun[0] in self._ended:
+            self._ended.remove(self._begun.popleft())
+
+    @property
+    def first(self) -> int | None:
+        """The first that has not ended."""
+        return self._begun[0] if self._begun else None
+
+    @property
+    def beyond(self) -> int:
+        """How many have ended beyond it."""
+        return len(self._ended)
 
 
 class Inputs:
     """Numbered inputs, taken a few at a time. `total` is how many there are, None where only reading will tell.
 
     Where that is not known they are read by a thread of their own, so that results are not held up by a slow iterator;
-    `ahead` inputs are read beyond what was taken.
+    `ahead` inputs are read beyond what was taken. Those that turn out to be Known go to `known` instead, for whoever
+    asks for them; `total` does not count them.
     """
 
-    def __init__(self, numbered: Iterable[Numbered], total: int | None) -> None:
+    def __init__(self, numbered: Iterable[Numbered | Known], total: int | None, known: Iterable[Known] = ()) -> None:
         self.total = total
         self.ahead = 1
-        self._numbered: Iterator[Numbered] = iter(numbered)
+        self._numbered: Iterator[Any] = iter(numbered)
+        self._known = deque(known)
         self._held: deque[Numbered] = deque()
         self._change = threading.Condition()
         self._ended = self._closed = False
@@ -49,12 +91,24 @@ class Inputs:
                 raise self._error
             return taken
 
-    def wait(self) -> None:
-        """Until there is an input, or it is known that there is none."""
-        if self.total is None:
+    def wait(self) -> bool:
+        """Wait a moment for something: whether there is an input to take, or will never be one."""
+        if self.total is not None:
+            return True
+        with self._change:
+            if not self._held and not self._ended and not self._known:
+                self._change.wait(0.1)
+            return bool(self._held) or self._ended
+
+    def known(self, below: int | None) -> Iterator[Known]:
+        """Those with a known result that are there now; only of smaller numbers than `below`."""
+        for _ in range(len(self._known)):  # no further: of an endless iterator there may be more and more
+            if below is not None and self._known[0].number >= below:
+                return
             with self._change:
-                while not self._held and not self._ended:
-                    self._change.wait(0.1)
+                found = self._known.popleft()
+                self._change.notify_all()
+            yield found
 
     @property
     def ended(self) -> bool:
@@ -79,9 +133,9 @@ class Inputs:
         try:
             for pair in self._numbered:
                 with self._change:
-                    self._held.append(pair)
+                    (self._known if isinstance(pair, Known) else self._held).append(pair)
                     self._change.notify_all()
-                    while len(self._held) >= self.ahead and not self._closed:
+                    while self._full() and not self._closed:
                         self._change.wait()
                     if self._closed:
                         return
@@ -91,3 +145,6 @@ class Inputs:
             with self._change:
                 self._ended = True
                 self._change.notify_all()
+
+    def _full(self) -> bool:
+        return len(self._held) >= self.ahead or len(self._known) >= KNOWN_AHEAD

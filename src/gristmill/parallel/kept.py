@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pickle
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ class Kept:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._lock = threading.Lock()  # closing a connection that another thread is using is a crash
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
@@ -31,21 +33,25 @@ class Kept:
             ) from e
 
     def add(self, results: Iterable[tuple[str, Any, Fault | None]]) -> None:
-        """Keep results: key, value, and the fault of those that have none."""
-        rows = [(k, None, pickle.dumps(f)) if f is not None else (k, by_value(v), None) for k, v, f in results]
-        self._file.execute("begin")
-        self._file.executemany("insert or replace into results values (?, ?, ?)", rows)
-        self._file.execute("commit")
+        """Keep results: key, value, and the fault of those that have none, whose value says of what."""
+        rows = [(k, by_value(v), None if f is None else pickle.dumps(f)) for k, v, f in results]
+        with self._lock:
+            self._file.execute("begin")
+            self._file.executemany("insert or replace into results values (?, ?, ?)", rows)
+            self._file.execute("commit")
 
     def find(self, key: str) -> tuple[Any] | None:
         """The value kept under a key, in a tuple; None where there is none."""
-        row = self._file.execute("select value from results where key = ? and fault is null", (key,)).fetchone()
+        query = "select value from results where key = ? and fault is null"
+        with self._lock:
+            row = self._file.execute(query, (key,)).fetchone()
         return None if row is None else (pickle.loads(row[0]),)
 
     def has(self, key: str) -> bool:
         """Whether a value is kept under a key."""
         query = "select 1 from results where key = ? and fault is null"
-        return self._file.execute(query, (key,)).fetchone() is not None
+        with self._lock:
+            return self._file.execute(query, (key,)).fetchone() is not None
 
     def all(self) -> Iterator[tuple[str, Any, Fault | None]]:
         """Everything, in the order it was kept."""
@@ -58,7 +64,8 @@ class Kept:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        with self._lock:
+            self._file.close()
 
 
 def checkpoint(folder: str) -> Kept:

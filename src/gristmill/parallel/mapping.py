@@ -10,19 +10,19 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from gristmill.engines.registry import open_engine
+from gristmill.errors import RunFailed
 from gristmill.parallel.calling import CallStages
 from gristmill.parallel.feed import CallFeed, Result
-from gristmill.parallel.inputs import Inputs, Numbered
+from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
 from gristmill.parallel.kept import Kept, checkpoint, code_digest, key_of
 from gristmill.parallel.progress import Line
 from gristmill.parallel.shipping import by_value, pack, revived
-from gristmill.plan.contracts import Printed
+from gristmill.plan.contracts import Event, Printed
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.processes import import_path
 
@@ -84,81 +84,122 @@ def results(
     """What became of each input, as it is known. Closing the iterator ends all workers. `watch` is called several times
     a second, and ends the map by raising.
     """
+    process = os.getpid()
     with contextlib.ExitStack() as stack:
-        known: deque[Result] = deque()  # results that a checkpoint held
-        memory = None
-        if how.checkpoint is None:
-            total = len(values) if isinstance(values, Sized) else None
-            inputs = Inputs(enumerate(values), total)
-        else:
-            memory = _Memory(checkpoint(how.checkpoint), code_digest(function), known)
-            stack.callback(memory.kept.close)
-            inputs = memory.inputs(values)
-        stack.callback(inputs.close)
-        folder = None
-        if how.engine.name == "local":  # workers see the caller's disk
-            # Made when the first large value needs it, so that a killed map seldom leaves anything behind.
-            folder = os.path.join(_in_memory() or tempfile.gettempdir(), f"gristmill-map-{secrets.token_hex(8)}")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        inputs.wait()
-        running = _run(function, inputs, how, folder, known, watch)
-        _open.add(running)
-        for result in running:
-            if memory is not None:
-                memory.keep(result)
+        _open.add(stack)
+        for result in _found(function, values, how, watch, stack):
             yield result
+            if os.getpid() != process:
+                raise RunFailed("a map goes on in the process that began it, not in a fork of that")
 
 
-_open: weakref.WeakSet[Generator[Result, None, None]] = weakref.WeakSet()
+_open: weakref.WeakSet[contextlib.ExitStack] = weakref.WeakSet()  # what ends each map
 
 
 @atexit.register
 def _close_all() -> None:
     """Maps that were left in the middle end before the interpreter does: later, its threads can be joined no more."""
-    for running in list(_open):
+    for stack in list(_open):
         with contextlib.suppress(ValueError):  # another thread is inside
-            running.close()
+            stack.close()
 
 
-def _run(
-    function: Any,
-    inputs: Inputs,
-    how: Mapping,
-    folder: str | None,
-    known: deque[Result],
-    watch: Callable[[], None],
-) -> Generator[Result, None, None]:
+def _forget_all() -> None:
+    """In a fork, maps are another process's: its workers and files stay, its threads are not here to be waited for.
+    That holds to the very end of the interpreter, which would otherwise close what nobody refers to.
+    """
+    for stack in list(_open):
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stack.pop_all()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _found(
+    function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None], stack: contextlib.ExitStack
+) -> Iterator[Result]:
+    """The results; what has to be ended afterwards goes on the stack."""
+    memory = None
+    if how.checkpoint is None:
+        inputs = Inputs(enumerate(values), len(values) if isinstance(values, Sized) else None)
+    else:
+        memory = _Memory(checkpoint(how.checkpoint), code_digest(function), how.ordered)
+        stack.callback(memory.kept.close)
+        if isinstance(values, Sized):
+            missing: list[Numbered] = []
+            later: list[Known] = []
+            for found in memory.sorted(values):
+                if not isinstance(found, Known):
+                    missing.append(found)
+                elif how.ordered and missing:
+                    later.append(found)
+                else:
+                    yield memory.read(found)
+            inputs = Inputs(missing, len(missing), later)
+        else:
+            inputs = Inputs(memory.sorted(values), None)
+    stack.callback(inputs.close)
+    folder = None
+    if how.engine.name == "local":  # workers see the caller's disk
+        # Made when the first large value needs it, so that a killed map seldom leaves anything behind.
+        folder = os.path.join(_in_memory() or tempfile.gettempdir(), f"gristmill-map-{secrets.token_hex(8)}")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    while not inputs.wait():
+        watch()
+        if memory is not None:
+            yield from memory.known(inputs)
     feed = CallFeed(
         inputs,
         how.workers,
         lambda some: pack(by_value(some), folder),
         how.retries,
-        alone=how.timeout is not None,
+        timed=how.timeout is not None,
         ordered=how.ordered,
     )
+    line = stack.enter_context(Line(name_of(function), inputs.total, how.spinner))
+    events = stack.enter_context(contextlib.closing(_events(function, feed, how, folder)))
+    yield from _run(feed, events, line, memory, watch)
+
+
+def _run(
+    feed: CallFeed, events: Iterable[Event], line: Line, memory: _Memory | None, watch: Callable[[], None]
+) -> Iterator[Result]:
     done = 0
-    with (
-        Line(name_of(function), inputs.total, how.spinner) as line,
-        contextlib.closing(_events(function, feed, how, folder)) as events,
-    ):
-        for event in events:
-            watch()
-            if isinstance(event, Printed):
-                stream = sys.stdout if event.stream == "stdout" else sys.stderr
-                stream.write(event.text)
-                stream.flush()
-            for result in feed.on(event):
-                done += 1
-                yield result
-            while known:
-                yield known.popleft()
-            line.update(done, feed.running)
-            if feed.fatal is not None:
-                break
-    while known:
-        yield known.popleft()
+    for event in events:
+        watch()
+        if isinstance(event, Printed):
+            _show(event.text, sys.stdout if event.stream == "stdout" else sys.stderr)
+        for result in feed.on(event):
+            done += 1
+            if memory is not None:
+                memory.keep(result)
+            yield result
+        if memory is not None:
+            yield from memory.known(feed.inputs)
+        line.update(done, feed.running)
+        if feed.fatal is not None:
+            break
+    if memory is not None:
+        yield from memory.known(feed.inputs)
     if feed.fatal is not None:
         raise feed.fatal
+
+
+def _show(text: str, stream: TextIO) -> None:
+    """Written so that a character which the stream cannot encode ends no map. Looked at before: the stream may be the
+    progress line's, which would keep the text and fail on it again.
+    """
+    encoding = getattr(stream, "encoding", None)  # None where it takes any text
+    if encoding:
+        try:
+            text.encode(encoding, getattr(stream, "errors", None) or "strict")
+        except UnicodeEncodeError:
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+    stream.write(text)
+    stream.flush()
 
 
 def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None) -> Any:
@@ -170,34 +211,48 @@ def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None) -> 
 
 
 class _Memory:
-    """A checkpoint: what it holds is a result at once, the other inputs are computed and kept."""
+    """A checkpoint: what it holds is a result at once, the other inputs are computed and kept. Values are read when
+    they are asked for; where results are `ordered`, not before those of inputs that come first.
+    """
 
-    def __init__(self, kept: Kept, code: str, known: deque[Result]) -> None:
+    def __init__(self, kept: Kept, code: str, ordered: bool) -> None:
         self.kept = kept
         self._code = code
-        self._known = known
         self._keys: dict[int, str] = {}
+        self._order = Order() if ordered else None
 
-    def inputs(self, values: Iterable[Any]) -> Inputs:
-        """Those that have to be computed."""
-        if isinstance(values, Sized):
-            missing = list(self._missing(values))
-            return Inputs(missing, len(missing))
-        return Inputs(self._missing(values), None)
-
-    def _missing(self, values: Iterable[Any]) -> Iterator[Numbered]:
+    def sorted(self, values: Iterable[Any]) -> Iterator[Numbered | Known]:
+        """Which of the inputs are known, and which have to be computed."""
         for number, value in enumerate(values):
-            key = key_of(self._code, value)
-            found = self.kept.find(key)
-            if found is None:
+            try:
+                key = key_of(self._code, value)
+            except Exception:  # what has no digest cannot be sent either, and fails alone
+                key = None
+            if key is not None and self.kept.has(key):
+                yield Known(number, key)
+                continue
+            if key is not None:
                 self._keys[number] = key
-                yield number, value
-            else:
-                self._known.append(Result(number, value, found[0]))
+            if self._order is not None:
+                self._order.begin(number)
+            yield number, value
+
+    def known(self, inputs: Inputs) -> Iterator[Result]:
+        """The known results whose turn it is."""
+        first = None if self._order is None else self._order.first
+        return map(self.read, inputs.known(first))
+
+    def read(self, known: Known) -> Result:
+        """A known result."""
+        found = self.kept.find(known.key)
+        assert found is not None
+        return Result(known.number, None, found[0])
 
     def keep(self, result: Result) -> None:
         """Keep a result that was computed now."""
         key = self._keys.pop(result.number, None)
+        if self._order is not None:
+            self._order.end(result.number)
         if key is not None and result.fault is None:
             self.kept.add([(key, result.value, None)])
 

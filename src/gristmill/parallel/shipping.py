@@ -115,25 +115,28 @@ def _made(found: Any) -> Any:
     return error
 
 
+def raised(fault: Fault) -> Exception:
+    """The exception that a call raised, or RemoteError with its text."""
+    if fault.exception is not None:
+        with contextlib.suppress(Exception):  # a class that cannot be made again from what it was pickled as
+            found = _made(pickle.loads(fault.exception))
+            if isinstance(found, Exception):
+                return found
+    return RemoteError(f"{fault.failure.type}: {fault.failure.message}")
+
+
 def revived(fault: Fault, number: int, value: Any) -> Exception:
     """The exception to raise for input `number`: of its own type where that can be, else RemoteError or WorkerLost."""
     failure = fault.failure
-    error: Exception | None = None
-    if fault.exception is not None:
-        try:
-            found = _made(pickle.loads(fault.exception))
-            error = found if isinstance(found, Exception) else None
-        except Exception:  # a class that cannot be made again from what it was pickled as
-            error = None
     if failure.kind == "timeout":
-        error = CallTimeout(f"input {number} ({_short(value)}): {failure.message}")
+        error: Exception = CallTimeout(f"input {number} ({short(value)}): {failure.message}")
     elif fault.died:
-        error = WorkerLost(f"input {number} ({_short(value)}): {failure.message}")
-    elif error is None:
-        error = RemoteError(f"{failure.type}: {failure.message}")
+        error = WorkerLost(f"input {number} ({short(value)}): {failure.message}")
+    else:
+        error = raised(fault)
     if failure.traceback:
         error.__cause__ = RemoteTraceback(failure.traceback)
-    note = f"input {number}: {_short(value)}"
+    note = f"input {number}: {short(value)}"
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10 shows no notes; they can be read all the same
@@ -141,9 +144,20 @@ def revived(fault: Fault, number: int, value: Any) -> Exception:
     return error
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The beginning of its repr, whatever that does."""
     try:
         text = repr(value)
     except Exception as e:  # a repr of the user's own
         text = f"<{type(value).__name__} whose repr raises {type(e).__name__}>"
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Stands for a value of which only the beginning of its repr was kept."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
