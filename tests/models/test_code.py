@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import json
 import operator
@@ -10,12 +11,14 @@ import subprocess
 import sys
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gristmill.models.code import callable_digests, exact_digest, value_digest
+from gristmill.models.code import digests, exact_digest, value_digest
 from gristmill.parallel.kept import code_digest
+from gristmill.plan.specs import Call
 
 Circle = namedtuple("Circle", "x y")
 Square = namedtuple("Square", "x y")
@@ -121,19 +124,57 @@ def test_arguments_of_a_job_may_come_from_a_file() -> None:
     assert value_digest({"a": (1, 2), "b": 3}) == value_digest({"b": 3, "a": [1, 2]})
 
 
-def test_the_same_in_every_process() -> None:
-    """Also of what has sets in it, whose order changes from process to process."""
-    code = """
-import json
+SCRIPT = """
+import enum, json, threading
+from collections import defaultdict
 from gristmill.models.code import callable_digests, exact_digest
 def f(x, among=frozenset("abcdef")):
     return x in {"some", "more", "words"} or x in among
-print(json.dumps([callable_digests(f), exact_digest({"x": {"some", "more", "words"}})], sort_keys=True))
+class Size(str, enum.Enum):
+    SMALL = "s"
+class Plain(int):
+    pass
+class Config:
+    def __init__(self, words):
+        self.words, self.size = set(words), Size.SMALL
+class Scorer:
+    def __init__(self):
+        self.config, self.me, self.lines = Config(["a", "b", "c"]), self, defaultdict(list)
+    def score(self, x):
+        return x
+HANDLERS = {}
+def handler(n):
+    def handle(x):
+        return HANDLERS[n](x)
+    return handle
+HANDLERS.update({n: handler(n) for n in range(30)})
+holding = Scorer()
+holding.lock = threading.Lock()
+calls = [f, Scorer().score, Scorer().__init__, handler(3), holding.score]
+values = [{"x": {"some", "more", "words"}}, Size.SMALL, Plain(3), Config("abc"), {Size.SMALL: [Plain(1)]}]
+print(json.dumps([[callable_digests(c) for c in calls], [exact_digest(v) for v in values]]))
 """
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
-        for _ in range(2)
-    ]
-    assert runs[0] == runs[1]
-    assert len(json.loads(runs[0])[0]) > 1
-    assert callable_digests(base) == callable_digests(base)
+
+
+def test_the_same_in_every_process(tmp_path: Path) -> None:
+    """Of a script's own classes, of sets, of what refers to itself, of thirty functions that know each other."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    runs = [subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout for _ in range(2)]
+    assert json.loads(runs[0]) == json.loads(runs[1])
+    assert len(set(json.loads(runs[0])[1])) == 5
+
+
+def test_by_name_or_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job file names and what Python gives is one thing, also decorated, also a class's method."""
+    (tmp_path / "digested.py").write_text(
+        "import functools\n"
+        "def deco(f):\n    @functools.wraps(f)\n    def call(*a):\n        return f(*a)\n    return call\n"
+        "@deco\ndef score(batch): return batch\n"
+        "class Scorer:\n    @classmethod\n    def score(cls, batch): return batch\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digested = importlib.import_module("digested")
+    assert digests(Call("digested:score")) == digests(Call(digested.score))
+    assert digests(Call("digested:Scorer")) == digests(Call(digested.Scorer))
+    assert digests(Call("digested:Scorer.score")) == digests(Call(digested.Scorer.score))

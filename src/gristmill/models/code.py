@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import hashlib
 import importlib.util
@@ -12,6 +13,7 @@ import sysconfig
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ _SCALARS = (bool, int, float, str, bytes)
 _PLAIN = (*_SCALARS, list, tuple, dict, set, frozenset)
 
 
-_underway: ContextVar[frozenset[int]] = ContextVar("underway", default=frozenset())
+_seen: ContextVar[dict[int, Any] | None] = ContextVar("seen", default=None)
 
 
 def digests(call: Call) -> dict[str, str]:
@@ -49,16 +51,28 @@ def digests(call: Call) -> dict[str, str]:
 
 def callable_digests(target: Any) -> dict[str, str]:
     """The same for any callable, without arguments of its own: a function, class, partial, method, or object."""
-    underway = _underway.get()
-    if id(target) in underway:  # it is reached again from what it refers to
-        return {f"again {_qualified(target)}": ""}
-    token = _underway.set(underway | {id(target)})
+    found: dict[str, str] = {}
+    with _once(target) as again:
+        if again:
+            found[f"again {_qualified(target)}"] = ""
+        else:
+            _add_callable(target, found)
+    return found
+
+
+@contextmanager
+def _once(value: Any) -> Iterator[bool]:
+    """Whether this digest has come by the object before: what refers to itself ends, and nothing is done twice."""
+    seen, token = _seen.get(), None
+    if seen is None:
+        token = _seen.set(seen := {})
+    again = id(value) in seen
+    seen[id(value)] = value  # kept, so that no other gets its id
     try:
-        found: dict[str, str] = {}
-        _add_callable(target, found)
-        return found
+        yield again
     finally:
-        _underway.reset(token)
+        if token is not None:
+            _seen.reset(token)
 
 
 def _add_callable(target: Any, found: dict[str, str]) -> None:
@@ -67,17 +81,37 @@ def _add_callable(target: Any, found: dict[str, str]) -> None:
         found["partial arguments"] = exact_digest([target.args, sorted(target.keywords.items())])
         _add_callable(target.func, found)
         return
+    module = getattr(target, "__module__", None) or ""
+    if _importable(target, module) and _local_file(module) is not None:
+        _add_module(module, found)  # with its decorators; the same as of "module:name"
+        return
     owner = getattr(target, "__self__", None)
     if inspect.ismethod(target):
-        found["object"] = exact_digest(_state(owner))
+        found["object"] = _object_digest(owner)
         target = target.__func__
     elif inspect.isbuiltin(target):
         if owner is not None and not isinstance(owner, types.ModuleType):
             found["object"] = exact_digest(owner)
     elif not (inspect.isroutine(target) or isinstance(target, type) or hasattr(target, "__wrapped__")):
-        found["object"] = exact_digest(_state(target))  # called by its class's __call__
+        found["object"] = _object_digest(target)  # called by its class's __call__
         target = type(target)
     _add_object(target, found, set())
+
+
+def _importable(target: Any, module: str) -> bool:
+    if module in ("", "__main__"):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in getattr(target, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return bool(found is target or (inspect.ismethod(target) and found == target))
+
+
+def _object_digest(value: Any) -> str:
+    try:
+        return exact_digest(_state(value))
+    except BadModel:  # it holds a lock or the like: without workers that is fine, and with them sending it is refused
+        return type(value).__qualname__
 
 
 def _state(value: Any) -> Any:
@@ -86,7 +120,7 @@ def _state(value: Any) -> Any:
         return value
     try:
         reduced = value.__reduce_ex__(4)
-    except Exception:  # it holds what cannot be pickled, and will be refused when it is sent
+    except Exception:  # it cannot be pickled
         return getattr(value, "__dict__", None)
     return reduced if isinstance(reduced, str) else [reduced[:3], *(list(part or ()) for part in reduced[3:5])]
 
@@ -111,27 +145,51 @@ def exact_digest(value: Any) -> str:
 
 
 def _canonical(value: Any, *, exact: bool) -> str:
+    """A text that is the same in every process. Only objects of installed packages are pickled: cloudpickle gives the
+    classes of a script another number each time.
+    """
     kind = type(value)
-    named = f"{kind.__module__}.{kind.__qualname__}" if exact else ""
-    if value is None or kind in _SCALARS or (isinstance(value, _SCALARS) and not exact):
-        return f"{kind.__name__}:{value!r}"
-    if kind is dict or (isinstance(value, Mapping) and not exact):
+    if value is None:
+        return "NoneType:None"
+    if isinstance(value, enum.Enum):
+        return f"{_class_name(kind)}.{value.name}"
+    if isinstance(value, _SCALARS):
+        base = next(b for b in _SCALARS if isinstance(value, b))
+        return f"{kind.__name__}:{value!r}" if kind is base or not exact else _subclass(value, base.__repr__(value))
+    if isinstance(value, dict) or (isinstance(value, Mapping) and not exact):
         pairs = [f"{_canonical(k, exact=exact)}={_canonical(v, exact=exact)}" for k, v in value.items()]
-        return "{" + ",".join(pairs if exact else sorted(pairs)) + "}"
-    if kind in (list, tuple) or (isinstance(value, (list, tuple)) and (not exact or hasattr(value, "_fields"))):
-        return named + "[" + ",".join(_canonical(v, exact=exact) for v in value) + "]"
-    if kind in (set, frozenset) or (isinstance(value, (set, frozenset)) and not exact):
-        return named + "(" + ",".join(sorted(_canonical(v, exact=exact) for v in value)) + ")"
-    if isinstance(value, (types.FunctionType, type, functools.partial)):
-        return named + _canonical(callable_digests(value), exact=False)
+        text = "{" + ",".join(pairs if exact else sorted(pairs)) + "}"
+        return text if kind is dict or not exact else _subclass(value, text)
+    if isinstance(value, (list, tuple)):
+        text = "[" + ",".join(_canonical(v, exact=exact) for v in value) + "]"
+        return _subclass(value, text) if exact else text
+    if isinstance(value, (set, frozenset)):
+        text = "(" + ",".join(sorted(_canonical(v, exact=exact) for v in value)) + ")"
+        return _subclass(value, text) if exact else text
+    if isinstance(value, (types.FunctionType, types.MethodType, type, functools.partial)):
+        return _class_name(kind) + _canonical(callable_digests(value), exact=False)
     if isinstance(value, types.ModuleType):
         return f"module:{value.__name__}"
+    if kind.__module__ == "__main__" or _local_file(kind.__module__) is not None:
+        with _once(value) as again:
+            return _class_name(kind) + ("again" if again else _canonical(_state(value), exact=True))
     import cloudpickle
 
     try:
         return hashlib.sha256(cloudpickle.dumps(value, protocol=5)).hexdigest()
     except Exception as e:
         raise BadModel(f"{kind.__name__} {value!r:.80}: cannot be sent to workers ({e})") from e
+
+
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _subclass(value: Any, text: str) -> str:
+    """A value of a built-in kind, or of a class made from one, which may hold more than that."""
+    more = {**getattr(value, "__dict__", {}), "default": getattr(value, "default_factory", None)}
+    more = {name: item for name, item in more.items() if item is not None}
+    return _class_name(type(value)) + text + (_canonical(more, exact=True) if more else "")
 
 
 # ---------------------------------------------------------------- objects
