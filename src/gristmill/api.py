@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, GateFailed
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.plan.job import JobSpec, as_sink, as_source, describe
@@ -184,23 +184,25 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
         return Job(made, model, as_sink(sink, **split.sink), **options).run(**split.verbs)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         target = as_sink(os.path.join(folder, "out"), **split.sink)
-        report = Job(made, as_model(model), target, **options).run(**split.verbs)
+        try:
+            report = Job(made, as_model(model), target, **options).run(**split.verbs)
+        except GateFailed as e:
+            if e.report is None or not e.report.rows_dead:
+                raise
+            raise GateFailed(f"{_dead_rows(e.report)}; gates= says how many may be", report=e.report) from None
         if report.rows_dead:
-            _warn_of_dead(report)
+            text = f"{_dead_rows(report)}; they are not in the table, and a sink would keep them as dead letters"
+            warnings.warn(text, stacklevel=3)
         return report.read().to_table()
 
 
-def _warn_of_dead(report: Report) -> None:
-    """There is no sink in which a person could look for them."""
-    letters = report.dead()
-    first = letters.slice(0, 1).to_pylist()[0]
+def _dead_rows(report: Report) -> str:
+    """How many there are and why: there is no sink in which a person could look."""
     kinds = ", ".join(f"{name}: {count}" for name, count in report.errors.items())
-    why = f"{first['error']}: {first['message']}"
-    warnings.warn(
-        f"{report.rows_dead} of {report.rows_in} rows could not be scored and are not in the table ({kinds}); the "
-        f"first is number {first['position']}: {why}; a sink would keep them as dead letters",
-        stacklevel=4,
-    )
+    text = f"{report.rows_dead} of {report.rows_in} rows could not be scored{f' ({kinds})' if kinds else ''}"
+    for row in report.dead().slice(0, 1).to_pylist():
+        text += f"; the first is number {row['position']}: {row['error']}: {row['message']}"
+    return text
 
 
 def _fields(spec: type) -> set[str]:

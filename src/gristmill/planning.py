@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -144,21 +146,29 @@ def _check_apart(source: Source, sink: Sink) -> None:
     """A sink below a folder that is read would be input of the next run. Raises BadJob."""
     from gristmill.io.redact import redact
 
+    below = _plain_path(sink.uri)
+    if below.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), "gristmill-")):
+        return  # of a preview, or of a job that gives a table
+    part = f"part-0.{sink.format or 'parquet'}"
     for uri in source.uri:
-        folder = uri.split("**")[0]
-        if "://" in uri or "://" in sink.uri:
-            above, below = folder.rstrip("/"), sink.uri.rstrip("/")
-        elif os.path.isdir(folder or "."):
-            above, below = os.path.realpath(folder or "."), os.path.realpath(sink.uri)
-        else:
+        above, recursive, last = uri.partition("**")
+        if recursive and not fnmatch.fnmatch(part, last.rpartition("/")[2] or "*"):
+            continue
+        above = _plain_path(above)
+        if "://" not in above and not os.path.isdir(above):
             continue
         inside = below[len(above) :].split("/")
         # What starts with _ or . is not read.
-        if f"{below}/".startswith(f"{above}/") and not any(part.startswith(("_", ".")) for part in inside):
+        if f"{below}/".startswith(f"{above}/") and not any(name.startswith(("_", ".")) for name in inside):
             raise BadJob(
                 f"sink {redact(sink.uri)} lies in source {redact(uri)}, which would read it the next time: "
                 "give a folder outside, or one whose name starts with _"
             )
+
+
+def _plain_path(uri: str) -> str:
+    uri = uri.removeprefix("file://")
+    return uri.rstrip("/") if "://" in uri else os.path.realpath(os.path.expanduser(uri or "."))
 
 
 def _held(job: JobSpec, folder: str | None) -> Source:
@@ -361,9 +371,9 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
     tells.
     """
     there = schema if job.source.columns is None else pa.schema([schema.field(n) for n in job.source.columns])
-    for what, names in (("keep", sink.keep or ()), ("key", sink.key)):
+    for what, names, more in (("keep", sink.keep or (), info.outputs or ()), ("key", sink.key, ())):
         for name in names:
-            if name not in there.names and name not in (info.outputs or ()):
+            if name not in there.names and name not in more:
                 raise _no_column(name, there, what)
     for name in sink.partition_by:
         if name not in there.names and name not in (info.outputs or (name,)):

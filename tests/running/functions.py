@@ -85,6 +85,11 @@ def plus_one(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: batch[name] + 1.0}
 
 
+def makes(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A step that makes a column."""
+    return {"made": np.arange(len(next(iter(batch.values()))))}
+
+
 class Scorer:
     """A model built once a worker."""
 

@@ -178,6 +178,8 @@ def test_rows_that_fail_without_a_sink_are_told(numbers: str) -> None:
     with pytest.warns(UserWarning, match=r"2 of 1000 rows could not be scored.*ValueError: 2.*row 3 is bad"):
         table = gm.apply(numbers, fn=functions.picky, args={"bad": [3, 500]}, workers=0)
     assert table.num_rows == 998
+    with pytest.raises(gm.GateFailed, match=r"could not be scored.*row 0 is bad; gates="):
+        gm.apply(numbers, fn=functions.picky, args={"bad": list(range(0, 1000, 5))}, workers=0, gates={"min_ok": 0.9})
 
 
 def test_a_word_that_fails_is_retried_without_its_neighbours(tmp_path: Path) -> None:
@@ -335,6 +337,10 @@ def test_a_sink_inside_its_source_is_refused(numbers: str, within: str) -> None:
     """It would be read the next time; below a name that sources leave out it is not."""
     with pytest.raises(gm.BadJob, match="lies in source"):
         gm.apply(numbers, Path(numbers) / within, fn=functions.double, workers=0)
+    with pytest.raises(gm.BadJob, match="lies in source"):
+        gm.apply(f"{numbers}/**/*.parquet", f"file://{numbers}/{within}", fn=functions.double, workers=0)
+    with pytest.raises(gm.BadSource, match=r"\*\*/\*.csv"):  # which no part of the result would match
+        gm.apply(f"{numbers}/**/*.csv", Path(numbers) / within, fn=functions.double, workers=0)
     assert gm.apply(numbers, Path(numbers) / "_out", fn=functions.double, workers=0).rows_ok == 1000
     assert gm.apply(numbers, Path(numbers) / "_out", fn=functions.double, workers=0).state == "nothing to do"
 

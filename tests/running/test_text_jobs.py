@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import functions
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,6 +69,17 @@ def test_embeddings_equal_those_of_sentence_transformers(
     found = vectors(table)
     cosine = (found * expected).sum(axis=1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
     assert cosine.min() >= 0.9999
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("option", ["row_id", "model_version"])
+def test_a_column_that_a_step_makes_is_not_overwritten(minilm_onnx: Path, tmp_path: Path, option: str) -> None:
+    """A text model carries all columns over, and which there are after steps only the rows tell."""
+    model = gm.TextEmbedder(str(minilm_onnx), text="text")
+    sink = gm.sink(str(tmp_path / "out"), **{option: "made"})
+    job = gm.Job([{"text": "one"}, {"text": "two"}], model, sink, steps=[gm.step(functions.makes)], workers=0)
+    with pytest.raises(gm.BadJob, match=f"{option} names column 'made', which the rows have"):
+        job.run()
 
 
 @pytest.mark.real_model

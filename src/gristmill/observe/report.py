@@ -58,8 +58,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished (or stopped) run. `rows_*` are over all live generations of the sink; times in seconds, sizes in
-    bytes.
+    """A finished (or stopped) run. `rows_*` and `errors` are over all live generations of the sink, `shards` are the
+    run's own; times in seconds, sizes in bytes.
 
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
     `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and the rest.

@@ -93,7 +93,8 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         hooks: Any = self.audit
-        object.__setattr__(self, "audit", (hooks,) if callable(hooks) else tuple(hooks))
+        several = hooks if isinstance(hooks, (list, tuple)) else () if hooks is None else (hooks,)
+        object.__setattr__(self, "audit", tuple(several))
         for hook in self.audit:
             if not callable(hook):
                 raise BadJob(f"audit has {hook!r}, which cannot be called: give functions of the staged result")

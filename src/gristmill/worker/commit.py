@@ -164,6 +164,11 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     wanted = output.keep if output.keep is not None else [n for n in rows.column_names if n not in output.leave]
     kept = [n for n in wanted if n in rows.column_names and n not in scored.results]
     columns = {n: rows.column(n) for n in [*kept, *scored.results]}
+    for option, name in (("row_id", output.row_id), ("model_version", output.model_version)):
+        if name in kept:
+            raise BadJob(
+                f"{option} names column {name!r}, which the rows have: give another name, or leave it out of keep"
+            )
     if output.row_id is not None:
         columns = {output.row_id: row_ids(scored, output, task), **columns}
     if output.model_version is not None and output.model_version not in columns:  # the driver refuses such a name
