@@ -53,12 +53,12 @@ def test_steps_run_elsewhere_and_change_nothing(numbers: str, quick: Path) -> No
 @pytest.mark.real_model
 def test_tokenising_beside_the_model(minilm_int8: Path, docstrings: list[str], tmp_path: Path) -> None:
     """Texts are tokenised in the other process, and give the vectors that the worker alone gives."""
-    pq.write_table(pa.table({"id": range(300), "text": docstrings[:300]}), tmp_path / "in.parquet")
+    pq.write_table(pa.table({"id": range(120), "text": docstrings[:120]}), tmp_path / "in.parquet")
     found = []
     for beside in (0, 1):
         report = gm.embed(
             tmp_path / "in.parquet", tmp_path / f"out{beside}", text="text", model=str(minilm_int8), keep=["id"],
-            workers=1, shard_rows=50, steps_workers=beside,
+            workers=1, shard_rows=20, steps_workers=beside,
         )  # fmt: skip
         found.append(report.read().to_table().sort_by("id"))
     one, two = (np.stack(t["embedding"].to_numpy(zero_copy_only=False)) for t in found)

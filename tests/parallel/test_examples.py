@@ -29,10 +29,10 @@ def run(name: str, *arguments: object) -> str:
 
 def test_batch_scoring(sentiment_classifier: Path, reviews: pa.Table, tmp_path: Path) -> None:
     """Every review is scored once, with the model's labels; each worker loads the model once."""
-    rows = reviews.slice(0, 120)
+    rows = reviews.slice(0, 60)
     pq.write_table(rows, tmp_path / "reviews.parquet")
     printed = run("batch_scoring.py", sentiment_classifier, tmp_path / "reviews.parquet", tmp_path / "scores.jsonl")
-    assert "scored 120 reviews" in printed
+    assert "scored 60 reviews" in printed
     assert 1 <= printed.count("loaded ") <= 2
     scored = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert sorted(r["review_id"] for r in scored) == sorted(rows["review_id"].to_pylist())
@@ -45,11 +45,11 @@ def test_embedding_shards(minilm: Path, minilm_onnx: Path, reviews: pa.Table, tm
     """One .npy a shard, rows in order, and a manifest that adds up; vectors as a job computes them."""
     (tmp_path / "in").mkdir()
     for n in range(3):
-        pq.write_table(reviews.slice(n * 40, 40), tmp_path / "in" / f"{n}.parquet")
+        pq.write_table(reviews.slice(n * 15, 15), tmp_path / "in" / f"{n}.parquet")
     printed = run("embedding_shards.py", minilm, tmp_path / "in", tmp_path / "out")
-    assert "embedded 120 documents in 3 shards" in printed
+    assert "embedded 45 documents in 3 shards" in printed
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert [(r["rows"], r["dimensions"]) for r in manifest] == [(40, 384)] * 3
+    assert [(r["rows"], r["dimensions"]) for r in manifest] == [(15, 384)] * 3
     vectors = np.load(tmp_path / "out" / "1.npy")
-    job = gm.embed(reviews.slice(40, 40), text="text", model=str(minilm_onnx), workers=0)
+    job = gm.embed(reviews.slice(15, 15), text="text", model=str(minilm_onnx), workers=0)
     np.testing.assert_allclose(vectors, np.stack(job["embedding"].to_numpy(zero_copy_only=False)), atol=1e-5)

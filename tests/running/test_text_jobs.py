@@ -29,8 +29,8 @@ def vectors(table: pa.Table) -> np.ndarray:
 @pytest.mark.real_model
 def test_kill_9_and_the_same_command_again(minilm_onnx: Path, reviews: pa.Table, tmp_path: Path) -> None:
     """A killed embed, run again, gives what an uninterrupted run gives, and scores no committed shard twice."""
-    pq.write_table(reviews.slice(0, 400), tmp_path / "reviews.parquet")
-    options = ["--text", "text", "--model", str(minilm_onnx), "--keep", "review_id", "--set", "running.shard_rows=20"]
+    pq.write_table(reviews.slice(0, 240), tmp_path / "reviews.parquet")
+    options = ["--text", "text", "--model", str(minilm_onnx), "--keep", "review_id", "--set", "running.shard_rows=12"]
     command = [*GRISTMILL, "embed", str(tmp_path / "reviews.parquet"), str(tmp_path / "killed"), *options]
     running = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 60
@@ -61,9 +61,9 @@ def test_embeddings_equal_those_of_sentence_transformers(
     """Row i's vector is that of text i, as sentence-transformers computes it, on texts of very mixed length."""
     from sentence_transformers import SentenceTransformer
 
-    texts = [*docstrings[:80], "", "  ", "ü" * 3000]
+    texts = [*docstrings[:40], "", "  ", "ü" * 3000]
     table = gm.embed(
-        [{"text": t} for t in texts], text="text", model=str(minilm), backend="torch", workers=workers, shard_rows=20
+        [{"text": t} for t in texts], text="text", model=str(minilm), backend="torch", workers=workers, shard_rows=12
     )
     expected = SentenceTransformer(str(minilm), device="cpu").encode(texts, normalize_embeddings=True)
     found = vectors(table)
