@@ -173,6 +173,7 @@ def test_by_name_or_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "@deco\ndef score(batch): return batch\n"
         "class Scorer:\n    @classmethod\n    def score(cls, batch): return batch\n"
     )
+    assert list(digests(Call("digested:score"))) == ["callable score"], "it is not there yet"
     monkeypatch.syspath_prepend(str(tmp_path))
     digested = importlib.import_module("digested")
     assert digests(Call("digested:score")) == digests(Call(digested.score))

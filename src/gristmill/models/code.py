@@ -322,17 +322,27 @@ def _imports(source: bytes, module: str, package: bool) -> list[str]:
     return [n for n in names if n]
 
 
-@functools.lru_cache(maxsize=4096)
 def _local_file(module: str) -> Path | None:
     """The file of a module outside site-packages and the standard library, else None."""
+    try:
+        return _found_file(module)
+    except LookupError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _found_file(module: str) -> Path | None:
+    """The same. Raises LookupError where there is no such module, which is not kept: a notebook may write it later."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "gristmill":
         return None
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    if spec is None or spec.origin in (None, "built-in", "frozen"):
+    except (ImportError, ValueError, AttributeError) as e:
+        raise LookupError(module) from e
+    if spec is None:
+        raise LookupError(module)
+    if spec.origin in (None, "built-in", "frozen"):
         return None
     path = Path(str(spec.origin))
     return None if _installed(path) else path
