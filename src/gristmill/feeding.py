@@ -20,6 +20,7 @@ from gristmill.errors import (
 )
 from gristmill.observe.events import Note
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
+from gristmill.plan.failing import ended
 from gristmill.worker.recipe import Task
 
 TRIES = 3  # attempts at a shard whose failure may pass (a disk that hiccups)
@@ -351,13 +352,4 @@ class ShardFeed:
 
 
 def _how(death: Death) -> str:
-    if death.lost:
-        return death.lost
-    if death.signal is not None:
-        try:
-            return signals.Signals(death.signal).name
-        except ValueError:
-            return f"signal {death.signal}"
-    if "Timeout (" in death.evidence:
-        return "a call took longer than its limit"
-    return f"exit code {death.exit_code}"
+    return ended(death, "a call took longer than its limit")

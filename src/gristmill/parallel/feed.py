@@ -12,6 +12,7 @@ from gristmill.parallel.calling import Answers, Chunk, Some
 from gristmill.parallel.inputs import Inputs, Numbered, Order
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, unpack
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
+from gristmill.plan.failing import ended
 
 CHUNK_SECONDS = 0.03  # work in one message: enough to make its cost small, little enough to share work out evenly
 CHUNK_BYTES = 4 << 20  # bytes of inputs that one message should hold
@@ -253,18 +254,7 @@ class CallFeed:
         return Fault(Failure("other", "WorkerLost", text), died=True)
 
     def _how(self, death: Death) -> str:
-        import signal
-
-        if death.lost:
-            return death.lost
-        if death.signal is not None:
-            try:
-                return signal.Signals(death.signal).name
-            except ValueError:
-                return f"signal {death.signal}"
-        if self.timed and "Timeout (" in death.evidence:  # user code may print the same
-            return LATE
-        return f"exit code {death.exit_code}"
+        return ended(death, LATE if self.timed else "")  # without a limit user code may print the same
 
 
 def _not_run(failure: Failure) -> Exception:

@@ -1,11 +1,12 @@
-"""Exceptions as text, so that they cross any boundary, whatever their class is or does."""
+"""Failures and deaths as text, so that they cross any boundary, whatever an exception's class is or does."""
 
 from __future__ import annotations
 
+import signal
 import traceback
 
 from gristmill.errors import GristmillError
-from gristmill.plan.contracts import Failure
+from gristmill.plan.contracts import Death, Failure
 
 TRACE = 16_000  # characters of a traceback that are kept, the last ones: the user's own frames
 
@@ -25,3 +26,17 @@ def failure_of(error: BaseException, kind: str = "other") -> Failure:
     return Failure(
         kind, name if module in ("builtins", "__main__") else f"{module}.{name}", message[:4000], trace, code
     )
+
+
+def ended(death: Death, late: str) -> str:
+    """How a worker ended, in words: `late` where it was its own watch that ended it ("": it had none)."""
+    if death.lost:
+        return death.lost
+    if death.signal is not None:
+        try:
+            return signal.Signals(death.signal).name
+        except ValueError:
+            return f"signal {death.signal}"
+    if late and "Timeout (" in death.evidence:
+        return late
+    return f"exit code {death.exit_code}"

@@ -24,8 +24,8 @@ def resident() -> int:
 def use_jemalloc() -> None:
     """Let Arrow allocate with jemalloc in this process, where it was built with it and nobody chose another pool.
 
-    mimalloc, its default, holds on to more where three threads read, score and write: a tenth of a worker's memory,
-    more in long runs than in short ones, for a third more time in the kernel (benchmarks/run.py --only cheap).
+    mimalloc, its default, holds on to more where three threads read, score and write, and the more the longer they do
+    (tests/running/test_memory.py).
     """
     import pyarrow as pa
 
