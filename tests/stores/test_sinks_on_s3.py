@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,6 @@ from gristmill.errors import BadJob, SinkBusy
 from s3server import SECRET, Forgetful, S3Server, Troubled
 
 ROWS = 600
-
-
-@pytest.fixture(scope="module")
-def server(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One S3 server for all of them."""
-    started = S3Server(weed, tmp_path_factory.mktemp("s3"))
-    try:
-        yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture(scope="module")

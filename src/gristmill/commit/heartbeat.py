@@ -20,7 +20,8 @@ from gristmill.errors import SinkBusy
 
 BEAT = 10.0  # seconds between two beats: one request each
 STALE = 60.0  # design §7: a lease that has not moved for this long, by the watcher's own clock
-LOOK = 2.0  # seconds between two looks at the lease of another
+LOOK = 2.0  # seconds between two looks at a lease
+HASTE = 2.5  # seconds that a look or giving the lease back may take, twice that at worst: it also goes stale by itself
 
 
 class ObjectLease:
@@ -28,12 +29,15 @@ class ObjectLease:
 
     def __init__(self, files: Any, sink: str, folder: str, tell: Callable[[str], None]) -> None:
         self._files, self._sink, self._tell = files, sink, tell
+        self._beating, self._quick = files.hasty(BEAT), files.hasty(HASTE)
         self._path = join(folder, "lease.json")
         self._nonce = secrets.token_hex(6)
         self._about = {**myself(), "machine": _machine(), "nonce": self._nonce}
         self._beats = itertools.count()
         self._notes: dict[str, bytes] = {}
         self._over = threading.Event()
+        self._lost = False
+        self._looked = 0.0
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> ObjectLease:
@@ -73,11 +77,30 @@ class ObjectLease:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread is not None:
-            self._thread.join(BEAT)
-        with contextlib.suppress(OSError, ValueError):
-            self._send()
-            if json.loads(self._files.read(self._path)).get("nonce") == self._nonce:
-                self._files.remove(self._path)
+            self._thread.join(HASTE)
+        with contextlib.suppress(OSError):
+            if self._seen(self._quick) is not None:
+                self._send(self._quick)
+                self._quick.remove(self._path)
+
+    def held(self) -> bool:
+        """By a look at the object, which another run has replaced or removed if it has begun."""
+        if not self._lost and clock() - self._looked > LOOK:
+            with contextlib.suppress(OSError):
+                self._seen(self._quick)
+            self._looked = clock()
+        return not self._lost
+
+    def _seen(self, files: Any) -> Any:
+        """The version of the lease; None where it is no longer ours, now and for ever. Raises OSError."""
+        if not self._lost:
+            try:
+                data, version = files.look(self._path)
+                self._lost = json.loads(data).get("nonce") != self._nonce
+            except (FileNotFoundError, ValueError):
+                self._lost = True
+            self._looked = clock()
+        return None if self._lost else version
 
     def say(self, path: str, data: bytes) -> None:
         """Goes with the next beat."""
@@ -85,19 +108,16 @@ class ObjectLease:
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT):
-            try:
-                data, version = self._files.look(self._path)
-                if json.loads(data).get("nonce") != self._nonce:
-                    return  # taken over: receipts decide
-                self._files.swap(self._path, self._body(), version)
-                self._send()
-            except (OSError, ValueError):
-                continue  # a store that does not answer is found where it matters
+            with contextlib.suppress(OSError):  # a store that does not answer is found where it matters
+                if (version := self._seen(self._beating)) is None:
+                    return
+                self._beating.swap(self._path, self._body(), version)
+                self._send(self._beating)
 
-    def _send(self) -> None:
+    def _send(self, files: Any) -> None:
         while self._notes:
             path, data = self._notes.popitem()
-            self._files.note(path, data)
+            files.note(path, data)
 
     def _body(self) -> bytes:
         return json.dumps({**self._about, "beat": next(self._beats)}).encode()
@@ -114,6 +134,11 @@ def beating(files: Any, folder: str) -> dict[str, Any] | None:
         return None
     age = time.time() - version["last_modified"].timestamp()
     return about if _alive(about) or age < STALE else None
+
+
+def clock() -> float:
+    """Seconds that go on while this machine sleeps, where it can tell."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _machine() -> str:

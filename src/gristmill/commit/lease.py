@@ -29,7 +29,7 @@ class Lease:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         self._file = open(self.path, "a+")
         try:
-            _lock(self._file)
+            lock(self._file)
         except OSError:
             raise SinkBusy(
                 f"{self._sink}: another run holds this sink ({self._holder()}): wait for it or stop it"
@@ -42,6 +42,13 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def held(self) -> bool:
+        """Whether the file that is locked is the one that others would lock."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def say(self, path: str, data: bytes) -> None:
         """Note how far the run is."""
@@ -76,7 +83,7 @@ def holder(folder: str) -> dict[str, Any] | None:
         return None
     with open(path, "r+") as file:
         try:
-            _lock(file)
+            lock(file)
         except OSError:
             try:
                 return json.load(file)  # type: ignore[no-any-return]
@@ -88,7 +95,8 @@ def holder(folder: str) -> dict[str, Any] | None:
 if os.name == "nt":
     import msvcrt
 
-    def _lock(file: Any) -> None:
+    def lock(file: Any) -> None:
+        """Lock an open file, or raise OSError at once."""
         file.seek(1 << 30)  # beyond the text, so that others can read it
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         file.seek(0)
@@ -96,5 +104,6 @@ if os.name == "nt":
 else:
     import fcntl
 
-    def _lock(file: Any) -> None:
+    def lock(file: Any) -> None:
+        """Lock an open file, or raise OSError at once."""
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

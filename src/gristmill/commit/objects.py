@@ -347,6 +347,10 @@ class ObjectFiles:
 
         return bytes(self._try(path, lambda: obstore.get_range(self._store(), self._key(path), start=start, end=stop)))
 
+    def hasty(self, patience: float) -> ObjectFiles:
+        """The same files for who has other things to do: requests fail after so many seconds, twice that at worst."""
+        return ObjectFiles(self._base, self._settings, patience)
+
     def lease(self, sink: str, folder: str, tell: Callable[[str], None]) -> ObjectLease:
         """An object with a heartbeat."""
         return ObjectLease(self, sink, folder, tell)
@@ -365,13 +369,20 @@ class ObjectFiles:
         if self._opened is None:
             from obstore.store import from_url
 
+            def wait(seconds: float) -> str:
+                return f"{round(1000 * min(seconds, self._patience))}ms"
+
             backoff = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
             self._opened = from_url(
                 self._base,
                 config=self._settings,
                 # http only where the endpoint says so; a slow answer is worth waiting for, a lost one is not
-                client_options={"allow_http": True, "timeout": "60s", "connect_timeout": "10s"},
-                retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=30), "backoff": backoff},
+                client_options={"allow_http": True, "timeout": wait(60), "connect_timeout": wait(10)},
+                retry_config={
+                    "max_retries": 5 if self._patience > 30 else 0,
+                    "retry_timeout": timedelta(seconds=30),
+                    "backoff": backoff,
+                },
             )
         return self._opened
 

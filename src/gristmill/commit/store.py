@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gristmill.commit.lease import Lease, holder
+from gristmill.commit.lease import Lease, holder, lock
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.plan.contracts import Files
 
@@ -199,6 +199,25 @@ class LocalFiles:
         with self.create(path) as file:
             file.write(data)
             self.sync(file)
+
+    def look(self, path: str) -> tuple[bytes, Mapping[str, Any]]:
+        """A file; its version is what it holds."""
+        data = self.read(path)
+        return data, {"data": data}
+
+    def swap(self, path: str, data: bytes, version: Mapping[str, Any]) -> bool:
+        """Replace a file that holds what was looked at. Who swaps locks the file that it replaces, so that of two that
+        looked at the same one wins; where the lock is another's at this moment, the answer is no.
+        """
+        with open(path, "r+b") as file, contextlib.suppress(BlockingIOError):
+            if os.name != "nt":  # an open file cannot be replaced there
+                lock(file)
+            if file.read() == version["data"] and os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                if os.name == "nt":
+                    file.close()
+                self.write_over(path, data)
+                return True
+        return False
 
     def note(self, path: str, data: bytes) -> None:
         """Replace `path` by `data`, in one step, without a sync."""

@@ -212,6 +212,18 @@ class Files(Protocol):
         """All of a file. Raises FileNotFoundError."""
         ...
 
+    def look(self, path: str) -> tuple[bytes, Mapping[str, Any]]:
+        """All of a file, and its version, which `swap` takes. Raises FileNotFoundError."""
+        ...
+
+    def swap(self, path: str, data: bytes, version: Mapping[str, Any]) -> bool:
+        """Replace `path` by `data`, as `write_over` does, if it still has this version; false if it has another one.
+
+        Of two swaps of one version one wins. On a disk that holds among those that swap: a `write_over` at the same
+        moment may be lost, and on Windows a swap too. Raises FileNotFoundError.
+        """
+        ...
+
     def remove(self, path: str) -> None:
         """Remove a file; no error if it is not there."""
         ...
@@ -269,6 +281,14 @@ class Lease(Protocol):
         ...
 
     def __exit__(self, *_: object) -> None: ...
+
+    def held(self) -> bool:
+        """Whether this run still holds the sink: false, and then for ever, once another run may have begun.
+
+        Two system calls on a disk. In a store one request, none within two seconds of the last one, not waited for
+        longer than five; a store that does not answer has given the sink to nobody.
+        """
+        ...
 
     def say(self, path: str, data: bytes) -> None:
         """Note how far the run is, for whoever looks; soon, not at once, where a note is a request."""

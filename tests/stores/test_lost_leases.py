@@ -1,0 +1,109 @@
+"""Fault 48: whoever holds a sink can tell that it has lost it, and replacing a file tells whose turn it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.commit import heartbeat
+from gristmill.commit.places import opened
+from gristmill.commit.store import LOCAL
+from gristmill.plan.contracts import Files
+from s3server import S3Server, Troubled
+
+Place = Callable[[str], tuple[str, Files]]
+
+
+@pytest.fixture(params=["disk", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) -> Place:
+    """A folder on a disk or in a store, by name."""
+    if request.param == "disk":
+        return lambda name: (str(tmp_path / name), LOCAL)
+    return lambda name: opened(f"s3://box/{name}", server.storage())
+
+
+def test_fault_48_a_lease_is_held_until_its_file_is_gone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held while it stands, lost for ever once it was removed, also where a new one stands there."""
+    monkeypatch.setattr(heartbeat, "LOOK", 0.0)
+    root, files = place("gone")
+    with files.lease("gone", f"{root}/_gristmill", lambda _: None) as lease:
+        assert lease.held()
+        for name in files.names(f"{root}/_gristmill"):
+            files.remove(f"{root}/_gristmill/{name}")
+        assert not lease.held()
+        with files.lease("gone", f"{root}/_gristmill", lambda _: None) as other:
+            assert not lease.held()
+            assert other.held()
+
+
+def test_fault_48_a_lease_that_was_taken_over_is_lost_at_once(server: S3Server) -> None:
+    """A driver that stood still (here: whose beats are far apart) sees another's nonce before its next beat, and leaves
+    the other's lease alone.
+    """
+    root, files = opened("s3://box/taken", server.storage())
+    path = f"{root}/_gristmill/lease.json"
+    with files.lease("taken", f"{root}/_gristmill", lambda _: None) as lease:
+        assert lease.held()
+        _, version = files.look(path)
+        assert files.swap(path, b'{"nonce": "another"}', version)
+        time.sleep(heartbeat.LOOK + 0.1)
+        assert not lease.held()
+    assert json.loads(files.read(path)) == {"nonce": "another"}
+
+
+def test_fault_48_a_store_that_is_away_has_given_the_sink_to_nobody(server: S3Server) -> None:
+    """While nobody answers the lease counts as held, and asking takes seconds, not minutes."""
+    proxy = Troubled(server.address)
+    root, files = opened("s3://box/away", server.storage(proxy.address))
+    with files.lease("away", f"{root}/_gristmill", lambda _: None) as lease:
+        proxy.close()
+        time.sleep(heartbeat.LOOK + 0.1)
+        began = time.monotonic()
+        assert lease.held()
+        assert time.monotonic() - began < 6
+        assert lease.held()  # not asked again so soon
+        began = time.monotonic()
+    assert time.monotonic() - began < 10  # nor does the goodbye wait
+
+
+def test_swap_replaces_what_was_looked_at(place: Place) -> None:
+    """The version that stands is replaced, an older one is not."""
+    root, files = place("swap")
+    path = f"{root}/_SUCCESS"
+    assert files.write_new(path, b"one")
+    data, version = files.look(path)
+    assert data == b"one"
+    assert files.swap(path, b"two", version)
+    assert not files.swap(path, b"three", version)
+    assert files.look(path)[0] == b"two"
+    with pytest.raises(FileNotFoundError):
+        files.look(f"{root}/none")
+
+
+def test_of_many_swaps_of_one_version_one_wins(place: Place) -> None:
+    """Eight threads count up together: no step is lost."""
+    root, files = place("count")
+    path = f"{root}/count"
+    assert files.write_new(path, b"0")
+
+    def up(_: Any) -> None:
+        for _ in range(5):
+            while True:
+                data, version = files.look(path)
+                # A store takes bytes that are already there for its own attempt's, so that each writes its own.
+                if files.swap(path, b"%d %s" % (int(data.split()[0]) + 1, os.urandom(4).hex().encode()), version):
+                    break
+
+    racers = [threading.Thread(target=up, args=(n,)) for n in range(8)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert int(files.read(path).split()[0]) == 40
