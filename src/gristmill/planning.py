@@ -128,9 +128,10 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
+    identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name)
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[: gpus // room.per_gpu], _fingerprint(job, model, info, files, sink_format.name), tuple(skipped),
+        0, room.gpus[: gpus // room.per_gpu], identity, tuple(skipped),
         _nulls(files), how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
@@ -486,24 +487,25 @@ def _sink_name(job: JobSpec) -> str:
     return (job.sink.format if job.sink is not None else None) or "parquet"
 
 
-def _fingerprint(
-    job: JobSpec, model: ModelSpec, info: ModelInfo, files: Sequence[FileInfo], sink_format: str
+def fingerprint_of(
+    job: JobSpec, model: ModelSpec, info: ModelInfo, files: Sequence[FileInfo], source_format: str, sink_format: str
 ) -> Fingerprint:
-    from gristmill.commit.generation import input_digest
+    """Everything that shapes the output, as digests. `model` is the job's with what was found out about it."""
     from gristmill.models import code
 
-    calls = [s.call for s in (*job.steps, *job.post) if s.call is not None]
-    if isinstance(model, FunctionModel):
-        calls.append(model.call)
+    calls = {f"{name}[{n}]": s.call for name in ("steps", "post") for n, s in enumerate(getattr(job, name))}
+    calls["model"] = model.call if isinstance(model, FunctionModel) else None
     digests: dict[str, str] = {}
-    for call in calls:
-        digests.update(code.digests(call))
+    for place, call in calls.items():
+        for name, digest in ({} if call is None else code.digests(call)).items():
+            # Modules are the same for all; a lambda, an argument or a closure is of its own step.
+            digests[name if name.startswith(("module ", "version of ")) else f"{place}: {name}"] = digest
     described = replace(job, model=_as_asked(job, model))
     return Fingerprint(
-        fingerprint.options_of(described, sink_format),
+        fingerprint.options_of(described, source_format, sink_format),
         dict(info.digests),
         digests,
-        {f.file.path: input_digest(f) for f in files},
+        {f.file.path: fingerprint.input_digest(f) for f in files},
     )
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from gristmill.commit.store import LOCAL, join, seal, sha256_of, unseal
 from gristmill.errors import CorruptStore
 from gristmill.plan.contracts import FileInfo, Files, SourceFile
+from gristmill.plan.fingerprint import input_digest
 from gristmill.plan.shard import ShardTable
 
 META = "_gristmill"
@@ -191,11 +192,6 @@ def _table(generation: Generation, entry: Mapping[str, str]) -> pa.Table | None:
                 return pa.ipc.open_file(source).read_all()
     except FileNotFoundError:
         return None
-
-
-def input_digest(info: FileInfo) -> str:
-    """What identifies a file's content without reading it."""
-    return f"{info.file.size}:{info.file.stamp}:{info.layout}"
 
 
 def _file_table(infos: list[FileInfo]) -> pa.Table:

@@ -43,9 +43,9 @@ def digests(call: Call) -> dict[str, str]:
         found = callable_digests(call.target)
     found[f"callable {name}"] = f"given {call.batch_format}"
     if call.args:
-        found[f"arguments of {call.name}"] = value_digest(dict(call.args))
+        found.update({f"argument {key} of {name}": value_digest(value) for key, value in call.args.items()})
     if call.takes is not None:
-        found[f"columns taken by {call.name}"] = value_digest(dict(call.takes))
+        found[f"columns taken by {name}"] = value_digest(dict(call.takes))
     return found
 
 

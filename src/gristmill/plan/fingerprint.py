@@ -7,13 +7,69 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from gristmill.plan.job import JobSpec
+from gristmill.plan.contracts import FileInfo
+from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.options import EngineSpec, Gates, Running
+from gristmill.plan.specs import (
+    Call,
+    FunctionModel,
+    OnnxModel,
+    SklearnModel,
+    Step,
+    TextClassifier,
+    TextEmbedder,
+    TorchScriptModel,
+)
 
-# What a model spec says of where it runs, or of where it was found, does not change what it answers.
-_NOT_OUTPUT = ("device", "model", "allow_pickle", "sha256", "call")
+_FILES = "its files are compared by their digests"
+_PLACE = "where a model runs does not change what it answers"
+_DIGESTED = "compared as code, with all that it refers to"
+_CUT = "how rows are grouped for a call or a commit: the plan stores it, and an answer is its row's alone"
+_AROUND = "how the run behaves, not what it answers"
+
+# Every field that does NOT shape what is written, and why. Any other field of these types counts, also one that is
+# added later.
+NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
+    JobSpec: {
+        "on_new_files": "what the next run does about files that are new",
+        "audit": "looks at the staged result, and may only refuse it",
+    },
+    Source: {
+        "uri": "the files that it stands for are compared one by one",
+        "data": "compared as the file that it is written to",
+        "on_bad_file": "the files that are left are compared one by one",
+        "storage": "how to reach the files, which are compared one by one; credentials change from night to night",
+    },
+    Sink: {
+        "uri": "the sink that is looked at",
+        "storage": "how to reach the sink; credentials change from night to night",
+        "overwrite": "whether files of others may stand beside the result",
+    },
+    Step: {},
+    Call: {"target": _DIGESTED, "args": _DIGESTED, "batch_format": _DIGESTED, "takes": _DIGESTED},
+    FunctionModel: {},
+    TextEmbedder: {"model": _FILES, "sha256": _FILES, "device": _PLACE},
+    TextClassifier: {"model": _FILES, "sha256": _FILES, "device": _PLACE},
+    OnnxModel: {"model": _FILES, "sha256": _FILES, "device": _PLACE},
+    TorchScriptModel: {"model": _FILES, "sha256": _FILES, "device": _PLACE},
+    SklearnModel: {"model": _FILES, "sha256": _FILES, "allow_pickle": "whether a file may be opened: it is compared"},
+    Running: {
+        "batch_tokens": _CUT,
+        "batch_rows": _CUT,
+        "shard_rows": _CUT,
+        "window_bytes": _CUT,
+        "batch_timeout": _AROUND,
+        "worker_memory": _AROUND,
+        "log": _AROUND,
+    },
+    Gates: dict.fromkeys(("min_ok", "warn_failed", "allow_empty"), "whether the result is published, not what it is"),
+    EngineSpec: dict.fromkeys(("name", "workers", "gpus", "threads", "steps_workers", "options"), _PLACE),
+}
 MOST_LINES = 12
 
 
@@ -41,36 +97,90 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def options_of(job: JobSpec, sink_format: str) -> dict[str, str]:
-    """The options that shape the output, as text by name."""
-    source, sink = job.source, job.sink
-    values: dict[str, Any] = {
-        "source.format": source.format,
-        "source.columns": source.columns,
-        "source.where": source.where,
-        "source.limit": source.limit,
-        "source.sample": source.sample,
-        "source.seed": source.seed if source.sample else None,
-        "source.types": dict(source.types or {}) or None,
-        "source.options": dict(source.options) or None,
-        "on_null": job.on_null,
-        "on_nan": job.on_nan,
-        "sink.format": sink_format,
-        "steps": [_step(s) for s in job.steps],
-        "post": [_step(s) for s in job.post],
-    }
-    if sink is not None:
-        for name in ("keep", "row_id", "key", "partition_by", "merge", "model_version"):
-            values[f"sink.{name}"] = getattr(sink, name)
-    values["model.kind"] = type(job.model).__name__
-    for field in dataclasses.fields(job.model):
-        if field.name not in _NOT_OUTPUT:
-            values[f"model.{field.name}"] = getattr(job.model, field.name)
-    return {k: json.dumps(v, default=str, sort_keys=True) for k, v in values.items() if v not in (None, [], (), {})}
+def options_of(job: JobSpec, source_format: str, sink_format: str) -> dict[str, str]:
+    """The options that shape the output, as JSON by name: all that are not what they are by default and that
+    `NOT_SHAPING` does not name. Formats are given as they were found out, said or not.
+    """
+    source = replace(job.source, format=source_format)
+    if source.sample is None:
+        source = replace(source, seed=Source.seed)  # of nothing
+    sink = None if job.sink is None else replace(job.sink, format=sink_format)
+    found = dict(_shaping(replace(job, source=source, sink=sink), ""))
+    found["model.kind"] = json.dumps(type(job.model).__name__)
+    return found
 
 
-def _step(step: Any) -> list[Any]:
-    return [step.kind, step.expression, None if step.call is None else step.call.name]
+def _shaping(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """What counts of one part of a job, and of the parts below it. `name` is where it stands, with a dot behind it."""
+    ignored = NOT_SHAPING.get(type(value), {})
+    for field in dataclasses.fields(value):
+        item, here = getattr(value, field.name), name + field.name
+        if field.name in ignored:
+            continue
+        if dataclasses.is_dataclass(item):
+            yield from _shaping(item, f"{here}.")
+        elif isinstance(item, tuple) and any(dataclasses.is_dataclass(i) for i in item):
+            for number, part in enumerate(item):
+                yield from _shaping(part, f"{here}[{number}].")
+        elif _plain(item) != _plain(_default(field)):
+            yield here, _plain(item)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def _plain(value: Any) -> str:
+    """JSON, where a mapping is the same in any order and a list the same as a tuple. Secrets show as they are named."""
+    return json.dumps(value, default=str, sort_keys=True)
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def input_digest(info: FileInfo) -> str:
+    """What identifies a file's content without reading it."""
+    return json.dumps([info.file.size, info.file.stamp, info.layout])
+
+
+def other_content(digest: str, reason: str) -> str:
+    """The digest of a file that looks as it did, and was found to hold something else: unlike any that is made of a
+    file. `reason` says how it was found out.
+    """
+    return json.dumps([*json.loads(digest)[:3], reason])
+
+
+def _input_line(path: str, before: str, now: str) -> str:
+    (size, stamp, _, *reason), (size_now, stamp_now, *_) = json.loads(before), json.loads(now)
+    if reason:
+        return f"input: {path}: {reason[0]}"
+    parts = [] if size == size_now else [f"{size_now:,} bytes, planned with {size:,}"]
+    if stamp != stamp_now:
+        parts.append(written(stamp_now, stamp))
+    return (
+        f"input: {path}: {', '.join(parts) or 'its rows are stored otherwise than planned (size and time are equal)'}"
+    )
+
+
+def written(now: str, planned: str) -> str:
+    """Two stamps of one file in words: when it was written, where they are times, else which versions they name."""
+    times = [_time(now), _time(planned)]
+    if None in times:
+        return f"version {now or 'unknown'}, planned with {planned or 'unknown'}"
+    digits = 19 if times[0][:19] != times[1][:19] else None  # to the second, where that tells them apart
+    return f"modified {times[0][:digits]}, planned with {times[1][:digits]}"
+
+
+def _time(stamp: str) -> Any:
+    """A stamp as local time to the nanosecond: whole nanoseconds since 1970, or seconds with a fraction; else None."""
+    whole, dot, fraction = stamp.partition(".")
+    if not whole.isdigit() or (dot and not fraction.isdigit()) or len(whole) != (10 if dot else 19):
+        return None
+    seconds, rest = (int(whole), fraction.ljust(9, "0")) if dot else (int(whole[:10]), whole[10:])
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{rest}"
+
+
+# ---------------------------------------------------------------- differences
 
 
 def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[str, str] | None) -> list[str]:
@@ -97,17 +207,22 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
         before, now = old.get(name), new.get(name)
         if before == now:
             continue
-        if before is None:
-            lines.append(f"{section}: {name} is new" + (f" ({_short(now)})" if section == "options" else ""))
-        elif now is None:
-            lines.append(f"{section}: {name} is gone" + (f" (was {_short(before)})" if section == "options" else ""))
+        if section == "options":
+            lines.append(f"options: {name} was {_given(before)}, is {_given(now)}")
+        elif before is None or now is None:
+            lines.append(f"{section}: {name} is {'new' if before is None else 'gone'}")
+        elif section == "input":
+            lines.append(_input_line(name, before, now))
         else:
             lines.append(f"{section}: {name} was {_short(before)}, is {_short(now)}")
     return lines
 
 
-def _short(value: str | None) -> str:
-    text = str(value)
+def _given(value: str | None) -> str:
+    return "not given" if value is None else _short(value)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:12] + "…"
 
 
