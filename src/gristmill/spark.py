@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS, Budget, cut
 from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, RunFailed
+from gristmill.io.lossless import Lossy, fitted
 from gristmill.plan.contracts import Place, Prepared
 from gristmill.plan.options import Auto, EngineSpec
 from gristmill.plan.processes import import_path
@@ -273,6 +274,6 @@ def _device(spec: Any) -> str:
 
 def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     try:
-        return table.select(schema.names).cast(schema, safe=True)
-    except (KeyError, pa.ArrowException, ValueError) as e:
+        return fitted(table.select(schema.names), schema)
+    except (KeyError, Lossy) as e:
         raise BadOutput(f"{name} returned {table.schema.to_string()}, planned was {schema.to_string()}: {e}") from e

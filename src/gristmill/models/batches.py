@@ -14,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadOutput
+from gristmill.io.lossless import Lossy, lossless
 from gristmill.models.columns import numbers
 from gristmill.models.extras import require
 
+ROWS = b"gristmill.rows"  # marks a table that was dicts: what none of them has is null, as what one of them lacks
 _EXACT = 2**53  # integers beyond it are not all exact as float64
 
 
@@ -196,11 +198,13 @@ class _Found:
             if not isinstance(row, Mapping):
                 raise self.error(f"returned a list that mixes dicts with {type(row).__name__}")
             names.update(dict.fromkeys(row))
+        names.update(dict.fromkeys(self.types) if names else ())
         if self.rows is not None and len(result) != self.rows:
             raise self.wrong_length(len(result))
         if not names:
             raise self.error("returned dicts without keys")
-        return self._from_columns({n: [row.get(n) for row in result] for n in names})
+        table = self._from_columns({n: [row.get(n) for row in result] for n in names})
+        return table.replace_schema_metadata({ROWS: b""})
 
     def _from_columns(self, columns: Mapping[Any, Any]) -> pa.Table:
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
@@ -290,18 +294,17 @@ def _from_list(values: Sequence[Any], declared: pa.DataType | None = None) -> pa
     elif declared is not None:
         try:
             return _as_declared(values, declared)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        except (Lossy, pa.ArrowException, OverflowError):
             pass  # what the values are without it tells better what is wrong
     return pa.array(values)
 
 
 def _as_declared(values: Sequence[Any], declared: pa.DataType) -> pa.Array:
-    array = pa.array(values, declared)
-    if pa.types.is_floating(declared) and declared.bit_width < 64:
-        infinite = np.isinf(array.to_numpy(zero_copy_only=False))
-        if any(not np.isinf(values[int(i)]) for i in np.flatnonzero(infinite)):
-            raise OverflowError
-    return array
+    try:
+        found = pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return pa.array(values, declared)  # 2^63 is a uint64 only where that is said, pairs are a map
+    return lossless(found, declared, rounds=True)  # given a type, Arrow would cut 1.5 to 1
 
 
 def _pandas_columns(frame: Any, found: _Found) -> dict[str, Any]:

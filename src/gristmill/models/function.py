@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel, BadOutput
+from gristmill.io.lossless import Lossy, is_list, lossless
 from gristmill.models.batches import from_result, to_batch
 from gristmill.models.extras import installed, require
-from gristmill.models.returns import cast_lossless, parse_schema
+from gristmill.models.returns import parse_schema
 from gristmill.models.suggest import did_you_mean
 from gristmill.models.takes import takes_of
 from gristmill.plan.contracts import ModelInfo, Place, Prepared, Refusal
@@ -217,7 +218,7 @@ class LoadedFunction:
         for field in self._returns:
             try:
                 columns.append(_cast(table.column(field.name), field.type))
-            except ValueError as e:
+            except Lossy as e:
                 raise BadOutput(
                     f"{self._name} returned column {field.name!r} as another type than returns= says: {e}"
                 ) from e
@@ -234,4 +235,9 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_fixed_size_list(kind) and kind.list_size == 1 and not pa.types.is_nested(target):
         # [rows, 1], as many models return it, declared as one value a row
         column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
-    return cast_lossless(column, target)
+    inner = target
+    while is_list(inner):
+        inner = inner.value_type
+    if pa.types.is_boolean(kind) and (pa.types.is_integer(inner) or pa.types.is_floating(inner)):
+        column = column.cast(pa.int8())  # declared as a number: True is 1
+    return lossless(column, target)

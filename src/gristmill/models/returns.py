@@ -1,10 +1,9 @@
-"""Column types as text ("float32", "list<float>", "float32[384]"), and casts that must not lose anything."""
+"""Column types as text: "float32", "list<float>", "float32[384]"."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
@@ -83,76 +82,3 @@ def _named(text: str) -> pa.Field:
     if not colon:
         raise ValueError(f"struct member {text.strip()!r} has no type: write struct<name: type, …>")
     return pa.field(name.strip(), parse_type(kind))
-
-
-# ---------------------------------------------------------------- casts
-
-
-def cast_lossless(array: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """The array as `target`, every value (NaN and null too) exactly what it was. Raises ValueError where one is not."""
-    if array.type.equals(target):
-        return array
-    _refuse_other_kind(array.type, target)
-    try:
-        out = array.cast(target, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
-        raise ValueError(f"{array.type} does not fit {target}: {e}") from e
-    if not _same_numbers(_leaves(array), _leaves(out)):
-        raise ValueError(
-            f"values of type {array.type} do not survive as {target}: return that type, or declare {array.type}"
-        )
-    return out
-
-
-def _refuse_other_kind(source: pa.DataType, target: pa.DataType) -> None:
-    a, b = _leaf_type(source), _leaf_type(target)
-    if pa.types.is_null(a) or _kind(a) == _kind(b) or (_kind(a), _kind(b)) == ("bool", "number"):
-        return
-    raise ValueError(f"it is {source}, declared as {target}")
-
-
-def _leaf_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind):
-        return _leaf_type(kind.value_type)
-    while _is_list(kind):
-        kind = kind.value_type
-    return kind
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _kind(kind: pa.DataType) -> str:
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "number"
-    if pa.types.is_boolean(kind):
-        return "bool"
-    if pa.types.is_temporal(kind):
-        return "time"
-    for name in ("string", "large_string", "string_view"):
-        if getattr(pa.types, f"is_{name}")(kind):
-            return "text"
-    for name in ("binary", "large_binary", "fixed_size_binary", "binary_view"):
-        if getattr(pa.types, f"is_{name}")(kind):
-            return "bytes"
-    return "other"
-
-
-def _leaves(array: pa.ChunkedArray) -> np.ndarray | None:
-    """All numbers in it, one after the other; None where it holds no floats or integers."""
-    kind = _leaf_type(array.type)
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-        return None
-    parts = []
-    for chunk in array.chunks:
-        while _is_list(chunk.type):
-            chunk = chunk.flatten()
-        parts.append(chunk.drop_null().to_numpy(zero_copy_only=False))
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
-def _same_numbers(before: np.ndarray | None, after: np.ndarray | None) -> bool:
-    if before is None or after is None:
-        return True
-    return bool(np.array_equal(before, after, equal_nan=before.dtype.kind == "f" and after.dtype.kind == "f"))

@@ -13,7 +13,8 @@ import pyarrow as pa
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import join
-from gristmill.errors import BadJob, RunFailed
+from gristmill.errors import BadJob, BadOutput, RunFailed
+from gristmill.io.lossless import Lossy, lossless
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.secret import Secret, scrub
@@ -177,12 +178,22 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     schema = pa.schema([fields.get(n, pa.field(n, c.type)) for n, c in columns.items()])
     table = pa.Table.from_arrays(list(columns.values()), schema=schema)
     if task.schema is not None and not table.schema.equals(task.schema):
+        lost = [n for n in task.schema.names if n not in columns and n not in (output.keep or ())]
+        if lost and rows.num_rows and output.keep is not None and not scored.sparse:
+            raise BadOutput(f"these rows have no column {lost[0]!r}, which the first rows had: return it for every row")
         table = fit(table, task.schema)
     return table
 
 
 def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with the planned columns and types, null where it lacks one. Raises RunFailed where types do not fit."""
+    """`table` with the planned columns and types, null where it lacks one. Raises BadOutput for a column that is not
+    planned, and where a value does not fit without loss.
+    """
+    if new := [n for n in table.column_names if n not in schema.names]:
+        raise BadOutput(
+            f"these rows have a column {new[0]!r}, which the first rows had not ({', '.join(schema.names)}): return it "
+            "for every row, or none"
+        )
     columns = []
     for f in schema:
         if f.name not in table.column_names:
@@ -190,9 +201,9 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
             continue
         column = table.column(f.name)
         try:
-            columns.append(column if column.type == f.type else column.cast(f.type, safe=True))
-        except pa.ArrowException as e:
-            raise RunFailed(f"column {f.name!r}: {column.type} does not fit the planned {f.type} ({e})") from e
+            columns.append(lossless(column, f.type))
+        except Lossy as e:
+            raise BadOutput(f"column {f.name!r} does not fit the planned {f.type}: {e}") from e
     return pa.Table.from_arrays(columns, schema=schema)
 
 

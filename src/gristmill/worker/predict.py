@@ -15,6 +15,8 @@ import pyarrow as pa
 from gristmill.batching.policy import Budget, cut_lazily, padded_tokens
 from gristmill.batching.sweep import Sweep
 from gristmill.errors import BadOutput
+from gristmill.io.lossless import Lossy, fitted, together
+from gristmill.models.batches import ROWS
 from gristmill.models.columns import numbers
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Model, Prepared, Refusal
@@ -38,6 +40,7 @@ class Scored:
     dead: tuple[DeadRow, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     raw: tuple[tuple[Identity, pa.Table], ...] = ()
+    sparse: bool = False  # rows came as dicts: a column that none of them has is null
 
 
 class Predict:
@@ -260,28 +263,22 @@ class Predict:
             names += [n for n in rows.column_names if n not in before.column_names]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
-        return Scored(window, rows, identity, counts, tuple(names), tuple(dead), figures, raw)
+        sparse = any(ROWS in (t.schema.metadata or {}) for _, t in outputs) or any(s.sparse for s in self._post)
+        return Scored(window, rows, identity, counts, tuple(names), tuple(dead), figures, raw, sparse)
 
     def _joined(self, task: Task, outputs: list[tuple[np.ndarray, pa.Table]]) -> pa.Table:
-        tables = [t for _, t in outputs]
-        planned = task.schema
-        if planned is not None:
-            if tables:
-                names = tables[0].column_names
-                wanted = pa.schema(
-                    [planned.field(n) if n in planned.names else tables[0].schema.field(n) for n in names]
-                )
-                tables = [_cast(t, wanted, self._recipe.model.name) for t in tables]
-            else:
-                return pa.table({})
+        tables, name = [t for _, t in outputs], self._recipe.model.name
         if not tables:
             return pa.table({})
+        every = dict.fromkeys(n for t in tables for n in t.column_names)
+        for table in tables:
+            if table.num_columns < len(every) and ROWS not in (table.schema.metadata or {}):
+                lost = next(n for n in every if n not in table.column_names)
+                raise BadOutput(f"{name} returned column {lost!r} for some batches and not for others")
         try:
-            return pa.concat_tables(tables, promote_options="permissive")
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-            raise BadOutput(
-                f"{self._recipe.model.name} returned columns of different types from batch to batch: {e}"
-            ) from e
+            return together([_planned(t, task.schema) for t in tables])
+        except Lossy as e:
+            raise BadOutput(f"{name} returned other types than before: {e}; say with returns= which they are") from e
 
     def _placed(self, rows: pa.Table, place: np.ndarray, index: np.ndarray, results: pa.Table) -> pa.Table:
         """`rows` at `place` with the result columns; rows that have no result (kept nulls) get nulls."""
@@ -321,19 +318,11 @@ class Predict:
         return rows.take(keep), identity.take(keep), place[keep]
 
 
-def _cast(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
-    if table.schema.equals(wanted):
+def _planned(table: pa.Table, planned: pa.Schema | None) -> pa.Table:
+    """`table` with the planned types of the columns that are planned; others are for post steps. Raises Lossy."""
+    if planned is None:
         return table
-    if table.column_names != wanted.names:
-        raise BadOutput(f"{name} returned columns {table.column_names}, planned were {wanted.names}")
-    try:
-        return table.cast(wanted, safe=True)
-    except (pa.ArrowException, ValueError) as e:
-        types = {
-            f.name: (str(f.type), str(w.type)) for f, w in zip(table.schema, wanted, strict=True) if f.type != w.type
-        }
-        text = ", ".join(f"{n}: {got}, planned as {want}" for n, (got, want) in types.items())
-        raise BadOutput(f"{name} returned other types than at the start ({text}): {e}; fix them with returns=") from e
+    return fitted(table, pa.schema([planned.field(f.name) if f.name in planned.names else f for f in table.schema]))
 
 
 def _nan_rows(column: pa.ChunkedArray) -> np.ndarray | None:

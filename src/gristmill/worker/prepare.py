@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.batching.windows import WindowSize, gather
-from gristmill.errors import RunFailed
+from gristmill.errors import BadOutput, RunFailed
+from gristmill.io.lossless import Lossy, together
 from gristmill.observe.report import Counts
 from gristmill.plan.contracts import BadRow, Block, FileInfo, Model, Prepared, Reading, Refusal
 from gristmill.plan.shard import Piece
@@ -154,7 +155,10 @@ class Prepare:
             yield Window(rows, Identity(none, none, none), Prepared(0, None), Counts(), ())
 
     def _gathered(self, chunks: list[Chunk]) -> Chunk:
-        rows = pa.concat_tables([c.rows for c in chunks], promote_options="permissive").combine_chunks()
+        try:
+            rows = together([c.rows for c in chunks]).combine_chunks()
+        except Lossy as e:
+            raise BadOutput(f"the steps returned other types from rows to rows: {e}") from e
         counts = sum((c.counts for c in chunks), Counts())
         letters = tuple(x for c in chunks for x in c.letters)
         return Chunk(rows, Identity.joined([c.identity for c in chunks]), counts, letters)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gristmill.batching.policy import Budget
 from gristmill.errors import BadOutput
+from gristmill.io.lossless import Lossy, together
 from gristmill.plan.specs import Step
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
 
@@ -27,6 +28,7 @@ class LoadedStep:
 
         self._takes = None if step.call is None else takes_of(step.call)
         self.step = step
+        self.sparse = False  # whether it has returned dicts
         self.call: Callable[[Any], Any] | None = None if step.call is None else load_call(step.call)
         self._where: Any = None
         self._good: Any = None  # what the function was given last when it worked
@@ -102,7 +104,10 @@ class LoadedStep:
                 origin = index
             tables.append(_merged(_pick(rows, origin), result))
             origins.append(origin)
-        return _concatenated(tables, rows), _joined(origins), dead
+        try:
+            return _concatenated(tables, rows), _joined(origins), dead
+        except Lossy as e:
+            raise BadOutput(f"step {self.step.name} returned other types from batch to batch: {e}") from e
 
     def _checked_rows(self, column: pa.ChunkedArray, given: int) -> np.ndarray:
         try:
@@ -159,7 +164,7 @@ class LoadedStep:
         return rows if self._takes is None else self._takes.given(rows)
 
     def _called(self, rows: pa.Table, dead: list[DeadRow]) -> list[tuple[np.ndarray, pa.Table]]:
-        from gristmill.models.batches import from_result, to_batch
+        from gristmill.models.batches import ROWS, from_result, to_batch
 
         assert self.call is not None and self.step.call is not None
         function, form, name = self.call, self.step.call.batch_format, self.step.name
@@ -171,6 +176,7 @@ class LoadedStep:
             given = given.set_column(given.num_columns - 1, ROW, pa.array(np.arange(len(index), dtype=np.int64)))
             batch = to_batch(given, form)
             result = from_result(function(batch), None, f"step {name}", "output")
+            self.sparse = self.sparse or ROWS in (result.schema.metadata or {})
             if len(index) == 1 or self._good is None:
                 self._good = to_batch(given.slice(0, 1), form)
             if ROW not in result.column_names and result.num_rows != len(index):
@@ -221,7 +227,7 @@ def _merged(rows: pa.Table, added: pa.Table) -> pa.Table:
 def _concatenated(tables: list[pa.Table], like: pa.Table) -> pa.Table:
     if not tables:
         return like.slice(0, 0)
-    return pa.concat_tables(tables, promote_options="permissive")
+    return together(tables)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
