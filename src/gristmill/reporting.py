@@ -24,13 +24,17 @@ class Whole:
     live: Sequence[publishing.Live]
 
 
-def finished(so_far: Report, whole: Whole, done: Sequence[Receipt], tally: Tally, time: float) -> Report:
+SHORT = 1.0  # seconds of the workers together: in less, shares of their time tell of their start alone
+
+
+def finished(so_far: Report, whole: Whole, done: Sequence[Receipt], tally: Tally) -> Report:
     """The report of a run that has published. `whole` is all of the live result, `done` are this generation's
-    receipts, of which `tally` saw those that this run made; `time` is its workers' together, in seconds.
+    receipts, of which `tally` saw those that this run made.
     """
+    time = sum(w.seconds for w in so_far.per_worker)
     figures = summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in done)
     padded = figures.get("padded", 0.0)
-    busy = tally.figures.get("model_seconds", 0.0) / max(1e-9, time)
+    busy = tally.figures.get("model_seconds", 0.0) / max(SHORT, time)
     return replace(
         so_far,
         state="done",
@@ -38,8 +42,8 @@ def finished(so_far: Report, whole: Whole, done: Sequence[Receipt], tally: Tally
         files=len(whole.live),
         bytes_out=sum(f.bytes for f in whole.live),
         model_seconds=figures.get("model_seconds", 0.0),
-        busy=min(1.0, busy) if tally.counts.rows_in else None,
-        held_back=_held_back(tally.figures, time) if tally.counts.rows_in else {},
+        busy=min(1.0, busy) if time >= SHORT else None,
+        held_back=_held_back(tally.figures, time) if time >= SHORT else {},
         padding=1 - figures["tokens"] / padded if padded else None,
         tokens=int(figures["tokens"]) if figures.get("tokens") else None,
         errors={k: int(v) for k, v in whole.errors.items()},
@@ -56,6 +60,7 @@ def untouched(uri: str, opened: tuple[str, Any], seconds: float, engine: str, no
         generation=body["generation"],
         counts=Counts(*body["counts_list"]),
         shards=body["shards"],
+        shards_done=body["shards"],
         shards_resumed=body["shards"],
         seconds=seconds,
         model=body["model"]["name"],

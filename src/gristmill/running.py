@@ -415,8 +415,8 @@ class Run:
             self._observer.note(note)
         feed.notes.clear()
         if isinstance(event, Printed):
-            text = scrub(event.text, secrets_in(self.spec))
-            self._observer.note(Note("print", text, {"worker": event.worker}))
+            for line in scrub(event.text, secrets_in(self.spec)).removesuffix("\n").split("\n"):
+                self._observer.note(Note("print", line, {"worker": event.worker}))
         elif isinstance(event, Waiting):
             self._say(waiting=event.reason)
         elif changes := self._tally.hear(event):
@@ -448,9 +448,9 @@ class Run:
     # ------------------------------------------------ publishing
 
     def _publish(self) -> None:
-        self._say(phase="publishing")
         done = [self._receipts[n] for n in sorted(self._receipts)]
         counts = sum((Counts(*x.counts) for x in done), Counts())
+        self._say(phase="publishing", **self._tally.ended(counts))
         with self._gate_noted():
             self._gates(counts, done)
         whole = self._whole(counts, done)
@@ -465,7 +465,7 @@ class Run:
             publishing.write_manifest(self._files, self.root, done, appended=self.generation.base is not None)
         publishing.publish(self._files, self.generation, self._about(whole), whole.live)
         self.report = self._report(whole, done)
-        self._say(phase="done", share=1.0)
+        self._say(phase="done")
 
     def _whole(self, new: Counts, done: Sequence[Receipt]) -> reporting.Whole:
         """The live result with what this generation adds to its base's, but for this one's files."""
@@ -532,9 +532,7 @@ class Run:
     # ------------------------------------------------ reports
 
     def _report(self, whole: reporting.Whole, done: Sequence[Receipt]) -> Report:
-        workers = max(1, self.resolved.workers)
-        span = time.monotonic() - (self._tally.first_start or self._begun)
-        return reporting.finished(self._partial_report(None), whole, done, self._tally, span * workers)
+        return reporting.finished(self._partial_report(None), whole, done, self._tally)
 
     def _partial_report(self, error: GristmillError | None) -> Report:
         counts = self._tally.counts
@@ -548,6 +546,7 @@ class Run:
             generation=self.generation.number,
             counts=counts,
             shards=len(self.plan.shards),
+            shards_done=self._tally.shards_done,
             shards_resumed=self._tally.resumed,
             seconds=time.monotonic() - self._begun,
             model=self.spec.model.name,
@@ -555,6 +554,7 @@ class Run:
             workers=r.workers,
             engine=self.spec.engine.name,
             rows_run=self._tally.counts.rows_in,
+            per_worker=self._tally.per_worker(),
             notes=tuple(self._notes),
             details={"runs_on": shipping.runs_on(r), "batch": budgets.stored(self._batch)},
         )

@@ -5,101 +5,150 @@ apart.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from gristmill.gating import summed
-from gristmill.observe.report import Counts
-from gristmill.plan.contracts import Death, Event, Outcome, Started, Tick
+from gristmill.observe.report import Counts, WorkerPace
+from gristmill.plan.contracts import Death, Event, Left, Outcome, Started, Tick
 from gristmill.plan.shard import ShardTable
 
 
 class Tally:
-    """Counts rows and shards of this run as events come in. `shards` None until the plan stands."""
+    """Counts rows and shards of this run as events come in; a shard that is done again counts once.
+
+    Progress is in source rows, of which each shard has as many as were planned, whatever its steps make of them; where
+    only reading tells how many, the share is of positions (bytes). Neither goes backwards when an attempt is lost.
+    """
 
     def __init__(self) -> None:
         self.counts = Counts()
         self.figures: dict[str, float] = {}
         self.errors: dict[str, float] = {}
         self.resumed = 0
-        self.first_start: float | None = None
-        self._shards: ShardTable | None = None
-        self._rows_resumed = 0
-        self._weight = 0
+        self._paces: dict[str, WorkerPace] = {}
+        self._started: dict[str, float] = {}
+        self._shards: ShardTable | None = None  # until the plan stands
+        self._total: int | None = None
+        self._done: set[int] = set()
+        self._own: set[int] = set()
+        self._rows = self._rows_resumed = 0  # of shards that are done
+        self._weight = self._weight_resumed = 0
         self._weights = 1
-        self._committed = 0
+        self._reached: dict[int, tuple[int, int]] = {}  # rows and positions of a shard that is not, in its best attempt
         self._begun = time.monotonic()
-        self._ticking: dict[str, int] = {}
         self._workers: set[str] = set()
 
     def begin(self, shards: ShardTable, done: set[int]) -> dict[str, Any]:
         """The plan stands; `done` are shards committed by earlier runs. Returns the changes for Progress."""
-        self._shards = shards
+        self._shards, self._total, self._done = shards, shards.rows(), set(done)
         self.resumed = len(done)
-        if shards.rows() is not None:
-            self._rows_resumed = sum(shards[n].rows or 0 for n in done)
-        self._weight = sum(shards.weight(n) for n in done)
+        self._rows = self._rows_resumed = sum(shards.rows_of(n) or 0 for n in done) if self._total is not None else 0
+        self._weight = self._weight_resumed = sum(shards.weight(n) for n in done)
         self._weights = shards.total_weight() or 1
         self._begun = time.monotonic()
         return {
             "phase": "running",
             "shards_total": len(shards),
-            "shards_done": len(done),
             "shards_resumed": len(done),
-            "rows_total": shards.rows(),
-            "rows_done": self._rows_resumed,
-            "share": self._weight / self._weights,
+            "rows_total": self._total,
+            **self._changes(),
         }
 
     def hear(self, event: Event) -> dict[str, Any]:
         """Take an event in; the changes for Progress, empty where it changes nothing."""
+        now = time.monotonic()
         if isinstance(event, Started):
             self._workers.add(event.worker)
-            self.first_start = self.first_start or time.monotonic()
-        elif isinstance(event, Death):
+            self._started[event.worker] = now
+            self._paces[event.worker] = WorkerPace(event.worker, str(event.about.get("host", "")))
+        elif isinstance(event, (Death, Left)):
             self._workers.discard(event.worker)
-            for key in event.keys:
-                self._ticking.pop(key, None)
         elif isinstance(event, Tick):
-            if not event.key.startswith("probe"):
-                self._ticking[event.key] = self._ticking.get(event.key, 0) + event.rows
+            self._reach(event)
         elif isinstance(event, Outcome):
-            self._ticking.pop(event.key, None)
             if event.error is None and not event.key.startswith("probe"):
-                self._commit(event.value)
+                self._commit(event)
         else:
             return {}
+        if pace := self._paces.get(event.worker):
+            self._paces[event.worker] = replace(pace, seconds=now - self._started[event.worker])
         return self._changes()
 
-    def _commit(self, value: dict[str, Any]) -> None:
+    def ended(self, counts: Counts) -> dict[str, Any]:
+        """All shards are committed, with these counts of all their receipts: the changes for Progress."""
         assert self._shards is not None
-        self._committed += 1
-        self._weight += self._shards.weight(value["shard"])
-        self.counts = self.counts + Counts(*value["counts"])
+        rows = counts.rows_in if self._total is None else self._total
+        return {
+            **_fates(counts),
+            "shards_done": len(self._shards),
+            "rows_total": rows,
+            "rows_done": rows,
+            "share": 1.0,
+            "eta": None,
+        }
+
+    @property
+    def shards_done(self) -> int:
+        """Shards with a receipt, of this run and of those before."""
+        return len(self._done)
+
+    def per_worker(self) -> tuple[WorkerPace, ...]:
+        """What each worker of this run did, in the order in which they began; not those that committed nothing."""
+        return tuple(p for p in self._paces.values() if p.rows)
+
+    def _reach(self, tick: Tick) -> None:
+        if self._shards is None or tick.key.startswith("probe"):
+            return
+        number = int(tick.key.partition(".")[0])
+        planned, rows = self._shards.rows_of(number), tick.rows
+        if planned is not None:
+            rows = planned * tick.passed // max(1, self._shards.weight(number))
+        if number not in self._done:
+            most, passed = self._reached.get(number, (0, 0))
+            self._reached[number] = (max(most, rows), max(passed, tick.passed))
+
+    def _commit(self, event: Outcome) -> None:
+        assert self._shards is not None
+        value, counts = event.value, Counts(*event.value["counts"])
+        number: int = value["shard"]
+        if number in self._own:  # its receipt did not read back
+            return
+        self._own.add(number)
+        self.counts = self.counts + counts
         self.figures = summed([self.figures, value["figures"]])
         self.errors = summed([self.errors, value["errors"]])
+        if pace := self._paces.get(event.worker):
+            self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)
+        self._reached.pop(number, None)
+        if number not in self._done:
+            self._done.add(number)
+            planned = self._shards.rows_of(number)
+            self._rows += counts.rows_in if planned is None else planned
+            self._weight += self._shards.weight(number)
 
     def _changes(self) -> dict[str, Any]:
         changes: dict[str, Any] = {"workers": len(self._workers)}
         if self._shards is None:
             return changes
-        fresh = self.counts.rows_in + sum(self._ticking.values())
-        rate = fresh / max(1e-9, time.monotonic() - self._begun)
-        share = min(1.0, self._weight / self._weights)
-        total = self._shards.rows()
-        left: float | None = None
-        if total is not None:
-            left = max(0, total - self._rows_resumed - fresh)
-        elif self.counts.rows_in:
-            left = self.counts.rows_in * (1 - share) / max(share, 1e-9)
-        c = self.counts
+        rows = self._rows + sum(rows for rows, _ in self._reached.values())
+        weight = self._weight + sum(passed for _, passed in self._reached.values())
+        rows = rows if self._total is None else min(rows, self._total)
+        share, before = min(1.0, weight / self._weights), self._weight_resumed / self._weights
+        if self._total:
+            share, before = rows / self._total, self._rows_resumed / self._total
+        elapsed = max(1e-9, time.monotonic() - self._begun)
         return {
             **changes,
-            "shards_done": self.resumed + self._committed,
-            "rows_done": self._rows_resumed + fresh,
-            "rows_ok": c.ok,
-            "rows_dead": c.dead + c.derived_dead,
-            "rows_filtered": c.filtered + c.derived_filtered,
-            "rows_per_second": rate,
-            "eta": left / rate if left is not None and rate > 0 else None,
+            **_fates(self.counts),
+            "shards_done": len(self._done),
+            "rows_done": rows,
+            "rows_per_second": (rows - self._rows_resumed) / elapsed,
+            "eta": elapsed * (1 - share) / (share - before) if share > before else None,
             "share": share,
         }
+
+
+def _fates(c: Counts) -> dict[str, int]:
+    dead, filtered = c.dead + c.derived_dead, c.filtered + c.derived_filtered
+    return {"rows_ok": c.ok, "rows_dead": dead, "rows_filtered": filtered}

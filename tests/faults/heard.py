@@ -30,4 +30,4 @@ class Heard:
 
     def printed(self) -> str:
         """What user code printed."""
-        return "".join(n.text for n in self.notes if n.level == "print")
+        return "".join(n.text + "\n" for n in self.notes if n.level == "print")

@@ -111,21 +111,9 @@ def test_notes_and_prints_are_lines() -> None:
     """Warnings with their level, what the user's code printed as it was, debugging not at all."""
     out = io.StringIO()
     lines = Lines(out, Clock())
-    for note in (Note("warning", "slow"), Note("print", "hello\n"), Note("debug", "no"), Note("info", "fyi")):
+    for note in (Note("warning", "slow"), Note("print", "hello"), Note("debug", "no"), Note("info", "fyi")):
         lines.note(note)
     assert out.getvalue() == "warning: slow\nhello\nfyi\n"
-
-
-@pytest.mark.parametrize("kind", ["lines", "bar"])
-def test_prints_are_put_together_by_worker(kind: Any) -> None:
-    """print writes its parts one by one, and two workers print at once."""
-    out = io.StringIO()
-    observer = make_observer(kind, out, Clock())
-    for worker, text in (("a", "scoring"), ("b", "read"), ("a", " "), ("b", "ing\n"), ("a", "7\nand\n"), ("b", "rest")):
-        observer.note(Note("print", text, {"worker": worker}))
-    observer.close()
-    observer.close()
-    assert out.getvalue() == "reading\nscoring 7\nand\nrest\n"
 
 
 def test_json_lines_are_json_with_time_and_event() -> None:

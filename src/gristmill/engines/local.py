@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from gristmill.engines import interpreter
 from gristmill.engines.crew import BEAT, HELD, Crew, Ended, held_by
 from gristmill.engines.interpreter import SPARES, Spawner
+from gristmill.engines.overheard import Overheard
 from gristmill.plan.contracts import (
     DONE,
     WAIT,
@@ -37,7 +38,7 @@ from gristmill.plan.contracts import (
     Started,
     Taken,
 )
-from gristmill.plan.processes import heed_no_signals
+from gristmill.plan.processes import heed_no_signals, print_whole_lines
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
 WITHDRAWN = -1  # the number of a portion that says that no more of its item will come
@@ -117,8 +118,9 @@ class Process:
         assert popen.stdin is not None
         with contextlib.suppress(OSError):
             send(popen.stdin, (name, {**os.environ, **environment}, payload))  # type: ignore[arg-type]
-        listening = [_thread(_listen, popen, name, emit), _thread(_overhear, popen, name, emit)]
-        _thread(_await, popen, name, emit, listening)
+        overheard = Overheard()
+        listening = [_thread(_listen, popen, name, emit), _thread(_overhear, popen, overheard, name, emit)]
+        _thread(_await, popen, overheard, name, emit, listening)
 
     def give(self, item: Item | Portion | None) -> None:
         """See crew.Link; also a portion of an item that was given."""
@@ -161,26 +163,26 @@ def _listen(popen: subprocess.Popen[bytes], name: str, emit: Emit) -> None:
             emit(replace(receive(popen.stdout), worker=name))  # type: ignore[arg-type]
 
 
-def _overhear(popen: subprocess.Popen[bytes], name: str, emit: Emit) -> None:
-    """User code's prints: always read, so that a flood cannot block the worker; passed on up to a bound a second."""
+def _overhear(popen: subprocess.Popen[bytes], overheard: Overheard, name: str, emit: Emit) -> None:
+    """User code's prints: always read, so that a flood cannot block the worker."""
     assert popen.stderr is not None
-    allowance, since = 64_000, time.monotonic()
     with contextlib.suppress(OSError, ValueError):
         while data := os.read(popen.stderr.fileno(), 65536):
-            if time.monotonic() - since > 1.0:
-                allowance, since = 64_000, time.monotonic()
-            if allowance > 0:
-                emit(Printed(name, data[:allowance].decode("utf-8", "replace")))
-            allowance -= len(data)
+            if text := overheard.heard(data):
+                emit(Printed(name, text))
 
 
-def _await(popen: subprocess.Popen[bytes], name: str, emit: Emit, listening: list[Any]) -> None:
+def _await(
+    popen: subprocess.Popen[bytes], overheard: Overheard, name: str, emit: Emit, listening: Sequence[threading.Thread]
+) -> None:
     """Death is seen by waiting for the process, not by end of file: grandchildren may hold its pipes."""
     code = popen.wait()
     for thread, pipe in zip(listening, (popen.stdout, popen.stderr), strict=True):
         thread.join(timeout=1.0)
         if not thread.is_alive() and pipe is not None:  # a grandchild may hold the other end, and its reader waits on
             pipe.close()
+    if text := overheard.rest():
+        emit(Printed(name, text))
     emit(Ended(name, code))
 
 
@@ -194,6 +196,7 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
     """
     gc.disable()  # nothing that imports and models leave is garbage, and looking for it is a twelfth of a short run
     commands, reports = _own_pipes()
+    print_whole_lines()
     heed_no_signals()
     _die_with(parent)
     for module in imports:
@@ -219,7 +222,8 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
         opened.append(worker)
         gc.freeze()
         gc.enable()
-        emit(Started(name, time.monotonic() - begun))
+        host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+        emit(Started(name, time.monotonic() - begun, {"host": host}))
         worker.work(iter(items.get, None), emit)
     except BrokenPipeError:
         code = 0  # the driver is gone

@@ -43,7 +43,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Note:
-    """Something worth a line: a retry, a warning, a user's print. `fields` are for JSON logs."""
+    """Something worth a line: a retry, a warning, a line that user code printed. `fields` are for JSON logs."""
 
     level: Literal["debug", "info", "warning", "error", "print"]
     text: str

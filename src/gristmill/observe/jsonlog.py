@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 from gristmill.errors import BadJob
 from gristmill.observe.events import Note, Progress
-from gristmill.observe.printed import PrintedLines
 from gristmill.observe.report import Report
 from gristmill.observe.streams import Sturdy
 
@@ -57,7 +56,6 @@ class JsonLines:
         self._every = every
         self._phase: str | None = None
         self._last = -math.inf
-        self._printed = PrintedLines()
 
     def progress(self, now: Progress) -> None:
         """A line, unless the last one of the same phase was written a moment ago."""
@@ -68,18 +66,15 @@ class JsonLines:
         self._write(of_progress(now))
 
     def note(self, note: Note) -> None:
-        """A line; what was printed, a line of JSON for each of its own."""
-        for whole in self._printed.whole(note):
-            self._write(of_note(whole))
+        """A line."""
+        self._write(of_note(note))
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """The last unfinished lines; the stream is its opener's."""
-        for note in self._printed.rest():
-            self._write(of_note(note))
+        """Nothing: the stream is its opener's."""
 
 
 class JsonLog(JsonLines):

@@ -13,7 +13,6 @@ from typing import Any, Literal, TextIO, cast
 
 from gristmill.observe import units
 from gristmill.observe.events import ENDED, Note, Observer, Progress, Silent
-from gristmill.observe.printed import PrintedLines
 from gristmill.observe.streams import Sturdy, is_terminal
 from gristmill.observe.tables import clean, clip, columns
 
@@ -83,7 +82,6 @@ class Lines:
         self._waiting = ""
         self._last = 0.0
         self._gap = FIRST_LINE_S
-        self._printed = PrintedLines()
 
     def progress(self, now: Progress) -> None:
         """A line, if it is time for one. Ends are told by the report, or the error, that follows."""
@@ -100,19 +98,16 @@ class Lines:
         self._write(line(now))
 
     def note(self, note: Note) -> None:
-        """The note, unless it is for debugging; what was printed, line by line."""
-        for whole in self._printed.whole(note):
-            if whole.level != "debug":
-                self._write(note_text(whole))
+        """The note, unless it is for debugging."""
+        if note.level != "debug":
+            self._write(note_text(note))
 
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """The last unfinished lines."""
-        for note in self._printed.rest():
-            self._write(note_text(note))
+        """Nothing: the stream is its opener's."""
 
 
 def line(now: Progress) -> str:
@@ -198,7 +193,6 @@ class Bar:
         self._drawn = self._heard = self._begun
         self._now = Progress()
         self._live: Any = None
-        self._printed = PrintedLines()
         self._console: Any = None
         self._style = ("━", "╌") if _can_encode(stream, "━╌…") else ("#", "-")
 
@@ -254,10 +248,9 @@ class Bar:
         return text
 
     def note(self, note: Note) -> None:
-        """The note, above the bar; what was printed, line by line."""
-        for whole in self._printed.whole(note):
-            if whole.level != "debug":
-                self._above(note_text(whole))
+        """The note, above the bar."""
+        if note.level != "debug":
+            self._above(note_text(note))
 
     def _above(self, text: str) -> None:
         if self._live is None:
@@ -270,8 +263,6 @@ class Bar:
 
     def close(self) -> None:
         """Take the bar away. Can be called again."""
-        for note in self._printed.rest():
-            self._above(note_text(note))
         live, self._live = self._live, None
         if live is not None:
             live.stop()

@@ -57,12 +57,30 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class WorkerPace:
+    """What one worker did in a run: source rows that it committed, and the seconds from when its model was loaded to
+    when it was last heard. `host` is "" where that is not known.
+    """
+
+    worker: str
+    host: str = ""
+    rows: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rows_per_second(self) -> float:
+        """Its own throughput."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
 class Report:
-    """A finished (or stopped) run. `rows_*` and `errors` are over all live generations of the sink, `shards` are the
-    run's own; times in seconds, sizes in bytes.
+    """A finished (or stopped) run. `rows_*` and `errors` are over all live generations of the sink (of a run that has
+    not published: what it committed itself), `shards` are the run's own; times in seconds, sizes in bytes.
 
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
-    `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and the rest.
+    `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and the rest;
+    nothing where the run was too short to tell.
     """
 
     sink: str
@@ -84,6 +102,8 @@ class Report:
     padding: float | None = None
     tokens: int | None = None
     rows_run: int = 0
+    shards_done: int = 0
+    per_worker: tuple[WorkerPace, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -118,8 +138,10 @@ class Report:
         """Plain values for JSON."""
         plain = asdict(replace(self, opened=None))
         del plain["opened"]
+        paces = [{**asdict(w), "rows_per_second": round(w.rows_per_second, 2)} for w in self.per_worker]
         return {
             **plain,
+            "per_worker": paces,
             "rows_in": self.rows_in,
             "rows_ok": self.rows_ok,
             "rows_dead": self.rows_dead,

@@ -14,6 +14,7 @@ from gristmill.observe.tables import clip
 DIGEST = 12  # characters of a digest that are shown: enough to tell any two models of a project apart
 BUSY = 0.95  # of the time: then nothing is said to hold the model back
 MOST_ERRORS = 3
+MOST_WORKERS = 16  # that have a line each
 
 Row = tuple[str, str, str]
 
@@ -49,14 +50,19 @@ def headline(report: Report) -> str:
 
 def summary_rows(report: Report) -> list[Row]:
     """The report's lines as label, figure, remark. The counts add up: what is indented sums to the line above."""
-    rows = count_rows(report.counts, report.errors)
+    whole = report.state in ("done", "nothing to do")
+    rows = count_rows(report.counts, report.errors) if whole or report.rows_in else []
+    if not whole and rows:
+        rows[0] = ("committed", *rows[0][1:])
     if report.files:
         rows.append(("files", units.count(report.files), units.size(report.bytes_out)))
     resumed = report.shards_resumed
     remark = f"{units.count(resumed)} were done before" if resumed and report.state != "nothing to do" else ""
-    rows.append(("shards", units.count(report.shards), remark))
+    of = "" if whole else f"of {units.count(report.shards)}"
+    rows.append(("shards", units.count(report.shards_done), ", ".join(part for part in (of, remark) if part)))
     if report.rows_run and report.state != "nothing to do":
         rows.append(("speed", units.short_rate(report.rows_per_second), _pace(report)))
+        rows += _paces(report)
     digest = report.digest.removeprefix("sha256:")[:DIGEST]
     rows.append(("model", "", f"{report.model} {digest}".strip()))
     if runs_on := report.details.get("runs_on"):
@@ -107,6 +113,19 @@ def _pace(report: Report) -> str:
     if report.tokens and report.state == "done":
         parts.append(f"{units.count(report.tokens)} tokens")
     return ", ".join(parts)
+
+
+def _paces(report: Report) -> list[Row]:
+    """A line for each worker, where they are more than one and can be taken in at a glance."""
+    if not 2 <= len(report.per_worker) <= MOST_WORKERS:
+        return []
+    apart = len({w.host for w in report.per_worker}) > 1
+    rows = []
+    for w in report.per_worker:
+        parts = [w.host] if apart else []
+        parts += [units.plural(w.rows, "row"), f"{units.seconds(w.seconds)} at work"]
+        rows.append((f"  {w.worker}", units.short_rate(w.rows_per_second), ", ".join(parts)))
+    return rows
 
 
 def _held_back(report: Report) -> str:

@@ -442,16 +442,20 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Tick(Event):
-    """Rows that a worker finished since its last tick, not yet committed."""
+    """How far an attempt at an item is, not yet committed: source rows whose answers are there, as nearly as windows
+    tell, and how many of the item's positions lie behind.
+    """
 
     key: str = ""
     rows: int = 0
-    dead: int = 0
+    passed: int = 0
 
 
 @dataclass(frozen=True)
 class Printed(Event):
-    """Text that user code printed. Where a worker cannot tell the two streams apart, `stream` is "stderr"."""
+    """Text that user code printed: whole lines, but for `stream` "stdout", which is as it was written. Where a worker
+    cannot tell the two streams apart, it is "stderr".
+    """
 
     text: str = ""
     stream: str = "stderr"

@@ -1,14 +1,16 @@
-"""What an interpreter of a worker is started with: where it imports from, how many threads its libraries have, and
-which signals it does not heed.
+"""What an interpreter of a worker is started with: where it imports from, how many threads its libraries have, which
+signals it does not heed, and that it prints whole lines.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import threading
 from types import FrameType
+from typing import TextIO
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -22,6 +24,35 @@ def thread_variables(count: int) -> dict[str, str]:
     """Variables that tell libraries how many threads to have; most read them when they are loaded."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
     return dict.fromkeys(names, str(count))
+
+
+class WholeLines(io.TextIOWrapper):
+    """A text stream that writes a thread's line in one piece, when it ends or is flushed: `print` writes its parts one
+    by one, and the threads and processes of a worker share one pipe.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._begun: dict[int, str] = {}  # by thread
+        super().__init__(stream.buffer, stream.encoding, stream.errors, write_through=True)
+
+    def write(self, text: str) -> int:
+        head, newline, tail = (self._begun.pop(threading.get_ident(), "") + text).rpartition("\n")
+        if tail:
+            self._begun[threading.get_ident()] = tail
+        if newline:
+            super().write(head + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        if begun := self._begun.pop(threading.get_ident(), ""):
+            super().write(begun)
+        super().flush()
+
+
+def print_whole_lines() -> None:
+    """Make this process's streams such ones."""
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, WholeLines(getattr(sys, name)))
 
 
 def heed_no_signals() -> None:

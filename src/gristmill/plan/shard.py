@@ -36,6 +36,14 @@ class Shard:
     pieces: tuple[Piece, ...]
     rows: int | None = None
 
+    def passed(self, row: tuple[int, int] | None) -> int:
+        """Positions up to a row, its own included; the row as number of its piece and position, None for "none yet"."""
+        if row is None:
+            return 0
+        piece, position = row
+        before = sum(b - a for p in self.pieces[:piece] for a, b in p.ranges)
+        return before + sum(min(b, position + 1) - a for a, b in self.pieces[piece].ranges if a <= position)
+
 
 RANGES = pa.schema(
     [("shard", pa.int64()), ("file", pa.int32()), ("start", pa.int64()), ("stop", pa.int64()), ("rows", pa.int64())]
@@ -152,8 +160,7 @@ class ShardTable:
     def __getitem__(self, number: int) -> Shard:
         a, b = int(self._bounds[number]), int(self._bounds[number + 1])
         pieces = tuple(self._pieces(a, b))
-        rows = self._columns["rows"][a:b]
-        return Shard(number, pieces, None if (rows < 0).any() else int(rows.sum()))
+        return Shard(number, pieces, self.rows_of(number))
 
     def _pieces(self, a: int, b: int) -> Iterator[Piece]:
         c = self._columns
@@ -169,6 +176,11 @@ class ShardTable:
     def rows(self) -> int | None:
         """Rows in all shards, or None where only reading will tell."""
         rows = self._columns["rows"]
+        return None if (rows < 0).any() else int(rows.sum())
+
+    def rows_of(self, number: int) -> int | None:
+        """Rows in a shard, or None where only reading will tell."""
+        rows = self._columns["rows"][int(self._bounds[number]) : int(self._bounds[number + 1])]
         return None if (rows < 0).any() else int(rows.sum())
 
     def total_weight(self) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.plan.contracts import Elsewhere, Event, Item, Outcome, Portion
-from gristmill.plan.processes import heed_no_signals
+from gristmill.plan.processes import heed_no_signals, print_whole_lines
 from gristmill.worker.work import ShardStages
 
 WAITING = 3  # windows that one process may have made and its worker not taken
@@ -145,6 +145,7 @@ class _Process:
 
 def serve(fd: int) -> None:
     """The whole life of such a process: make windows of the items it is sent, a few ahead of who takes them."""
+    print_whole_lines()
     with socket.socket(fileno=fd) as line:
         heed_no_signals()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()

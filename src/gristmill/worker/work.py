@@ -113,7 +113,8 @@ class ShardWorker:
         self._stopping = threading.Event()
         self._dropped: set[str] = set()
         self._ticked = time.monotonic()
-        self._unsaid = 0
+        # What is scored of the item at hand: its key, source rows, and piece and position of the last one.
+        self._behind: tuple[str, int, tuple[int, int] | None] = ("", 0, None)
         self._waits = {
             "rows": 0.0,
             "writing": 0.0,
@@ -251,20 +252,30 @@ class ShardWorker:
 
     def _scored(self, item: Item, window: Window, suspects: Suspects | None, emit: Emit) -> Scored:
         task: Task = item.value
+        key, behind, last = self._behind if self._behind[0] == item.key else (item.key, 0, None)
+        scored, who = 0, window.identity
+        end = (int(who.piece[-1]), int(who.position[-1])) if len(who.piece) else last
 
         def tick(rows: int) -> None:
+            nonlocal scored
             self._watch.beat()
-            self._unsaid += rows
+            scored += rows
             if time.monotonic() - self._ticked > 0.2:
-                emit(Tick(self._name, item.key, self._unsaid))
-                self._ticked, self._unsaid = time.monotonic(), 0
+                share = scored / max(scored, window.rows.num_rows)  # steps may have made more rows, or fewer, of these
+                before, until = task.shard.passed(last), task.shard.passed(end)
+                passed = before + int(share * (until - before))
+                emit(Tick(self._name, key, behind + int(share * window.counts.rows_in), passed))
+                self._ticked = time.monotonic()
             if self._stopping.is_set():
                 raise Stopped
 
         self._watch.beat()
         if suspects is None:
-            return self._predict.score(task, window, self._before, tick)
-        return CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
+            done = self._predict.score(task, window, self._before, tick)
+        else:
+            done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
+        self._behind = (key, behind + window.counts.rows_in, end)
+        return done
 
     def _before(self, rows: np.ndarray) -> None:
         self._watch.beat()
