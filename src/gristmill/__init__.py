@@ -19,8 +19,8 @@ _HOME = {
     "load_job": "gristmill.api",
     "verify": "gristmill.api",
     "status": "gristmill.api",
-    "read": "gristmill.commit.publish",
-    "dead": "gristmill.commit.publish",
+    "read": "gristmill.commit.reading",
+    "dead": "gristmill.commit.reading",
     "source": "gristmill.plan.job",
     "sink": "gristmill.plan.job",
     "Source": "gristmill.plan.job",
@@ -140,7 +140,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from gristmill.api import Job, apply, classify, embed, load_job, run, status, verify
     from gristmill.batching.decorator import dynamically
-    from gristmill.commit.publish import dead, read
+    from gristmill.commit.reading import dead, read
     from gristmill.errors import (
         BadJob,
         BadModel,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gristmill.commit import generation as generations
-from gristmill.commit.generation import Generation
+from gristmill.commit import publication
+from gristmill.commit import receipt as receipts
+from gristmill.commit.generation import Generation, Verb
+from gristmill.commit.publication import Publication
 from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import Files
@@ -18,76 +23,162 @@ from gristmill.planning import Resolved
 
 @dataclass(frozen=True)
 class Choice:
-    """`generation` None: nothing to do. `resumed`: its plan stands already. `resolved` may be fewer files (append)."""
+    """`generation` None: nothing to do. `resumed`: its plan stands already. `resolved` may be fewer files than the job
+    has (append, and an unfinished plan that is finished as it was made). `base` is the publication that the generation
+    adds to, `later` are the source's files that this run leaves out and the next one may append.
+    """
 
     generation: Generation | None
     resumed: bool
     resolved: Resolved
+    base: Publication | None = None
+    later: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a sink holds: its latest publication, all claims, and the claim that can still become the next publication,
+    if there is one: the last that was made from the latest.
+    """
+
+    root: str
+    files: Files
+    latest: Publication | None
+    claims: tuple[Generation, ...]
+    unfinished: Generation | None
+
+    @staticmethod
+    def by(root: str, files: Files) -> Held:
+        """The sink at `root`."""
+        latest = publication.latest(root, files)
+        number = 0 if latest is None else latest.number
+        claims = tuple(generations.generations(root, files))
+        open_ = [g for g in claims if not g.lost and g.predecessor == number]
+        return Held(root, files, latest, claims, open_[-1] if open_ else None)
+
+    def claim(self, kind: Verb, r: Resolved) -> Generation:
+        """Begin the next generation on top of what is published. `append` and `retry-dead` add to it."""
+        adds = self.latest if kind in ("append", "retry-dead") else None
+        return generations.claim(
+            self.files,
+            self.root,
+            kind,
+            base=None if adds is None else adds.generation,
+            predecessor=0 if self.latest is None else self.latest.number,
+            fingerprint=r.fingerprint.as_dict(),
+            schema=None if adds is None else adds.body["output_schema"],
+        )
+
+    def members(self, of: Publication | None = None) -> list[Generation]:
+        """The generations whose rows the latest publication has. Raises CorruptStore for one whose claim is lost."""
+        found = of or self.latest
+        numbers = [] if found is None else found.generations
+        known = {g.number: g for g in self.claims}
+        for number in numbers:
+            if number not in known or known[number].lost:
+                raise CorruptStore(f"{self.root}: the claim of generation {number} is lost: start anew with --restart")
+        return [known[number] for number in numbers]
+
+    def base_of(self, generation: Generation) -> Publication | None:
+        """The publication that an unfinished generation adds to."""
+        return None if generation.base is None else self.latest
 
 
 def choose(files: Files, root: str, uri: str, r: Resolved, *, restart: bool, append: bool) -> Choice:
     """Compare what the sink holds with the job. Raises PlanChanged, with a readable difference."""
-    known = generations.generations(root, files)
-    body = generations.success(root, files)
-    live = 0 if body is None else int(body["generation"])
-    latest = known[-1] if known else None
-    given_up = latest is not None and latest.kind == "retry-dead" and not latest.planned  # the live result is whole
-    if latest is not None and latest.number > live and not given_up:
-        return _unfinished(files, root, uri, r, latest, known, restart)
-    if latest is None or body is None:
-        return Choice(generations.claim(files, root, "new"), False, r)
+    held = Held.by(root, files)
+    begun = held.unfinished
     if restart:
-        return Choice(generations.claim(files, root, "restart"), False, r)
-    return _finished(files, root, uri, r, [g for g in known if g.number in body["generations"]], append)
+        if begun is not None and begun.kind == "restart" and _whole(begun, r):
+            return Choice(begun, begun.planned, r)
+        return Choice(held.claim("restart" if held.claims else "new", r), False, r)
+    if begun is not None and (begun.planned or begun.kind in ("append", "restart")):
+        return _unfinished(held, begun, uri, r)
+    if held.latest is None:  # a claim without a plan has scored nothing
+        return Choice(held.claim("new", r), False, r)
+    return _finished(held, held.latest, uri, r, append)
 
 
-def _unfinished(
-    files: Files, root: str, uri: str, r: Resolved, latest: Generation, known: Sequence[Generation], restart: bool
-) -> Choice:
-    if not latest.planned:
-        if latest.kind == "append":
-            return Choice(latest, False, only_new(r, inputs_of(_members(files, root, known))))
-        return Choice(latest, False, r)
+def _whole(begun: Generation, r: Resolved) -> bool:
+    """Whether a restart can go on: planned for the same, with no committed file lost."""
     try:
-        planned = inputs_of([latest])
-        ours = {k: v for k, v in r.fingerprint.inputs.items() if k in planned or latest.kind != "append"}
-        lines = _compare(latest, replace(r.fingerprint, inputs=ours), planned)
+        if not begun.planned:
+            return not _meant(begun, r.fingerprint)
+        if compared(begun, r.fingerprint, inputs_of([begun])):
+            return False
     except CorruptStore:
-        if not restart:
-            raise
-        lines = ["plan: cannot be read"]
-    if not lines:
-        return Choice(latest, True, r)
-    if not restart:
+        return False
+    done = receipts.standing(begun.receipts, begun.files).values()
+    works = {p.work.rpartition("/")[2] for d in done for p in d.parts}
+    return works <= set(begun.files.names(begun.work))
+
+
+def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved) -> Choice:
+    base = held.base_of(begun)
+    before = inputs_of(held.members(base)) if base is not None else {}
+    if not begun.planned:
+        now = restricted(r, [p for p in r.fingerprint.inputs if p not in before])
+        lines = [*_changed(before, r.fingerprint), *_meant(begun, now.fingerprint)]
+        if not lines:
+            return Choice(begun, False, now, base)
+        way = "say --restart again to begin it anew" if base is None else "use --restart to score everything anew"
         raise PlanChanged(
-            f"{uri}: an unfinished run is here, planned for something else:\n{fingerprint.listed(lines)}\n"
-            "put it back to resume that run, or use --restart to begin anew"
+            f"{uri}: a run with --{begun.kind} has begun here, for something else:\n{fingerprint.listed(lines)}\n"
+            f"put it back, or {way}"
         )
-    return Choice(generations.claim(files, root, "restart"), False, r)
-
-
-def _finished(files: Files, root: str, uri: str, r: Resolved, members: Sequence[Generation], append: bool) -> Choice:
-    stored = inputs_of(members)
-    lines = _compare(members[-1], r.fingerprint, stored)
+    planned = inputs_of([begun])
+    known = {**before, **planned}
+    now = restricted(r, list(known))
+    lines = compared(begun, now.fingerprint, known)
     if not lines:
-        return Choice(None, True, r)
+        later = tuple(p for p in r.fingerprint.inputs if p not in known)
+        return Choice(begun, True, restricted(r, list(planned)), base, later)
+    raise PlanChanged(
+        f"{uri}: an unfinished run is here, planned for something else:\n{fingerprint.listed(lines)}\n"
+        "put it back to resume that run, or use --restart to begin anew"
+    )
+
+
+def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bool) -> Choice:
+    members = held.members()
+    stored = inputs_of(members)
+    lines = compared(members[-1], r.fingerprint, stored)
+    if not lines:
+        return Choice(None, True, r, latest)
     only_inputs = all(line.startswith("input:") for line in lines)
     grown = only_inputs and fingerprint.new_inputs_only(stored, r.fingerprint)
     if append and grown:
-        fewer = only_new(r, stored)
-        return Choice(generations.claim(files, root, "append", base=members[-1].number), False, fewer)
+        if r.job.source.limit is not None or r.job.source.sample is not None:
+            raise BadJob("--append together with limit or sample: which rows are new cannot be told")
+        fewer = restricted(r, [p for p in r.fingerprint.inputs if p not in stored])
+        return Choice(held.claim("append", fewer), False, fewer, latest)
     ways = "--restart to score everything anew" + (", or --append to score only the new files" if grown else "")
     raise PlanChanged(f"{uri}: holds a result of something else:\n{fingerprint.listed(lines)}\nuse {ways}")
 
 
-def _compare(planned: Generation, now: Fingerprint, inputs: dict[str, str]) -> list[str]:
-    old = generations.read_plan(planned).about["fingerprint"]
+def compared(planned: Generation, now: Fingerprint, inputs: Mapping[str, str]) -> list[str]:
+    """What differs between the plan of a generation and a job, where `inputs` are those that the result stands for."""
+    old: dict[str, Any] = generations.read_plan(planned).about["fingerprint"]
     return fingerprint.differences({**old, "inputs": fingerprint.digest_of(inputs)}, now, inputs)
 
 
-def _members(files: Files, root: str, known: Sequence[Generation]) -> list[Generation]:
-    body: dict[str, Any] = generations.success(root, files) or {"generations": []}
-    return [g for g in known if g.number in body["generations"]]
+def _meant(claimed: Generation, now: Fingerprint) -> list[str]:
+    """What differs between a claim, which holds its inputs as one digest, and a job. New files are what an append is
+    for.
+    """
+    then = claimed.fingerprint
+    lines = fingerprint.differences({**then, "inputs": fingerprint.digest_of(now.inputs)}, now, now.inputs)
+    if claimed.kind != "append" and then["inputs"] != fingerprint.digest_of(now.inputs):
+        lines.append("input: the source's files are not those of then")
+    return lines
+
+
+def _changed(inputs: Mapping[str, str], now: Fingerprint) -> list[str]:
+    """What differs in the inputs that a base was made from; new ones are none of its matter."""
+    ours = {p: d for p, d in now.inputs.items() if p in inputs}
+    return fingerprint.differences(
+        {**now.as_dict(), "inputs": fingerprint.digest_of(inputs)}, replace(now, inputs=ours), inputs
+    )
 
 
 def inputs_of(members: Sequence[Generation]) -> dict[str, str]:
@@ -98,14 +189,20 @@ def inputs_of(members: Sequence[Generation]) -> dict[str, str]:
     return merged
 
 
-def only_new(r: Resolved, stored: dict[str, str]) -> Resolved:
-    """The same job over the files that are not in `stored`. Raises BadJob where new rows cannot be told from old
-    ones.
-    """
-    if r.job.source.limit is not None or r.job.source.sample is not None:
-        raise BadJob("--append together with limit or sample: which rows are new cannot be told")
-    files = tuple(f for f in r.files if f.file.path not in stored)
-    inputs = {k: v for k, v in r.fingerprint.inputs.items() if k not in stored}
+def restricted(r: Resolved, paths: Collection[str]) -> Resolved:
+    """The same job over some of its files alone."""
+    wanted = set(paths)
+    keep = [i for i, f in enumerate(r.files) if f.file.path in wanted]
+    if len(keep) == len(r.files):
+        return r
+    place = np.full(len(r.files), -1, dtype=np.int64)
+    place[keep] = np.arange(len(keep))
+    ranges = r.selection.ranges[place[r.selection.ranges[:, 0]] >= 0].copy()
+    ranges[:, 0] = place[ranges[:, 0]]
+    inputs = {p: d for p, d in r.fingerprint.inputs.items() if p in wanted}
     return replace(
-        r, files=files, selection=Selection.everything(files), fingerprint=replace(r.fingerprint, inputs=inputs)
+        r,
+        files=tuple(r.files[i] for i in keep),
+        selection=Selection(ranges),
+        fingerprint=replace(r.fingerprint, inputs=inputs),
     )

@@ -78,6 +78,11 @@ class Resolved:
         return _blank(self.files, self.schema)
 
     @property
+    def whole(self) -> bool:
+        """Whether every position of every file is selected."""
+        return self.job.source.limit is None and self.job.source.sample is None
+
+    @property
     def rows(self) -> int | None:
         """Source rows selected, or None where only reading will tell."""
         known = [shard.rows_between(self.files[int(f)], int(a), int(b)) for f, a, b in self.selection.ranges]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gristmill.commit import publish as publishing
+from gristmill.commit.publication import Live, published
 from gristmill.commit.receipt import Receipt
 from gristmill.gating import summed
 from gristmill.observe.report import Counts, Report
@@ -21,7 +21,7 @@ class Whole:
     errors: Mapping[str, float]
     shards: int
     generations: Sequence[int]
-    live: Sequence[publishing.Live]
+    live: Sequence[Live]
 
 
 SHORT = 1.0  # seconds of the workers together: in less, shares of their time tell of their start alone
@@ -52,7 +52,8 @@ def finished(so_far: Report, whole: Whole, done: Sequence[Receipt], tally: Tally
 
 def untouched(uri: str, opened: tuple[str, Any], seconds: float, engine: str, notes: Sequence[str]) -> Report:
     """The report of a run that found its result published. `opened` is the sink's root and its file layer."""
-    body, live = publishing.published(*opened)
+    result = published(*opened)
+    body, live = result.body, result.live()
     return Report(
         sink=uri,
         opened=opened,

@@ -8,10 +8,10 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.choosing import Choice, inputs_of
-from gristmill.commit import generation as generations
-from gristmill.commit import publish as publishing
+from gristmill.choosing import Choice, Held, compared, inputs_of
+from gristmill.commit import publication
 from gristmill.commit.generation import Generation
+from gristmill.commit.reading import dead_letters, letters_of
 from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.observe.report import Counts
@@ -20,7 +20,7 @@ from gristmill.plan.contracts import Files
 from gristmill.plan.shard import Selection
 from gristmill.planning import Resolved
 
-DEAD_FILE = "retried.parquet"
+DEAD_FILE = "retried.table"  # Parquet, under a name that no glob for data finds
 BEFORE_MODEL = ("read", "step")  # stages at which a whole source row died
 
 
@@ -54,15 +54,16 @@ def _wanted(only: Only) -> dict[str, dict[int, set[int] | None]]:
 
 def choose(files: Files, root: str, uri: str, r: Resolved, *, accept_code_change: bool) -> Choice:
     """A retry generation over the live dead letters, or the unfinished one. Raises PlanChanged, BadJob."""
-    known = generations.generations(root, files)
-    body, live = publishing.published(root, files)
-    latest = known[-1]
-    if latest.number > body["generation"] and latest.kind != "retry-dead":
+    held = Held.by(root, files)
+    base = publication.published(root, files)
+    begun = held.unfinished if held.unfinished is not None and held.unfinished.planned else None
+    if begun is not None and begun.kind != "retry-dead":
         raise BadJob(f"{uri}: an unfinished run is here: finish it before its dead letters are scored again")
-    members = [g for g in known if g.number in body["generations"]]
+    members = held.members()
     stored = inputs_of(members)
-    planned = generations.read_plan(members[-1]).about["fingerprint"]
-    lines = fingerprint.differences({**planned, "inputs": fingerprint.digest_of(stored)}, r.fingerprint, stored)
+    if begun is not None and not compared(begun, r.fingerprint, stored):
+        return Choice(begun, True, r, base)
+    lines = compared(members[-1], r.fingerprint, stored)
     code = [line for line in lines if line.startswith("code:")]
     if len(code) != len(lines) or (code and not accept_code_change):
         way = (
@@ -71,16 +72,15 @@ def choose(files: Files, root: str, uri: str, r: Resolved, *, accept_code_change
             else "put it back"
         )
         raise PlanChanged(f"{uri}: the job is not the one whose letters these are:\n{fingerprint.listed(lines)}\n{way}")
-    if latest.number > body["generation"] and latest.planned:
-        return Choice(latest, True, r)
-    letters = publishing.dead_letters(root, [f.name for f in live if f.role == "dead"], files)
+    letters = dead_letters(letters_of(root, base.live(), files), files)
     if letters.num_rows == 0:
-        return Choice(None, True, r)
-    generation = latest
-    if latest.number <= body["generation"]:
-        generation = generations.claim(files, root, "retry-dead", base=members[-1].number)
+        return Choice(None, True, r, base)
+    generation = held.claim("retry-dead", r)
     return Choice(
-        generation, False, replace(r, selection=_selection(r, letters), only=_stored(files, generation, r, letters))
+        generation,
+        False,
+        replace(r, selection=_selection(r, letters), only=_stored(files, generation, r, letters)),
+        base,
     )
 
 

@@ -29,16 +29,17 @@ from gristmill import (
     tables,
 )
 from gristmill.commit import generation as generations
-from gristmill.commit import inspections
+from gristmill.commit import inspections, publication, reading
 from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.places import opened
+from gristmill.commit.publication import Publication, live_of
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed
+from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed, SinkBusy
 from gristmill.feeding import ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Counts, Report
@@ -56,6 +57,7 @@ from gristmill.worker.recipe import Task
 from gristmill.worker.work import ShardStages
 
 PROBE_ROWS = 64  # what comes of them tells the schema of the output
+LEASE_LOOK = 2.0  # seconds between two looks whether this run still holds its sink
 TIMED_ROWS = 16  # where that is known, only the pace is to be found, while the other workers wait
 
 
@@ -85,7 +87,10 @@ def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Obs
 
 def _through_tables(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> Report:
     with tables.opened(spec) as job:
-        report = Run(job.spec, verbs, observer).run()
+        first = Run(job.spec, verbs, observer)
+        report = first.run()
+        if first.later and first.appends:  # an unfinished plan was finished as it was made; now what came since
+            report = Run(job.spec, replace(verbs, restart=False, append=True), observer).run()
         job.settle()
     return report
 
@@ -145,6 +150,9 @@ class Run:
         self._notes: list[str] = []
         self._plan: Plan | None = None
         self._generation: Generation | None = None
+        self._base: Publication | None = None
+        self._looked = 0.0
+        self.later: tuple[str, ...] = ()
         self._lease: Lease
         self._batch: BatchPlan
         self._look: str
@@ -191,17 +199,19 @@ class Run:
             raise RunFailed(text, report=report) from e
         finally:
             SPARES.end()
-            self._observer.close()
+            if not (self.later and self.appends):
+                self._observer.close()
 
     def _held(self, r: Resolved | None) -> Iterator[Receipt]:
         if r is None:
             r = self._with_data()
         for note in r.notes:
             self._note("warning", note)
+        publication.mark(self.root, self._files)  # where a run was stopped between publishing and saying so
         choice = self._chosen(r)
-        self.resolved = choice.resolved
+        self.resolved, self._base = choice.resolved, choice.base
         if choice.generation is None:
-            publishing.clean_again(self._files, self.root)
+            publishing.settle(self.root, self._files)
             seconds, engine = time.monotonic() - self._begun, self.spec.engine.name
             opened = (self.root, self._files)
             self.report = reporting.untouched(self.sink.uri, opened, seconds, engine, self._notes)
@@ -217,6 +227,7 @@ class Run:
             yield from self._score()
         self._publish()
         budgets.remember(self.resolved, self._batch, self._tally.figures)
+        self._tell_later(choice.later)
 
     def _with_data(self) -> Resolved:
         """A job over a table in memory, which is written down beside the plan, or on this machine only where that is
@@ -243,7 +254,7 @@ class Run:
     def _base_about(self) -> dict[str, Any] | None:
         """The plan of the generation whose live files stay live beside this one's."""
         base = self.generation.base
-        known = [g for g in generations.generations(self.root, self._files) if g.number == base and g.planned]
+        known = [g for g in generations.generations(self.root, self._files) if g.number == base]
         return generations.read_plan(known[0]).about if known else None
 
     def _plannable(self) -> JobSpec:
@@ -256,7 +267,8 @@ class Run:
 
     def _look_at_sink(self) -> None:
         try:
-            publishing.refuse_foreign(self.root, self.sink.overwrite, self._files)
+            npy = self.sink.format == "npy"
+            publishing.refuse_foreign(self.root, self.sink.overwrite, self._files, manifest=npy)
         except OSError as e:
             raise BadJob(f"sink {self.sink.uri}: cannot be looked at ({e.strerror})") from e
 
@@ -271,8 +283,7 @@ class Run:
         v, uri = self._verbs, self.sink.uri
         if v.retry:
             return retrying.choose(self._files, self.root, uri, r, accept_code_change=v.accept_code_change)
-        append = v.append or self.spec.on_new_files == "append"
-        return choosing.choose(self._files, self.root, uri, r, restart=v.restart, append=append)
+        return choosing.choose(self._files, self.root, uri, r, restart=v.restart, append=self.appends)
 
     # ------------------------------------------------ scoring
 
@@ -317,6 +328,9 @@ class Run:
         try:
             for event in events:
                 self._heard(event, feed)
+                if time.monotonic() - self._looked > LEASE_LOOK:
+                    self._looked = time.monotonic()
+                    self._refuse_late()
                 if feed.probed is not None and self._plan is None:
                     self._planned(r, feed)
                 self._check_early()
@@ -392,13 +406,14 @@ class Run:
         table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate), max(1, r.workers))
         about = {
             "fingerprint": r.fingerprint.as_dict(),
-            "output_schema": answer["schema"] or generations.encode_schema(shipping.schema_without_rows(r)),
+            "output_schema": self._schema(answer["schema"]),
             "sink_format": r.sink_format.name,
             "partition_by": list(self.sink.partition_by),
             "model": {"name": self.spec.model.name, "digest": r.info.digest, "version": shipping.model_version(r)},
             "batch": budgets.stored(self._batch),
             "runs_on": shipping.runs_on(r),
             "workers": r.workers,
+            "everything": r.whole and r.only is None,
             "only": None if r.only is None else os.path.basename(r.only.path),
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
@@ -406,6 +421,15 @@ class Run:
         self._plan = generations.write_plan(self._files, self.generation, about, list(r.files), table, inspected)
         feed.begin(self._task, range(len(self.plan.shards)))
         self._say(**self._tally.begin(self.plan.shards, set()))
+
+    def _schema(self, probed: str | None) -> str:
+        """The output schema of this generation's plan: its base's, where it has one, which the first rows must fit."""
+        base = self.generation.schema
+        if base is None:
+            return probed or generations.encode_schema(shipping.schema_without_rows(self.resolved))
+        if probed is not None:
+            shipping.check_schema(generations.decode_schema(base), generations.decode_schema(probed), self.sink.uri)
+        return base
 
     # ------------------------------------------------ events
 
@@ -441,6 +465,19 @@ class Run:
             with contextlib.suppress(OSError):  # status is a courtesy: a full disk is found where it matters
                 self._lease.say(generations.progress_path(self.generation), json.dumps(line).encode())
 
+    def _tell_later(self, later: tuple[str, ...]) -> None:
+        """The source has files that the plan which this run went on with did not know."""
+        self.later = later
+        if later and not self.appends:
+            files = f"{len(later)} files" if len(later) > 1 else later[0]
+            text = f"{files} came after this run was planned and are not in its result: run again with --append"
+            self._note("warning", text)
+
+    @property
+    def appends(self) -> bool:
+        """Whether a person has said that new files are to be appended."""
+        return self._verbs.append or self.spec.on_new_files == "append"
+
     def _note(self, level: Any, text: str) -> None:
         self._notes.append(text)
         self._observer.note(Note(level, text))
@@ -459,26 +496,36 @@ class Run:
 
             form, options = self.resolved.sink_format, self.sink.options
             done = merge(self._files, self.generation, done, form, self.plan.schema, options)
+        self._refuse_late()
         publishing.link_parts(self._files, self.generation, done)
-        whole = replace(whole, live=[*whole.live, *publishing.live_of(self.generation, done)])
+        live = [*(f for f in whole.live if f.role != "manifest"), *live_of(self.generation, done)]
         if self.plan.about["sink_format"] == "npy":
-            publishing.write_manifest(self._files, self.root, done, appended=self.generation.base is not None)
-        publishing.publish(self._files, self.generation, self._about(whole), whole.live)
+            live.append(publishing.manifest(self.generation, done, whole.live))
+        whole = replace(whole, live=live)
+        publishing.publish(self.generation, self._about(whole), whole.live)
         self.report = self._report(whole, done)
         self._say(phase="done")
+
+    def _refuse_late(self) -> None:
+        """Raises SinkBusy where another run has taken this sink over while this one stood still."""
+        if not self._lease.held():
+            raise SinkBusy(
+                f"{self.sink.uri}: another run has taken over this sink while this one stood still: what is committed "
+                "is kept; run again when the other one has ended"
+            )
 
     def _whole(self, new: Counts, done: Sequence[Receipt]) -> reporting.Whole:
         """The live result with what this generation adds to its base's, but for this one's files."""
         errors, shards = gating.summed(x.errors for x in done), len(self.plan.shards)
-        if self.generation.base is None:
+        if self._base is None or self.generation.base is None:
             return reporting.Whole(new, errors, shards, [self.generation.number], [])
-        body, live = publishing.published(self.root, self._files)
+        body, live = self._base.body, self._base.live()
         before = Counts(*body["counts_list"])
         numbers, shards = [*body["generations"], self.generation.number], body["shards"] + shards
         if self.generation.kind != "retry-dead":
             errors = gating.summed([body.get("errors", {}), errors])
             return reporting.Whole(before + new, errors, shards, numbers, live)
-        letters = publishing.dead_letters(self.root, [f.name for f in live if f.role == "dead"], self._files)
+        letters = reading.dead_letters(reading.letters_of(self.root, live, self._files), self._files)
         derived = any(s.kind == "flat_map" for s in self.spec.steps)
         # All of the base's letters were scored again: those that are still dead are this generation's own.
         counts = retrying.combined(before, letters, derived, new)
@@ -499,7 +546,7 @@ class Run:
 
     def _how_to_look(self) -> str:
         """How to read the dead letters before they are published: `gristmill dead` shows those of a live result."""
-        if generations.success(self.root, self._files) is None:
+        if publication.latest(self.root, self._files) is None:
             return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
         return f"they are in {join(self.sink.uri, generations.META, self.generation.name, 'work', 'dead-*')}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.commit import generation as generations
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, PlanChanged
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Files
 from gristmill.plan.job import Sink
@@ -89,6 +89,19 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
     if missing:
         there = ", ".join(names)
         raise BadJob(f"keep or partition_by names column {missing[0]!r}, which is in no output row: there are {there}")
+
+
+def check_schema(base: pa.Schema, probed: pa.Schema, sink: str) -> None:
+    """The first rows of a run that adds to a result must have its columns, and types that fit them without loss (a
+    column of nulls fits any). Raises PlanChanged, naming what differs; values are compared as rows are written.
+    """
+    lines = [f"column: {n} is new ({probed.field(n).type})" for n in probed.names if n not in base.names]
+    lines += [f"column: {n} is gone (was {base.field(n).type})" for n in base.names if n not in probed.names]
+    if lines:
+        raise PlanChanged(
+            f"{sink}: the rows of this run have other columns than the result that they would be added to:\n"
+            f"{fingerprint.listed(lines)}\nuse --restart to score everything anew"
+        )
 
 
 def schema_without_rows(r: Resolved) -> pa.Schema:

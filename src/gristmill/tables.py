@@ -12,14 +12,14 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from gristmill import machine
-from gristmill.commit import publish as publishing
 from gristmill.commit.generation import META, decode_schema
+from gristmill.commit.publication import published
 from gristmill.commit.store import LocalFiles
 from gristmill.engines.spark_session import first_line, session
 from gristmill.errors import BadJob, BadSource, RunFailed
@@ -258,7 +258,8 @@ class TableSink:
 
     def settle(self) -> None:
         """Point the table at the live result."""
-        body, live = publishing.published(self.folder_sink.uri)
+        result = published(self.folder_sink.uri)
+        body, live = result.body, result.live()
         folder = os.path.join(self._base, f"data-g{body['generation']:04d}")
         self._fill(folder, [os.path.join(self.folder_sink.uri, f.name) for f in live if f.role == "rows"], body)
         try:
@@ -272,7 +273,7 @@ class TableSink:
             ) from e
         self._forget(folder)
 
-    def _fill(self, folder: str, parts: list[str], body: dict[str, Any]) -> None:
+    def _fill(self, folder: str, parts: list[str], body: Mapping[str, Any]) -> None:
         if os.path.isdir(folder):
             return
         import pyarrow.parquet as pq

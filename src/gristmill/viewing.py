@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill import backends, planning, tables
+from gristmill.choosing import Held
 from gristmill.commit import generation as generations
-from gristmill.commit import publish, receipt
+from gristmill.commit import publication, receipt
+from gristmill.commit import verify as verifying
 from gristmill.commit.store import LOCAL
 from gristmill.errors import GateFailed
 from gristmill.observe.events import Observer
@@ -136,20 +138,18 @@ def _of_files(spec: JobSpec) -> Iterator[JobSpec]:
 
 def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
     """The state of a sink from its files alone: "running", "unfinished", "done" or "empty", with counts."""
-    body = generations.success(root, files)
-    known = generations.generations(root, files)
-    live = 0 if body is None else body["generation"]
-    out: dict[str, Any] = {"sink": root, "published_generation": live or None}
-    latest = known[-1] if known else None
-    if latest is not None and latest.number > live:
-        out.update(_unfinished(root, latest, files))
+    held = Held.by(root, files)
+    body = None if held.latest is None else held.latest.body
+    out: dict[str, Any] = {"sink": root, "published_generation": None if body is None else body["generation"]}
+    if held.unfinished is not None:
+        out.update(_unfinished(root, held.unfinished, files))
     else:
         out["state"] = "done" if body is not None else "empty"
     if body is not None:
         names = ("rows_in", "rows_ok", "rows_dead", "rows_filtered", "shards", "published", "model", "errors")
         out["published"] = {n: body[n] for n in names}
+        out.update({n: body[n] for n in ("rows_in", "rows_ok", "rows_dead", "rows_filtered") if out["state"] == "done"})
         if out["state"] == "done":
-            out.update({n: body[n] for n in ("rows_in", "rows_ok", "rows_dead", "rows_filtered")})
             out.update(shards_done=body["shards"], shards_total=body["shards"], share=1.0)
     return out
 
@@ -158,6 +158,7 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
     holder = files.holder(generations.meta(root))
     progress = generations.read_progress(latest) or {}
     out: dict[str, Any] = {
+        **dict.fromkeys(("rows_in", "rows_ok", "rows_dead", "rows_filtered"), 0),
         **progress,
         "state": "running" if holder is not None else "unfinished",
         "generation": latest.number,
@@ -176,9 +177,9 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
     return out
 
 
-def verify(root: str, files: Files = LOCAL) -> publish.Verdict:
-    """Recount and re-hash every published file."""
+def verify(root: str, files: Files = LOCAL, *, deep: bool = False) -> verifying.Verdict:
+    """Recount and re-hash every published file; see `commit.verify`."""
     from gristmill.io.registry import sink_format
 
-    body, _ = publish.published(root, files)
-    return publish.verify(root, sink_format(body["sink_format"]), files)
+    body = publication.published(root, files).body
+    return verifying.verify(root, sink_format(body["sink_format"]), files, deep=deep)

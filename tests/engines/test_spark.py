@@ -20,7 +20,7 @@ from heard import Heard
 from places import Place
 
 import gristmill as gm
-from gristmill.commit.generation import success
+from gristmill.commit.publication import success
 from gristmill.observe.events import Progress
 
 pytestmark = pytest.mark.leaves_children  # Spark's own; those of gristmill are watched by `leaves_no_worker`

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 import gristmill as gm
 from gristmill.commit import receipt as receipts
-from gristmill.commit.generation import Generation, generations, read_plan, success
+from gristmill.commit.generation import generations, read_plan
+from gristmill.commit.publication import latest, load, success
 from gristmill.commit.publish import strangers
 from gristmill.commit.store import sha256_of
 
@@ -84,5 +85,11 @@ def tidy(root: str) -> None:
     """Everything is as published, nothing else stands there, and no work file of a finished generation is left."""
     verdict = gm.verify(root)
     assert verdict.ok, verdict.lines
-    finished: list[Generation] = generations(root)
-    assert [g.work for g in finished if os.path.exists(g.work)] == []
+    result = latest(root)
+    assert result is not None
+    kept = {f.work for f in result.live()}
+    if (before := load(root, result.number - 1)) is not None:
+        kept |= {f.work for f in before.live()}
+    for generation in generations(root):
+        left = os.listdir(generation.work) if os.path.exists(generation.work) else []
+        assert {os.path.relpath(os.path.join(generation.work, name), root) for name in left} <= kept

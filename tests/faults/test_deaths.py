@@ -19,7 +19,7 @@ import victims
 from heard import Heard
 
 import gristmill as gm
-from gristmill.commit.generation import success
+from gristmill.commit.publication import success
 
 IDS = list(range(200))
 

@@ -18,7 +18,7 @@ import pytest
 import victims
 
 import gristmill as gm
-from gristmill.commit.generation import success
+from gristmill.commit.publication import success
 
 ROWS = 3000
 KILLS = 100

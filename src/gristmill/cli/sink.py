@@ -139,8 +139,8 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 @words.debug
 def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool, debug: bool) -> int:
     """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
-    from gristmill.commit.publish import dead as dead_letters
-    from gristmill.commit.publish import unfinished
+    from gristmill.commit.reading import dead as dead_letters
+    from gristmill.commit.reading import unfinished
 
     root, files = _existing(sink)
     if unfinished(root, files) is not None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
-def handler(files: Any) -> Any:
-    """A handler for pyarrow.fs.PyFileSystem that opens objects for reading, and can do nothing else."""
+def handler(files: Any, otherwise: Mapping[str, str]) -> Any:
+    """A handler for pyarrow.fs.PyFileSystem that opens objects for reading, and can do nothing else. An object that is
+    gone is looked for where `otherwise` says.
+    """
     import pyarrow as pa
     import pyarrow.fs as pafs
 
     from gristmill.commit.objects import Ranges
+
+    def found(path: str) -> Ranges:
+        try:
+            return Ranges(files, path)
+        except FileNotFoundError:
+            if path not in otherwise:
+                raise
+            return Ranges(files, otherwise[path])
 
     class Reading(pafs.FileSystemHandler):  # type: ignore[misc]
         def get_type_name(self) -> str:
@@ -20,10 +31,10 @@ def handler(files: Any) -> Any:
             return path
 
         def get_file_info(self, paths: list[str]) -> list[Any]:
-            return [pafs.FileInfo(p, pafs.FileType.File, size=files.size(p)) for p in paths]
+            return [pafs.FileInfo(p, pafs.FileType.File, size=found(p).size) for p in paths]
 
         def open_input_file(self, path: str) -> Any:
-            return pa.PythonFile(Ranges(files, path), mode="r")
+            return pa.PythonFile(found(path), mode="r")
 
         open_input_stream = open_input_file
 

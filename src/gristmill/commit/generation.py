@@ -1,15 +1,16 @@
-"""Generations: one plan with its receipts and parts. A sink's folder holds them all; which are live is for `_SUCCESS`
-to say.
+"""Generations: one plan with its receipts and parts, begun by a claim. A sink's folder holds them all; which are live
+is for its publications to say.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,21 +22,29 @@ from gristmill.plan.fingerprint import input_digest
 from gristmill.plan.shard import ShardTable
 
 META = "_gristmill"
-SUCCESS = "_SUCCESS"
+Verb = Literal["new", "restart", "append", "retry-dead"]
+_CLAIM = re.compile(r"^(\d{4,})\.json$")
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A claimed generation. `kind`: "new", "restart", "append" or "retry-dead"; `root` is the sink's folder.
+    """A claimed generation: what was meant when it was begun, decided once. `root` is the sink's folder.
 
-    `base` is the generation whose live files stay live beside this one's (append, retry-dead).
+    `base` is the generation whose live files stay live beside this one's (append, retry-dead). `predecessor` is the
+    number of the publication that it is made from, 0 for none: it can be published only as the next one after that.
+    `fingerprint` is that of the job (Fingerprint.as_dict), `schema` the encoded output schema that its rows must fit,
+    that of its base. A claim that does not read back is `lost`: its number is taken, nothing else is known.
     """
 
     root: str
     number: int
     name: str
-    kind: str
+    kind: Verb
     base: int | None = None
+    predecessor: int = 0
+    fingerprint: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    schema: str | None = field(default=None, repr=False)
+    lost: bool = False
     files: Files = field(default=LOCAL, compare=False, repr=False)
 
     @property
@@ -61,7 +70,7 @@ class Generation:
     @property
     def planned(self) -> bool:
         """Whether its plan has been written."""
-        return "plan.json" in self.files.names(self.folder)
+        return not self.lost and "plan.json" in self.files.names(self.folder)
 
 
 @dataclass(frozen=True)
@@ -83,35 +92,56 @@ def meta(root: str) -> str:
 
 
 def generations(root: str, files: Files = LOCAL) -> list[Generation]:
-    """All claimed generations, oldest first. Raises CorruptStore for a claim that does not read back."""
+    """All claimed generations, oldest first."""
     folder = join(root, META, "generations")
-    found = []
-    for entry in sorted(e for e in files.names(folder) if e.endswith(".json")):
-        body = unseal(join(folder, entry), files)
-        found.append(Generation(root, body["number"], body["folder"], body["kind"], body.get("base"), files))
-    return found
+    numbers = sorted(int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e)))
+    return [_claimed(files, root, number) for number in numbers]
 
 
-def claim(files: Files, root: str, kind: str, base: int | None = None) -> Generation:
-    """Claim the next generation number. Of two that claim at once each gets a number of its own."""
-    while True:
-        number = max((g.number for g in generations(root, files)), default=0) + 1
-        generation = Generation(root, number, f"g{number:04d}-{secrets.token_hex(4)}", kind, base, files)
-        body = {"number": number, "folder": generation.name, "kind": kind, "base": base}
-        if files.write_new(join(root, META, "generations", f"{number:04d}.json"), seal(body)):
-            return generation
-
-
-def success(root: str, files: Files = LOCAL) -> dict[str, Any] | None:
-    """What `_SUCCESS` says, or None where nothing was published. Raises CorruptStore if it does not read back."""
+def _claimed(files: Files, root: str, number: int) -> Generation:
     try:
-        return unseal(join(root, SUCCESS), files)
-    except FileNotFoundError:
-        return None
-    except CorruptStore:
-        if not files.read(join(root, SUCCESS)):
-            return None  # the empty marker of another system; the check for foreign files deals with it
-        raise
+        body = unseal(_claim_path(root, number), files)
+        return Generation(
+            root, number, body["folder"], body["kind"], body["base"], body["predecessor"], body["fingerprint"],
+            body["schema"], files=files,
+        )  # fmt: skip
+    except (CorruptStore, KeyError):
+        return Generation(root, number, f"g{number:04d}", "new", lost=True, files=files)
+
+
+def claim(
+    files: Files,
+    root: str,
+    kind: Verb,
+    *,
+    base: int | None = None,
+    predecessor: int = 0,
+    fingerprint: Mapping[str, Any] | None = None,
+    schema: str | None = None,
+) -> Generation:
+    """Claim the next generation number. Of two that claim at once each gets a number of its own."""
+    folder = join(root, META, "generations")
+    while True:
+        taken = [int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e))]
+        number = max(taken, default=0) + 1
+        name = f"g{number:04d}-{secrets.token_hex(4)}"
+        found = Generation(root, number, name, kind, base, predecessor, fingerprint or {}, schema, files=files)
+        body = {
+            "format": 1,
+            "number": number,
+            "folder": name,
+            "kind": kind,
+            "base": base,
+            "predecessor": predecessor,
+            "fingerprint": dict(found.fingerprint),
+            "schema": schema,
+        }
+        if files.write_new(_claim_path(root, number), seal(body)):
+            return found
+
+
+def _claim_path(root: str, number: int) -> str:
+    return join(root, META, "generations", f"{number:04d}.json")
 
 
 # ---------------------------------------------------------------- plans

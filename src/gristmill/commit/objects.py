@@ -45,6 +45,8 @@ class ObjectFiles:
     what signed a request.
     """
 
+    free_links = False
+
     def __init__(self, base: str, settings: Mapping[str, Any], patience: float = PATIENCE) -> None:
         self._base = base
         self._settings = dict(settings)
@@ -287,7 +289,7 @@ class ObjectFiles:
         return [name for key in self._keys(folder) if "/" not in (name := key[start:])]
 
     def below(self, root: str, skip: str) -> Iterator[str]:
-        """All below the root but what is in its folder `skip`, which is not listed."""
+        """All below the root but what is in its folder `skip`, which is not listed, and in folders with one."""
         import obstore
 
         top = self._key(root)
@@ -296,7 +298,9 @@ class ObjectFiles:
         yield from (o["path"][start:] for o in found["objects"])
         for prefix in found["common_prefixes"]:
             if prefix[start:].strip("/") != skip:
-                yield from (key[start:] for key in self._keys(self._base + prefix))
+                keys = [key[start:] for key in self._keys(self._base + prefix)]
+                apart = tuple({key.partition(f"/{skip}/")[0] + "/" for key in keys if f"/{skip}/" in key})
+                yield from (key for key in keys if not key.startswith(apart or "\0"))
 
     def _keys(self, folder: str) -> list[str]:
         import obstore
@@ -327,13 +331,13 @@ class ObjectFiles:
             while block := list(itertools.islice(rest, _BLOCK)):
                 yield from threads.map(work, block)
 
-    def arrow(self) -> Any:
+    def arrow(self, otherwise: Mapping[str, str] | None = None) -> Any:
         """A read-only pyarrow file system over these paths."""
         import pyarrow.fs as pafs
 
         from gristmill.commit.arrowfs import handler
 
-        return pafs.PyFileSystem(handler(self))
+        return pafs.PyFileSystem(handler(self, otherwise or {}))
 
     def size(self, path: str) -> int:
         """Bytes of an object."""
@@ -432,7 +436,7 @@ class Ranges(io.RawIOBase):
     """An object as a file that is read by ranges."""
 
     def __init__(self, files: ObjectFiles, path: str) -> None:
-        self._files, self._path, self._size, self._at = files, path, files.size(path), 0
+        self._files, self._path, self.size, self._at = files, path, files.size(path), 0
 
     def readable(self) -> bool:
         """True."""
@@ -448,12 +452,12 @@ class Ranges(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """As any file's."""
-        self._at = offset + (0, self._at, self._size)[whence]
+        self._at = offset + (0, self._at, self.size)[whence]
         return self._at
 
     def read(self, size: int = -1) -> bytes:
         """One request."""
-        stop = self._size if size < 0 else min(self._size, self._at + size)
+        stop = self.size if size < 0 else min(self.size, self._at + size)
         if stop <= self._at:
             return b""
         data = self._files.range(self._path, self._at, stop)

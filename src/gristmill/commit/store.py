@@ -23,6 +23,8 @@ from gristmill.plan.contracts import Files
 class LocalFiles:
     """Durable file operations on a local disk. An fsync that fails is never tried on the same file again."""
 
+    free_links = True
+
     def create(self, path: str) -> BinaryIO:
         """A new file open for writing; its folder is made. Raises FileExistsError."""
         try:
@@ -127,7 +129,7 @@ class LocalFiles:
     def prove(self, folder: str) -> None:
         """Make a folder and a file in it. That it has hard links is found out by the first commit."""
         self.make_folder(folder)
-        probe = join(folder, f"writable.{os.getpid()}.tmp")
+        probe = join(folder, f"writable.{secrets.token_hex(6)}.tmp")
         self.create(probe).close()
         self.remove(probe)
 
@@ -143,8 +145,11 @@ class LocalFiles:
             return []
 
     def below(self, root: str, skip: str) -> Iterator[str]:
-        """All files below a folder, relative to it."""
+        """All files below a folder, relative to it, but those in folders named `skip`, or beside one further down."""
         for folder, folders, names in os.walk(root):
+            if skip in folders and folder != root:
+                folders.clear()
+                continue
             folders[:] = [f for f in folders if f != skip]
             for name in names:
                 yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
@@ -232,7 +237,7 @@ class LocalFiles:
         """One after the other: a disk is no quicker for being asked many things at once."""
         return map(work, items)
 
-    def arrow(self) -> None:
+    def arrow(self, otherwise: Mapping[str, str] | None = None) -> None:
         """pyarrow opens local paths by itself."""
 
     def lease(self, sink: str, folder: str, tell: Callable[[str], None]) -> Lease:

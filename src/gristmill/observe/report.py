@@ -43,6 +43,9 @@ class Counts:
 
     def discrepancy(self) -> str | None:
         """What does not add up, as a sentence; None when all does."""
+        below = [name for name, value in asdict(self).items() if value < 0]
+        if below:
+            return f"{below[0]} is {getattr(self, below[0])}"
         if self.rows_in != self.expanded + self.filtered + self.dead:
             return (
                 f"{self.rows_in} source rows, but {self.expanded} went on + {self.filtered} filtered + "
@@ -151,12 +154,12 @@ class Report:
 
     def read(self) -> Any:
         """A pyarrow Dataset of exactly the published parts."""
-        from gristmill.commit.publish import read
+        from gristmill.commit.reading import read
 
         return read(self.sink) if self.opened is None else read(self.opened[0], files=self.opened[1])
 
     def dead(self) -> Any:
         """The dead letters as an Arrow table."""
-        from gristmill.commit.publish import dead
+        from gristmill.commit.reading import dead
 
         return dead(self.sink) if self.opened is None else dead(self.opened[0], files=self.opened[1])

@@ -157,8 +157,11 @@ class Files(Protocol):
     or stop it at any step.
 
     Paths begin with the sink's root and use `/`. It can be pickled and is cheap to open in a worker. What fails raises
-    OSError, without a secret in its text.
+    OSError, without a secret in its text. Where `free_links`, a second name costs nothing and keeps the file when the
+    first one goes; else it is a copy.
     """
+
+    free_links: bool
 
     # ---- files of a shard, written in pieces
 
@@ -247,7 +250,9 @@ class Files(Protocol):
         ...
 
     def below(self, root: str, skip: str) -> Iterator[str]:
-        """All files below a folder, relative to it, but those in its folder named `skip`."""
+        """All files below a folder, relative to it, but those in its folder named `skip`, and those below folders that
+        have a folder of this name themselves.
+        """
         ...
 
     def remove_folder(self, path: str) -> None:
@@ -260,8 +265,10 @@ class Files(Protocol):
         """`work` of each item, in their order: one after the other on a disk, many at once where each is a request."""
         ...
 
-    def arrow(self) -> Any:
-        """The pyarrow file system that opens these paths; None for a local disk."""
+    def arrow(self, otherwise: Mapping[str, str] | None = None) -> Any:
+        """The pyarrow file system that opens these paths; None for a local disk. A file that is gone is looked for
+        where `otherwise` says.
+        """
         ...
 
     def lease(self, sink: str, folder: str, tell: Callable[[str], None]) -> Lease:

@@ -1,0 +1,132 @@
+"""Reading what a sink holds: the rows of its latest publication, and its dead letters."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.commit.generation import Generation, decode_schema, generations
+from gristmill.commit.places import opened
+from gristmill.commit.publication import Live, latest, published
+from gristmill.commit.receipt import standing
+from gristmill.commit.store import LOCAL, join
+from gristmill.errors import BadSource
+from gristmill.plan.contracts import Files
+
+
+def read(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> Any:
+    """A pyarrow Dataset of exactly the published parts, in the order of the source.
+
+    Rows retried or appended later stand after the others. A Dataset goes on reading the result that it was made of when
+    a run publishes another one; the run after that removes it. Raises BadSource where nothing is published or the
+    sink's format is npy (read its manifest.parquet). `storage` holds options of an object store, as those of a sink.
+    """
+    import pyarrow.dataset as ds
+
+    root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
+    result = published(root, files)
+    body, schema = result.body, decode_schema(result.body["output_schema"])
+    parts = [f for f in result.live() if f.role == "rows"]
+    if body["sink_format"] not in ("parquet", "jsonl"):
+        raise BadSource(
+            f"{root}: a {body['sink_format']} sink has no tables; read manifest.parquet and the files it names"
+        )
+    if not parts:
+        return ds.dataset(schema.empty_table())
+    paths = readable(root, parts, files)
+    if body["sink_format"] == "jsonl":
+        return _json_dataset(paths, parts[0].name, schema, files)
+    form, system = ds.ParquetFileFormat(), _opener(root, parts, files)
+    hive = ds.HivePartitioning(pa.schema([schema.field(k) for k in body["partition_by"]]))
+    fragments = [
+        form.make_fragment(path, system, hive.parse(f.name) if body["partition_by"] else None)
+        for path, f in zip(paths, parts, strict=True)
+    ]
+    return ds.FileSystemDataset(fragments, schema, form, system)
+
+
+def _opener(root: str, parts: Sequence[Live], files: Files) -> Any:
+    """The pyarrow file system that opens the files of a result, also when the next one has replaced it."""
+    import pyarrow.fs as pafs
+
+    return files.arrow({join(root, f.name): join(root, f.work) for f in parts}) or pafs.LocalFileSystem()
+
+
+def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:
+    """For each file a path that holds it, and goes on doing so when the next result is published: its work file, where
+    that is kept beside the visible name; a sink that was copied without its `_gristmill` has only the latter.
+    """
+    if not files.free_links:
+        return [join(root, f.name) for f in parts]
+    folders = {f.work.rpartition("/")[0] for f in parts}
+    there = {f"{folder}/{name}" for folder in folders for name in files.names(join(root, folder))}
+    return [join(root, f.work if f.work in there else f.name) for f in parts]
+
+
+def _json_dataset(paths: list[str], name: str, schema: pa.Schema, files: Files) -> Any:
+    import pyarrow.dataset as ds
+    import pyarrow.json as pj
+
+    if not name.endswith((".gz", ".zst")):
+        return ds.dataset(paths, schema=schema, format="json", filesystem=files.arrow())
+    options = pj.ParseOptions(explicit_schema=schema)
+    tables = []
+    for path in paths:
+        with files.local(path) as local:
+            stream = pa.input_stream(local, compression="gzip" if name.endswith(".gz") else "zstd")
+            tables.append(pj.read_json(stream, parse_options=options))
+    return ds.dataset(tables)
+
+
+DEAD = pa.schema(
+    [
+        ("source", pa.string()),
+        ("position", pa.int64()),
+        ("copy", pa.int64()),
+        ("stage", pa.string()),
+        ("error", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("payload", pa.string()),
+        ("generation", pa.int64()),
+        ("shard", pa.int64()),
+    ]
+)
+
+
+def dead(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> pa.Table:
+    """The dead letters of a sink, schema DEAD; `payload` is JSON text. Where nothing is published yet, those that the
+    unfinished run has committed.
+    """
+    root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
+    if (begun := unfinished(root, files)) is not None:
+        parts = [part for done in standing(begun.receipts, files).values() for part in done.parts]
+        return dead_letters([join(root, p.work) for p in parts if p.role == "dead"], files)
+    return dead_letters(letters_of(root, published(root, files).live(), files), files)
+
+
+def letters_of(root: str, live: Sequence[Live], files: Files) -> list[str]:
+    """Paths of the dead-letter files among the files of a result."""
+    return readable(root, [f for f in live if f.role == "dead"], files)
+
+
+def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
+    """The generation that has rows where nothing is published; None where something is, or no run has got so far."""
+    known = generations(root, files) if latest(root, files) is None else []
+    return known[-1] if known and known[-1].planned else None
+
+
+def dead_letters(paths: Sequence[str], files: Files = LOCAL) -> pa.Table:
+    """Dead-letter files as a table, schema DEAD."""
+    rows = []
+    for name in paths:
+        with files.local(name) as path, open(path, encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
+                rows.append(row)
+    return pa.Table.from_pylist(rows, schema=DEAD)

@@ -1,0 +1,297 @@
+"""Verifying a result: what is published against its receipts, its receipts against their plans, and all of it against
+what the publication says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.commit import reading
+from gristmill.commit import receipt as receipts
+from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
+from gristmill.commit.publication import Live, Publication, published
+from gristmill.commit.publish import strangers
+from gristmill.commit.receipt import Receipt
+from gristmill.commit.store import LOCAL, join, sha256_of
+from gristmill.errors import BadSource, CorruptStore
+from gristmill.observe.report import Counts
+from gristmill.plan.contracts import Files
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found. `lines` are readable; `ok` is whether everything is as it was published."""
+
+    ok: bool
+    lines: tuple[str, ...]
+    files: int = 0
+    rows: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"ok": self.ok, "lines": list(self.lines), "files": self.files, "rows": self.rows, **self.details}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A generation of a result with its plan and its standing receipts by shard; `merged` is that of its one file."""
+
+    generation: Generation
+    plan: Plan
+    done: Mapping[int, Receipt]
+    merged: Receipt | None = None
+
+
+def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = False) -> Verdict:
+    """Recount and re-hash every live file, and hold plans, receipts, dead letters and counts against each other.
+
+    Names each file that is missing, changed or not live, each shard without a receipt or with two, each row that is
+    both dead and published (where rows have ids), each sum that is not what `_SUCCESS` says. With `deep` all values are
+    read again as `gm.read` reads them.
+    """
+    result = published(root, files)
+    live = result.live()
+    wrong = [line for line in files.map(lambda f: _wrong(result, f, sink_format), live) if line is not None]
+    stray = strangers(root, {f.name for f in live}, files)
+    wrong += [f"{name}: stands in the sink, but _SUCCESS does not list it" for name in stray]
+    wrong += [f"{name}: listed {n} times" for name, n in Counter(f.name for f in live).items() if n > 1]
+    members: list[Member] = []
+    for found in _members(result):
+        if isinstance(found, str):
+            wrong.append(found)
+        else:
+            members.append(found)
+            wrong += _against_plan(found)
+            wrong += _against_receipts(found, live)
+    wrong += _overlaps(members)
+    wrong += _sums(result, live, members)
+    wrong += _letters(result, live, files)
+    if deep and not wrong:
+        wrong += _deep(result, files)
+    rows = sum(f.rows for f in live if f.role == "rows")
+    lines = wrong or [f"{len(live)} files, {rows} rows: all as published"]
+    return Verdict(not wrong, tuple(lines), len(live), rows)
+
+
+# ---------------------------------------------------------------- files
+
+
+def _wrong(result: Publication, f: Live, sink_format: Any) -> str | None:
+    try:
+        with result.files.local(join(result.root, f.name)) as path:
+            return _differs(path, f, sink_format, decode_schema(result.body["output_schema"]))
+    except FileNotFoundError:
+        return f"{f.name}: missing ({f.rows} rows of shard {f.shard}, generation {f.generation})"
+
+
+def _differs(path: str, f: Live, sink_format: Any, schema: pa.Schema) -> str | None:
+    if os.path.getsize(path) != f.bytes:
+        return f"{f.name}: {os.path.getsize(path)} bytes, published with {f.bytes}"
+    if sha256_of(path) != f.sha256:
+        return f"{f.name}: content changed (sha256 differs)"
+    if f.role == "manifest":
+        return None
+    counted = count_lines(path) if f.role == "dead" else sink_format.count(path, f.role)
+    if counted != f.rows:
+        return f"{f.name}: {counted} rows, published with {f.rows}"
+    return _misfit(path, f, schema) if f.role == "rows" and sink_format.name == "parquet" else None
+
+
+def _misfit(path: str, f: Live, schema: pa.Schema) -> str | None:
+    """A column of a Parquet part that the result's schema does not have so."""
+    import pyarrow.parquet as pq
+
+    for column in pq.read_schema(path):
+        if column.name not in schema.names:
+            return f"{f.name}: has column {column.name!r}, which the result has not"
+        wanted = schema.field(column.name).type
+        if column.type != wanted and not _same_values(column.type, wanted):
+            return f"{f.name}: column {column.name!r} is {column.type}, in the result it is {wanted}"
+    return None
+
+
+def _same_values(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether Parquet stores values of one type as the other, so that they read back as wanted."""
+    if pa.types.is_dictionary(stored) or pa.types.is_dictionary(wanted):
+        plain = [t.value_type if pa.types.is_dictionary(t) else t for t in (stored, wanted)]
+        return bool(plain[0] == plain[1])
+    return str(stored).replace("element", "item") == str(wanted).replace("element", "item") or (
+        pa.types.is_timestamp(stored) and pa.types.is_timestamp(wanted) and stored.tz == wanted.tz
+    )
+
+
+def count_lines(path: str) -> int:
+    """Newlines in a file."""
+    with open(path, "rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+# ---------------------------------------------------------------- plans and receipts
+
+
+def _members(result: Publication) -> Iterator[Member | str]:
+    known = {g.number: g for g in generations(result.root, result.files)}
+    for number in result.generations:
+        generation = known.get(number)
+        if generation is None or generation.lost:
+            yield f"generation {number}: its claim is missing or damaged"
+            continue
+        try:
+            plan = read_plan(generation)
+        except (CorruptStore, FileNotFoundError) as e:
+            yield f"generation {number}: its plan is missing or damaged ({e})"
+            continue
+        done = receipts.standing(generation.receipts, result.files)
+        merged = receipts.standing(join(generation.folder, "merged"), result.files)
+        yield Member(generation, plan, done, next(iter(merged.values()), None))
+
+
+def _against_plan(m: Member) -> list[str]:
+    """Every shard of the plan has one receipt, whose counts add up; ranges of a plan are disjoint, and cover a source
+    that was to be read whole.
+    """
+    name, planned = f"generation {m.generation.number}", len(m.plan.shards)
+    lines = [f"{name}: shard {n} has no receipt" for n in range(planned) if n not in m.done]
+    lines += [f"{name}: a receipt of shard {n}, of {planned} planned" for n in m.done if n >= planned]
+    for number, receipt in m.done.items():
+        counts = Counts(*receipt.counts)
+        wrong = counts.discrepancy()
+        for role, counted in (("rows", counts.ok), ("dead", counts.dead + counts.derived_dead)):
+            held = sum(p.rows for p in receipt.parts if p.role == role)
+            if held != counted:
+                wrong = wrong or f"{counted} rows {role}, its files hold {held}"
+        if receipt.shard != number:
+            wrong = f"is the receipt of shard {receipt.shard}"
+        if wrong is not None:
+            lines.append(f"{name}: shard {number}: {wrong}")
+    return lines + [f"{name}: {line}" for line in _untiled(m)]
+
+
+def _untiled(m: Member) -> list[str]:
+    ranges = _ranges(m)
+    lines = [f"{path}: rows at {at} are in two shards" for path, at in _doubled(ranges)]
+    if m.plan.about.get("everything"):
+        covered = {path: int((spans[:, 1] - spans[:, 0]).sum()) for path, spans in ranges.items()}
+        for file, extent in zip(m.plan.shards.files, m.plan.shards.extents.tolist(), strict=True):
+            if covered.get(file.path, 0) != extent:
+                lines.append(f"{file.path}: {covered.get(file.path, 0)} of {extent} positions are in shards")
+    return lines
+
+
+def _ranges(m: Member) -> dict[str, np.ndarray]:
+    """Planned ranges [k, 2] by path, sorted."""
+    table = m.plan.shards.table
+    number = table.column("file").to_numpy()
+    spans = np.column_stack([table.column("start").to_numpy(), table.column("stop").to_numpy()])
+    found = {}
+    for index, file in enumerate(m.plan.shards.files):
+        own = spans[number == index] if len(m.plan.shards.files) > 1 else spans
+        found[file.path] = own[np.argsort(own[:, 0], kind="stable")]
+    return found
+
+
+def _doubled(ranges: Mapping[str, np.ndarray]) -> Iterator[tuple[str, int]]:
+    for path, spans in ranges.items():
+        for at in np.flatnonzero(spans[1:, 0] < spans[:-1, 1])[:3].tolist():
+            yield path, int(spans[at + 1, 0])
+
+
+def _overlaps(members: Sequence[Member]) -> list[str]:
+    """Rows that two generations of a result have scored; retried ones are those that the others have not."""
+    seen: set[str] = set()
+    lines = []
+    for m in members:
+        if m.generation.kind == "retry-dead":
+            continue
+        paths = {f.path for f in m.plan.shards.files}
+        lines += [f"{path}: is in two generations of the result" for path in sorted(paths & seen)]
+        seen |= paths
+    return lines
+
+
+def _against_receipts(m: Member, live: Sequence[Live]) -> list[str]:
+    """The live files of a generation are those that its receipts commit: all rows, and no others."""
+    number = m.generation.number
+    done = [*m.done.values()] if m.merged is None else [m.merged, *m.done.values()]
+    committed = {p.publish: p for r in done for p in r.parts}
+    mine = {f.name: f for f in live if f.generation == number and f.role != "manifest"}
+    lines = []
+    for name, f in mine.items():
+        part = committed.get(name)
+        if part is None or (part.sha256, part.rows, part.role) != (f.sha256, f.rows, f.role):
+            lines.append(f"{name}: no receipt of generation {number} commits it so")
+    for receipt in [m.merged] if m.merged is not None else m.done.values():
+        lost = [p.publish for p in receipt.parts if p.role != "dead" and p.publish not in mine]
+        lines += [f"{name}: committed by generation {number}, and not in the result" for name in lost]
+    return lines
+
+
+# ---------------------------------------------------------------- sums
+
+
+def _sums(result: Publication, live: Sequence[Live], members: Sequence[Member]) -> list[str]:
+    body = result.body
+    counts = Counts(*body["counts_list"])
+    wrong = counts.discrepancy()
+    lines = [] if wrong is None else [f"_SUCCESS: {wrong}"]
+    for role, counted in (("rows", body["rows_ok"]), ("dead", body["rows_dead"])):
+        held = sum(f.rows for f in live if f.role == role)
+        if held != counted:
+            lines.append(f"_SUCCESS counts {counted} rows {'ok' if role == 'rows' else 'dead'}, its files hold {held}")
+    scored = [m for m in members if m.generation.kind != "retry-dead"]
+    if len(members) == len(result.generations):
+        rows_in = sum(r.counts[0] for m in scored for r in m.done.values())
+        if rows_in != counts.rows_in:
+            lines.append(f"_SUCCESS counts {counts.rows_in} rows in, its receipts {rows_in}")
+        if len(scored) == len(members):
+            total = sum((Counts(*r.counts) for m in scored for r in m.done.values()), Counts())
+            if total != counts:
+                lines.append(f"_SUCCESS has counts {counts.values()}, its receipts {total.values()}")
+    return lines
+
+
+def _letters(result: Publication, live: Sequence[Live], files: Files) -> list[str]:
+    """No row is dead twice; none that is dead is published, where rows have ids of their place in the source."""
+    import pyarrow.compute as pc
+
+    try:
+        letters = reading.dead_letters(reading.letters_of(result.root, live, files), files)
+    except FileNotFoundError:
+        return []  # told of already
+    who = list(zip(*(letters.column(n).to_pylist() for n in ("source", "position", "copy")), strict=True))
+    lines = [f"{s} at {p}, copy {c}: {n} dead letters" for (s, p, c), n in Counter(who).items() if n > 1]
+    options = result.body["fingerprint"]["options"]
+    column = options.get("sink.row_id", "null").strip('"')
+    if not who or column == "null" or "sink.key" in options or result.body["sink_format"] == "npy":
+        return lines
+    ids = pa.array([_id(s, p, c) for s, p, c in who])
+    for batch in reading.read(result.root, files=files).to_batches(columns=[column]):
+        both = batch.column(0).filter(pc.is_in(batch.column(0), ids))
+        lines += [f"row {i}: is published and dead" for i in both.to_pylist()[:3]]
+    return lines
+
+
+def _id(source: str, position: int, copy: Any) -> str:
+    """As worker.commit.row_ids makes them."""
+    return hashlib.blake2b(f"{source}\0{position}\0{copy}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _deep(result: Publication, files: Files) -> list[str]:
+    """All values, read as a person would read them."""
+    try:
+        rows = sum(b.num_rows for b in reading.read(result.root, files=files).to_batches())
+    except BadSource:
+        return []  # npy, whose files were counted as they are read
+    except (pa.ArrowException, OSError, ValueError) as e:
+        return [f"the rows cannot be read: {type(e).__name__}: {e}"]
+    wanted = result.body["rows_ok"]
+    return [] if rows == wanted else [f"{rows} rows are read, {wanted} were published"]
