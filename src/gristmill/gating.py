@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.errors import GateFailed
-from gristmill.observe.report import Counts
+from gristmill.plan.counts import Counts
 from gristmill.plan.options import Gates
 
 

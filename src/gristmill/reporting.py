@@ -9,7 +9,8 @@ from typing import Any
 from gristmill.commit.publication import Live, published
 from gristmill.commit.receipt import Receipt
 from gristmill.gating import summed
-from gristmill.observe.report import Counts, Report
+from gristmill.observe.report import Report
+from gristmill.plan.counts import Counts
 from gristmill.tally import Tally
 
 

@@ -14,9 +14,9 @@ from gristmill.commit.generation import Generation
 from gristmill.commit.reading import dead_letters, letters_of
 from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadJob, PlanChanged
-from gristmill.observe.report import Counts
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import Files
+from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Selection
 from gristmill.planning import Resolved
 

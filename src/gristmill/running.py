@@ -42,9 +42,10 @@ from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed, SinkBusy
 from gristmill.feeding import ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
-from gristmill.observe.report import Counts, Report
+from gristmill.observe.report import Report
 from gristmill.plan import shard
 from gristmill.plan.contracts import Event, Files, Lease, Printed, Waiting
+from gristmill.plan.counts import Counts
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
 from gristmill.plan.processes import import_path

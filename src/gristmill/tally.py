@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from gristmill.gating import summed
-from gristmill.observe.report import Counts, WorkerPace
+from gristmill.observe.report import WorkerPace
 from gristmill.plan.contracts import Death, Event, Left, Outcome, Started, Tick
+from gristmill.plan.counts import Counts
 from gristmill.plan.shard import ShardTable
 
 

@@ -22,8 +22,8 @@ from gristmill.commit.publish import strangers
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join, sha256_of
 from gristmill.errors import BadSource, CorruptStore
-from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Files
+from gristmill.plan.counts import Counts
 
 
 @dataclass(frozen=True)

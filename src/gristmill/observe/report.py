@@ -6,57 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Counts:
-    """Rows by what became of them. Exactly: rows_in = expanded + filtered + dead; derived = ok + derived_filtered +
-    derived_dead.
-
-    The source level ends at the first `flat_map` step (without one, at the model): `expanded` source rows went on as
-    `derived` rows, which are the same number unless a step made one row many.
-    """
-
-    rows_in: int = 0
-    expanded: int = 0
-    filtered: int = 0
-    dead: int = 0
-    derived: int = 0
-    derived_filtered: int = 0
-    derived_dead: int = 0
-    ok: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
-
-    def values(self) -> tuple[int, ...]:
-        """The eight counts in the order of the fields."""
-        return (
-            self.rows_in,
-            self.expanded,
-            self.filtered,
-            self.dead,
-            self.derived,
-            self.derived_filtered,
-            self.derived_dead,
-            self.ok,
-        )
-
-    def discrepancy(self) -> str | None:
-        """What does not add up, as a sentence; None when all does."""
-        below = [name for name, value in asdict(self).items() if value < 0]
-        if below:
-            return f"{below[0]} is {getattr(self, below[0])}"
-        if self.rows_in != self.expanded + self.filtered + self.dead:
-            return (
-                f"{self.rows_in} source rows, but {self.expanded} went on + {self.filtered} filtered + "
-                f"{self.dead} dead = {self.expanded + self.filtered + self.dead}"
-            )
-        if self.derived != self.ok + self.derived_filtered + self.derived_dead:
-            return (
-                f"{self.derived} rows for the model, but {self.ok} ok + {self.derived_filtered} filtered + "
-                f"{self.derived_dead} dead = {self.ok + self.derived_filtered + self.derived_dead}"
-            )
-        return None
+from gristmill.plan.counts import Counts
 
 
 @dataclass(frozen=True)

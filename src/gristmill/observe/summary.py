@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from gristmill.observe import units
-from gristmill.observe.report import Counts, Report
+from gristmill.observe.report import Report
 from gristmill.observe.streams import is_terminal, width_of
 from gristmill.observe.tables import clip
+from gristmill.plan.counts import Counts
 
 DIGEST = 12  # characters of a digest that are shown: enough to tell any two models of a project apart
 BUSY = 0.95  # of the time: then nothing is said to hold the model back

@@ -15,8 +15,8 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import join
 from gristmill.errors import BadJob, BadOutput, RunFailed
 from gristmill.io.lossless import Lossy, lossless
-from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Files, WorkFile
+from gristmill.plan.counts import Counts
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare

@@ -18,8 +18,8 @@ from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, fitted, together
 from gristmill.models.batches import ROWS
 from gristmill.models.columns import numbers
-from gristmill.observe.report import Counts
 from gristmill.plan.contracts import Model, Prepared, Refusal
+from gristmill.plan.counts import Counts
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
 from gristmill.worker.prepare import Identity, Window
 from gristmill.worker.recipe import Recipe, Task

@@ -15,8 +15,8 @@ import pyarrow as pa
 from gristmill.batching.windows import WindowSize, gather
 from gristmill.errors import BadOutput, RunFailed
 from gristmill.io.lossless import Lossy, together
-from gristmill.observe.report import Counts
 from gristmill.plan.contracts import BadRow, Block, FileInfo, Model, Prepared, Reading, Refusal
+from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Piece
 from gristmill.worker.failures import DeadRow
 from gristmill.worker.recipe import Recipe, Task
