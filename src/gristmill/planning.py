@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import secrets
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -191,10 +192,11 @@ def _held(job: JobSpec, folder: str | None) -> Source:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=131_072)
     content = sink.getvalue()
-    path = Path(folder) / f"{hashlib.sha256(content).hexdigest()[:32]}.parquet"
-    if not path.exists():
+    # A name that no glob for data finds: the folder may lie in a sink.
+    path = Path(folder) / f"{hashlib.sha256(content).hexdigest()[:32]}.table"
+    if not path.exists() or path.read_bytes() != content:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
         temporary.write_bytes(content)
         os.utime(temporary, (0, 0))  # the name tells the content: a new file of the same name is the same input
         temporary.replace(path)

@@ -226,9 +226,10 @@ class Run:
         self._settle()
         with self._stops.caught():
             yield from self._score()
+        self._tell_later(choice.later)
         self._publish()
         budgets.remember(self.resolved, self._batch, self._tally.figures)
-        self._tell_later(choice.later)
+        self.later = choice.later
 
     def _with_data(self) -> Resolved:
         """A job over a table in memory, which is written down beside the plan, or on this machine only where that is
@@ -468,7 +469,6 @@ class Run:
 
     def _tell_later(self, later: tuple[str, ...]) -> None:
         """The source has files that the plan which this run went on with did not know."""
-        self.later = later
         if later and not self.appends:
             files = f"{len(later)} files" if len(later) > 1 else later[0]
             text = f"{files} came after this run was planned and are not in its result: run again with --append"

@@ -35,6 +35,11 @@ def scored(batch: Batch, log: str | None = None, bad: tuple[int, ...] = ()) -> B
     return _answer(batch)
 
 
+def vector(batch: Batch) -> Batch:
+    """A vector a row."""
+    return {"v": np.stack([batch["x"], batch["id"]], axis=1).astype(np.float32)}
+
+
 def slow(batch: Batch, log: str | None = None, seconds: float = 0.01) -> Batch:
     """The same, taking its time."""
     _log(log, batch)

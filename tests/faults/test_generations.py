@@ -1,0 +1,316 @@
+"""What a sink holds when runs of different meaning follow each other: claims, restarts, appends, late drivers.
+
+In the calling process where the process is not the point: an operation that fails there is a run that ends there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import jobs
+import numpy as np
+import oracles
+import polars as pl
+import processes
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import victims
+
+import gristmill as gm
+from gristmill import running
+from gristmill.commit import publication
+from gristmill.errors import BadJob, PlanChanged, RunFailed
+
+BEFORE_PLAN = {"at": 0, "kind": "ENOSPC", "ops": ["create"], "path": "plan.json"}
+BEFORE_PUBLISHING = {"at": 0, "kind": "ENOSPC", "ops": ["create"], "path": "/published/"}
+
+
+def run(source: Any, root: Any, *, harm: dict[str, Any] | None = None, **given: Any) -> gm.Report:
+    """Shards of 10 rows in this process; with `harm`, an operation fails and so does the run."""
+    verbs = {n: given.pop(n) for n in ("restart", "append", "retry", "accept_code_change") if n in given}
+    arguments = {"fn": "scored", "workers": 0, "shard_rows": 10, "verbs": verbs, "gates": {"min_ok": 0.0}, **given}
+    if harm is None:
+        spec = jobs.job(source, root, **{n: v for n, v in arguments.items() if n != "verbs"}).spec
+        return (
+            running.retry_dead(spec, **{n: v for n, v in verbs.items() if n != "retry"})
+            if "retry" in verbs
+            else (running.run(spec, **verbs))
+        )
+    journal = f"{root}.journal" if isinstance(root, str) else f"{root.uri}.journal"
+    with pytest.raises(RunFailed):
+        jobs.run(source, root, journal=journal, harm=harm, **arguments)
+    return None  # type: ignore[return-value]
+
+
+def more(source: str, rows: range, name: str = "z.parquet") -> None:
+    """Another file for the source."""
+    pq.write_table(victims.table(len(rows), rows.start), os.path.join(source, name))
+
+
+def sound(root: str, rows: int, dead: int = 0) -> None:
+    """All rows once, and verify agrees."""
+    assert sorted(oracles.ok_ids(root) + oracles.dead_ids(root)) == list(range(rows))
+    assert len(oracles.dead_ids(root)) == dead
+    oracles.tidy(root)
+
+
+@pytest.fixture
+def source(quick: Path) -> str:
+    """30 rows in one file."""
+    return victims.write_input(str(quick / "in"), 30, files=1)
+
+
+@pytest.fixture
+def root(quick: Path) -> str:
+    """The sink."""
+    return str(quick / "out")
+
+
+@pytest.mark.parametrize("verb", ["restart", "append"])
+def test_fault_42_a_verb_killed_before_its_plan_keeps_its_meaning(source: str, root: str, verb: str) -> None:
+    """The claim says which code the verb was for: other code is refused (exit 4), the same goes on."""
+    run(source, root)
+    meant: dict[str, Any] = {"args": {"bad": [3]}} if verb == "restart" else {}
+    if verb == "append":
+        more(source, range(30, 40))
+    run(source, root, harm=BEFORE_PLAN, **{verb: True}, **meant)
+    for again in ({}, {verb: True}) if verb == "append" else ({},):
+        with pytest.raises(PlanChanged, match=r"for something else|of something else"):
+            run(source, root, args={"bad": [5]}, **again)
+    report = run(source, root, **meant)
+    assert report.generation == 2 and report.state == "done"
+    sound(root, 40 if verb == "append" else 30, dead=verb == "restart")
+    assert len(set(gm.read(root).to_table()["id"].to_pylist())) == report.rows_ok
+
+
+def test_fault_42_a_new_run_killed_before_its_plan_binds_nobody(source: str, root: str) -> None:
+    """It has scored nothing: the job may be changed and run."""
+    run(source, root, harm=BEFORE_PLAN)
+    run(source, root, args={"bad": [5]})
+    sound(root, 30, dead=1)
+
+
+@pytest.mark.parametrize("at", ["published", "_SUCCESS"])
+@pytest.mark.parametrize("then", ["append", "restart"])
+def test_fault_48_a_driver_that_comes_late_publishes_nothing(source: str, root: str, at: str, then: str) -> None:
+    """A driver stopped while it publishes (before the publication is created; before `_SUCCESS` says so), its lease
+    lost, another run finished meanwhile: continued, it changes nothing that a reader sees.
+    """
+    run(source, root)
+    more(source, range(30, 40))
+    op = ["create"] if at == "published" else ["replace"]
+    harm = {"at": 0, "kind": "stop", "ops": op, "path": f"/{at}"}
+    arguments: dict[str, Any] = {"fn": "scored", "workers": 0, "shard_rows": 10, "gates": {"min_ok": 0.0}}
+    journal = f"{root}.journal"
+    late = processes.start(
+        "jobs:run", source=source, sink=root, journal=journal, harm=harm, verbs={"append": True}, **arguments
+    )
+    stopped = Path(journal, "stopped")
+    processes.until(lambda: stopped.exists() and stopped.read_text())
+    zombie = psutil.Process(int(stopped.read_text()))
+    try:
+        processes.until(lambda: zombie.status() == psutil.STATUS_STOPPED)
+        os.unlink(os.path.join(root, "_gristmill", "lock"))  # a lease that was lost, as on a share that went away
+        run(source, root, **{then: True})
+        if then == "restart":
+            run(source, root, restart=True)
+        newest = publication.published(root)
+        before = gm.read(root).to_table()
+    finally:
+        zombie.send_signal(18)  # SIGCONT
+    assert processes.gone([zombie], 20)
+    processes.killed(late)
+    assert publication.published(root).body == newest.body
+    assert gm.read(root).to_table().equals(before)
+    assert json.loads(Path(root, "_SUCCESS").read_text())["publication"] == newest.number
+    sound(root, 40)
+    assert run(source, root).state == "nothing to do"
+
+
+def test_fault_48_a_generation_is_listed_once(source: str, root: str) -> None:
+    """Publishing the same append again, from the plan on, finds that it is published."""
+    run(source, root)
+    more(source, range(30, 40))
+    run(source, root, append=True)
+    Path(root, "_SUCCESS").write_bytes(Path(root, "_gristmill/published/0000001.json").read_bytes())
+    assert gm.read(root).count_rows() == 40, "readers go by what was created last"
+    assert run(source, root).state == "nothing to do"
+    assert json.loads(Path(root, "_SUCCESS").read_text())["generations"] == [1, 2]
+    sound(root, 40)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_fault_49_a_sink_inside_another_is_left_alone(source: str, root: str, form: str) -> None:
+    """Restarts, appends and verify of the outer one do not see the inner one's files."""
+    inner = os.path.join(root, "inner", "deeper")
+    outer = gm.sink(root, keep=["id"], format=form)
+    run(source, outer)
+    run(source, gm.sink(inner, keep=["id"], format=form))
+    for verb in ("restart", "restart", "restart"):
+        run(source, outer, **{verb: True})
+        sound(inner, 30)
+        sound(root, 30)
+
+
+def test_fault_56_a_restart_over_an_unfinished_append_begins_from_nothing(source: str, root: str) -> None:
+    """Also where a committed file of the append is lost."""
+    run(source, root)
+    more(source, range(30, 50))
+    run(source, root, harm=BEFORE_PUBLISHING, append=True)
+    (lost, *_) = Path(root, "_gristmill").glob("g0002-*/work/part-*")
+    lost.unlink()
+    report = run(source, root, restart=True)
+    assert (report.generation, report.shards_resumed) == (3, 0)
+    sound(root, 50)
+
+
+def test_fault_56_a_restart_goes_on_with_itself_unless_it_has_lost_a_file(source: str, root: str) -> None:
+    """The same command again resumes the restart; with a committed file gone it begins anew instead of failing."""
+    run(source, root)
+    run(source, root, harm=BEFORE_PUBLISHING, restart=True)
+    report = run(source, root, restart=True)
+    assert (report.generation, report.shards_resumed) == (2, report.shards)
+    run(source, root, harm=BEFORE_PUBLISHING, restart=True)
+    (lost, *_) = Path(root, "_gristmill").glob("g0003-*/work/part-*")
+    lost.unlink()
+    assert run(source, root, restart=True).generation == 4
+    sound(root, 30)
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_fault_57_an_unfinished_plan_is_finished_as_it_was(source: str, root: str, append: bool) -> None:
+    """A new file has come since: the plan is finished without it; then it is appended, or said how it can be."""
+    run(source, root, harm=BEFORE_PUBLISHING)
+    more(source, range(30, 40))
+    report = run(source, root, append=append)
+    if not append:
+        assert any("run again with --append" in note for note in report.notes)
+        sound(root, 30)
+        run(source, root, append=True)
+    sound(root, 40)
+    assert publication.published(root).generations == [1, 2]
+
+
+def test_fault_57_an_append_too(source: str, root: str) -> None:
+    """An unfinished append is finished as it was; what came after it is a further one."""
+    run(source, root)
+    more(source, range(30, 40), "a.parquet")
+    run(source, root, harm=BEFORE_PUBLISHING, append=True)
+    more(source, range(40, 60), "b.parquet")
+    run(source, root, append=True)
+    sound(root, 60)
+    assert publication.published(root).generations == [1, 2, 3]
+
+
+def test_fault_61_readers_of_the_result_before_read_on(source: str, root: str) -> None:
+    """A Dataset made before a restart reads its rows after it; a loop of readers never misses a file."""
+    run(source, root)
+    old = gm.read(root)
+    wanted = old.to_table()
+    run(source, root, args={"bad": [3]}, restart=True)
+    assert old.to_table().equals(wanted)
+    assert duckdb.sql(f"select count(*) from '{root}/*.parquet'").fetchall() == [(29,)], (
+        "visible names are the newest's"
+    )
+    over, seen = threading.Event(), set()
+
+    def reads() -> None:
+        while not over.is_set():
+            seen.add(gm.read(root).to_table().num_rows)
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    for number in range(8):
+        run(source, root, args={"bad": [3] if number % 2 else [4, 5]}, restart=True)
+    over.set()
+    reader.join()
+    assert seen == {29, 28}
+    work = Path(root, "_gristmill").glob("g*/work/part-*")
+    assert {p.parent.parent.name[:5] for p in work} == {"g0009", "g0010"}, "this result and the one before, no more"
+
+
+@pytest.mark.parametrize("harm", ["claim", "success", "publication", "both", "writable"])
+def test_fault_63_nothing_torn_jams_a_sink(source: str, root: str, harm: str) -> None:
+    """`--restart` always works, and whatever can be read still is."""
+    run(source, root)
+    torn = {
+        "claim": ["_gristmill/generations/0001.json"],
+        "success": ["_SUCCESS"],
+        "publication": ["_gristmill/published/0000001.json"],
+        "both": ["_SUCCESS", "_gristmill/published/0000001.json"],
+        "writable": [],
+    }
+    for name in torn[harm]:
+        path = Path(root, name)
+        path.write_bytes(path.read_bytes()[:40])
+    if harm == "writable":
+        Path(root, f"_gristmill/writable.{os.getpid()}.tmp").touch()
+    if harm in ("success", "publication", "writable"):
+        assert run(source, root).state == "nothing to do"
+        assert gm.read(root).count_rows() == 30
+    run(source, root, args={"bad": [3]}, restart=True)
+    sound(root, 30, dead=1)
+
+
+def test_fault_63_a_table_in_memory_whose_copy_was_emptied(root: str) -> None:
+    """The copy beside the plan is written again."""
+    table = victims.table(30)
+    run(table, root, harm=BEFORE_PUBLISHING)
+    (copy,) = Path(root, "_gristmill/inputs").iterdir()
+    copy.write_bytes(b"")
+    run(table, root)
+    sound(root, 30)
+
+
+def test_fault_64_a_manifest_of_others_is_not_overwritten(source: str, root: str) -> None:
+    """npy's manifest.parquet stands at the sink's root: a user's file of that name is refused, also beside a result."""
+    npy = gm.sink(root, keep=["id"], format="npy")
+    run(source, gm.sink(root, keep=["id"]))
+    mine = pa.table({"mine": [1]})
+    pq.write_table(mine, os.path.join(root, "manifest.parquet"))
+    with pytest.raises(BadJob, match=r"manifest\.parquet: no run of gristmill wrote it"):
+        run(source, npy, fn="vector", keep=None, restart=True)
+    assert pq.read_table(os.path.join(root, "manifest.parquet"), partitioning=None).equals(mine)
+
+
+def test_fault_64_the_manifest_goes_with_its_result(source: str, root: str) -> None:
+    """npy, then parquet by --restart: the manifest is a file of the result before, and goes."""
+    run(source, gm.sink(root, keep=["id"], format="npy"), fn="vector")
+    assert gm.verify(root).ok
+    manifest = pq.read_table(os.path.join(root, "manifest.parquet"), partitioning=None)
+    assert sum(manifest["rows"].to_pylist()) == 30
+    rows = [np.load(os.path.join(root, p)) for p in manifest["output_path"].to_pylist()]
+    assert np.concatenate(rows).shape == (30, 2)
+    run(source, gm.sink(root, keep=["id"]), restart=True)
+    assert not os.path.exists(os.path.join(root, "manifest.parquet"))
+    sound(root, 30)
+
+
+def test_fault_75_status_tells_of_the_live_result_beside_the_run(source: str, root: str) -> None:
+    """While a restart is under way over a published result, both have their figures."""
+    run(source, root)
+    run(source, root, harm=BEFORE_PUBLISHING, args={"bad": [3]}, restart=True)
+    now = gm.status(root)
+    assert now["state"] == "unfinished" and now["generation"] == 2
+    assert now["published"]["rows_ok"] == 30 and now["published_generation"] == 1
+    assert now["rows_ok"] == 29 and now["shards_done"] == now["shards_total"] > 1
+
+
+def test_fault_77_globs_for_data_find_the_result_alone(root: str) -> None:
+    """DuckDB, polars and pyarrow by `**/*.parquet`, after a table in memory, dead letters and a retry."""
+    table = victims.table(30)
+    run(table, root, args={"bad": [3, 4]})
+    run(table, root, retry=True, accept_code_change=True, args={"bad": [4]})
+    assert gm.read(root).count_rows() == 29
+    assert duckdb.sql(f"select count(*) from '{root}/**/*.parquet'").fetchall() == [(29,)]
+    assert pl.read_parquet(f"{root}/**/*.parquet").height == 29
+    assert sum(pq.read_metadata(p).num_rows for p in Path(root).glob("**/*.parquet")) == 29
+    suffixes = {p.suffix for p in Path(root, "_gristmill").rglob("*") if p.is_file()}
+    assert not suffixes & {".parquet", ".jsonl", ".npy", ".csv"}
