@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from gristmill.batching.decorator import BatchedModel, decorate
+from gristmill.batching.decorator import Model, decorate
 from gristmill.batching.padding import MASK, Features, Padding
 from gristmill.batching.settings import WhenFull, settle
 
-__all__ = ["dynamically"]
+__all__ = ["ModelBatchProcessor", "dynamically"]
+
+
+class ModelBatchProcessor(Model):
+    """What `dynamically` makes of a function: features in, outputs with as many rows out."""
+
+    def __call__(self, *args: Any, **features: Any) -> Any:
+        """`acall` for threads: blocks until the outputs are there."""
+        target, given, told = self._given(args, features)
+        items = target._layout.items(given)
+        return target._answer(given, items, target._batcher.call(target._owner, items, **told))
 
 
 def features(
@@ -33,7 +43,7 @@ def features(
 
 
 @overload
-def dynamically(func: Callable[..., Any], /, *args: Any, **options: Any) -> BatchedModel: ...
+def dynamically(func: Callable[..., Any], /, *args: Any, **options: Any) -> ModelBatchProcessor: ...
 @overload
 def dynamically(
     func: None = None,
@@ -56,7 +66,7 @@ def dynamically(
     when_full: WhenFull = "wait",
     timeout: float | None = None,
     retry_alone: bool = False,
-) -> Callable[[Callable[..., Any]], BatchedModel]: ...
+) -> Callable[[Callable[..., Any]], ModelBatchProcessor]: ...
 def dynamically(
     func: Any = None,
     /,
@@ -116,4 +126,7 @@ def dynamically(
         timeout=timeout,
         retry_alone=retry_alone,
     )
-    return decorate(BatchedModel, func, chosen)
+    return decorate(ModelBatchProcessor, func, chosen)
+
+
+ModelBatchProcessor._decorator = staticmethod(dynamically)

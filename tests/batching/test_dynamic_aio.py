@@ -6,16 +6,21 @@ import asyncio
 import contextvars
 import functools
 import gc
+import importlib
 import inspect
+import pickle
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
+import gristmill as gm
 from callers import eventually
 from gristmill import aio, batched
 from gristmill.batching.cached import AsyncCache
@@ -365,6 +370,94 @@ def test_all_names_of_the_original_are_there() -> None:
     assert batched.inference.dynamically is gristmill.inference.dynamically
     assert batched.dynamically is gristmill.dynamically
     assert PriorityStrategy.NONE is not PriorityStrategy.LENGTH
+    for place in ("batched", "batched.aio", "batched.inference", "batched.aio.inference"):
+        theirs, ours = (importlib.import_module(name) for name in (place, f"gristmill.{place}"))
+        assert set(theirs.__all__) <= set(ours.__all__), place
+    theirs, ours = importlib.import_module("batched.utils"), importlib.import_module("gristmill.batched.utils")
+    made = [n for n, v in vars(theirs).items() if getattr(v, "__module__", "") == "batched.utils" and len(n) > 1]
+    assert made and set(made) <= set(ours.__all__)
+
+
+def test_processors_made_by_their_classes() -> None:
+    """With the original's signatures, by position and by name; what the decorators return is of these classes."""
+    made = batched.BatchProcessor(lambda items: [2 * x for x in items], 16, 1.0, 4)
+    assert (made(3), made([1, 2]), asyncio.run(made.acall(4))) == (6, [2, 4], 8)
+    assert made.stats.total_processed == 4
+    made.start()
+    made.shutdown()
+    with pytest.raises(gm.BatcherClosed):
+        made(1)
+
+    async def later(items: list[int]) -> list[int]:
+        return [3 * x for x in items]
+
+    for function in (later, lambda items: [3 * x for x in items]):
+        strategy = batched.types.PriorityStrategy.LENGTH
+        many = batched.aio.AsyncBatchProcessor(
+            func=function, batch_size=8, timeout_ms=1, small_batch_threshold=2, cache=None, max_batch_length=None,
+            priority_strategy=strategy,
+        )  # fmt: skip
+        assert asyncio.run(many([1, 2])) == [3, 6]
+        many.clear_stats()
+        assert many.stats.total_batches == 0
+
+    def double(x: np.ndarray) -> np.ndarray:
+        return x * 2
+
+    told: dict[str, Any] = {"batch_size": 8, "timeout_ms": 1, "pad_tokens": {"x": 7}, "spread_kwargs": True}
+    model = batched.inference.ModelBatchProcessor(double, padding_side="left", **told)
+    assert model(x=np.array([[1], [2]])).tolist() == [[2], [4]]
+    slow = batched.aio.inference.AsyncModelBatchProcessor(double, max_batch_length=64, **told)
+    assert asyncio.run(slow({"x": np.array([[1, 2]])})).tolist() == [[2, 4]]
+    assert pickle.loads(cloudpickle.dumps(made)).stats.total_processed == 0
+
+    pairs: list[tuple[Any, type]] = [
+        (batched.dynamically, batched.BatchProcessor),
+        (batched.aio.dynamically, batched.aio.AsyncBatchProcessor),
+        (batched.inference.dynamically, batched.inference.ModelBatchProcessor),
+        (batched.aio.inference.dynamically, batched.aio.inference.AsyncModelBatchProcessor),
+    ]
+    for decorator, kind in pairs:
+        assert type(decorator(double)) is kind
+
+    class Louder(batched.BatchProcessor[int, int]):
+        """A form of one's own."""
+
+        def __init__(self, by: int) -> None:
+            super().__init__(lambda items: [by * x for x in items], batch_size=4, timeout_ms=0)
+
+    assert Louder(5)([1, 2]) == [5, 10]
+
+
+def test_functions_of_utils(tmp_path: Path) -> None:
+    """They give what the original's give."""
+    theirs, ours = importlib.import_module("batched.utils"), importlib.import_module("gristmill.batched.utils")
+    words = ["aaa", "b", "cccc", "dd", ""]
+    for size in (1, 2, 5, 9):
+        assert list(ours.batch_iter(words, size)) == list(theirs.batch_iter(words, size))
+        for longest in (1, 4, 100):
+            assert list(ours.batch_iter_by_length(words, longest, size)) == list(
+                theirs.batch_iter_by_length(words, longest, size)
+            )
+        for data in (words, []):
+            for way in (True, False):
+                assert list(ours.bucket_batch_iter(data, size, descending=way)) == list(
+                    theirs.bucket_batch_iter(data, size, descending=way)
+                )
+    for function in (len, theirs.AsyncDiskCache._set, lambda cls: cls):
+        assert ours.is_method(function) == theirs.is_method(function)
+    assert asyncio.run(ours.ensure_async(len)("abc")) == 3
+    cache = pytest.importorskip("diskcache") and ours.AsyncDiskCache(str(tmp_path), collect_stats=True)
+    function = aio.dynamically(lambda items: [len(item) for item in items], cache=cache, timeout_ms=0)
+    assert [asyncio.run(function("four")) for _ in range(2)] == [4, 4]
+    assert (cache.stats().hits, function.stats.total_processed) == (1, 1)
+
+
+def test_a_missing_package_is_named() -> None:
+    """`ensure_import` says how to install it."""
+    ours = importlib.import_module("gristmill.batched.utils")
+    with pytest.raises(ImportError, match="pip install this"), ours.ensure_import("this"):
+        import nowhere_to_be_found  # type: ignore[import-not-found]  # noqa: F401
 
 
 def test_lanes_of_loops_that_are_gone_are_forgotten() -> None:

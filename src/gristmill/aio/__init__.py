@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from gristmill.aio import inference
 from gristmill.batching.cached import AsyncCache
-from gristmill.batching.decorator import AioBatched, AioDecorator, decorate
+from gristmill.batching.decorator import Items, decorate
 from gristmill.batching.settings import PriorityStrategy, Strategy, WhenFull, settle
 from gristmill.batching.work import Lists
 
-__all__ = ["PriorityStrategy", "dynamically", "inference"]
+__all__ = ["AsyncBatchProcessor", "PriorityStrategy", "dynamically", "inference"]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
+class AsyncBatchProcessor(Items[T, U]):
+    """What `dynamically` makes of a function, which may be a coroutine function: awaitable."""
+
+    _blocking = False
+    __call__ = Items.acall
+
+    def __init__(self, func: Callable[..., Any], **options: Any) -> None:
+        super().__init__(func, **options)
+
+
+class AioDecorator(Protocol):
+    """`aio.dynamically(…)` with options: takes the function, which may be a coroutine function."""
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[Iterable[U]]], /) -> AsyncBatchProcessor[T, U]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[T]], Awaitable[Iterable[U]]], /) -> AsyncBatchProcessor[T, U]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Iterable[U]], /) -> AsyncBatchProcessor[T, U]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[T]], Iterable[U]], /) -> AsyncBatchProcessor[T, U]: ...
+
+
 @overload
 def dynamically(
     func: Callable[[list[T]], Awaitable[Iterable[U]]], /, *args: Any, **options: Any
-) -> AioBatched[T, U]: ...
+) -> AsyncBatchProcessor[T, U]: ...
 @overload
 def dynamically(
     func: Callable[[Any, list[T]], Awaitable[Iterable[U]]], /, *args: Any, **options: Any
-) -> AioBatched[T, U]: ...
+) -> AsyncBatchProcessor[T, U]: ...
 @overload
-def dynamically(func: Callable[[list[T]], Iterable[U]], /, *args: Any, **options: Any) -> AioBatched[T, U]: ...
+def dynamically(func: Callable[[list[T]], Iterable[U]], /, *args: Any, **options: Any) -> AsyncBatchProcessor[T, U]: ...
 @overload
-def dynamically(func: Callable[[Any, list[T]], Iterable[U]], /, *args: Any, **options: Any) -> AioBatched[T, U]: ...
+def dynamically(
+    func: Callable[[Any, list[T]], Iterable[U]], /, *args: Any, **options: Any
+) -> AsyncBatchProcessor[T, U]: ...
 @overload
 def dynamically(
     func: None = None,
@@ -94,4 +119,7 @@ def dynamically(
         priority_strategy=priority_strategy,
         cache=cache,
     )
-    return decorate(AioBatched, func, chosen)
+    return decorate(AsyncBatchProcessor, func, chosen)
+
+
+AsyncBatchProcessor._decorator = staticmethod(dynamically)

@@ -6,15 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from gristmill.batching.cached import AsyncCache
-from gristmill.batching.decorator import AioBatchedModel, decorate
+from gristmill.batching.decorator import Model, decorate
 from gristmill.batching.settings import PriorityStrategy, Strategy, WhenFull, settle
 from gristmill.inference import features
 
-__all__ = ["dynamically"]
+__all__ = ["AsyncModelBatchProcessor", "dynamically"]
+
+
+class AsyncModelBatchProcessor(Model):
+    """What `dynamically` makes of a function, which may be a coroutine function."""
+
+    _blocking = False
+    __call__ = Model.acall
 
 
 @overload
-def dynamically(func: Callable[..., Any], /, *args: Any, **options: Any) -> AioBatchedModel: ...
+def dynamically(func: Callable[..., Any], /, *args: Any, **options: Any) -> AsyncModelBatchProcessor: ...
 @overload
 def dynamically(
     func: None = None,
@@ -40,7 +47,7 @@ def dynamically(
     when_full: WhenFull = "wait",
     timeout: float | None = None,
     retry_alone: bool = False,
-) -> Callable[[Callable[..., Any]], AioBatchedModel]: ...
+) -> Callable[[Callable[..., Any]], AsyncModelBatchProcessor]: ...
 def dynamically(
     func: Any = None,
     /,
@@ -94,4 +101,7 @@ def dynamically(
         priority_strategy=priority_strategy,
         cache=cache,
     )
-    return decorate(AioBatchedModel, func, chosen)
+    return decorate(AsyncModelBatchProcessor, func, chosen)
+
+
+AsyncModelBatchProcessor._decorator = staticmethod(dynamically)

@@ -1,6 +1,6 @@
 """The names of the `batched` package: `import gristmill.batched as batched` runs code that was written for it."""
 
-from gristmill.batched import aio, inference, types
-from gristmill.batching.decorator import dynamically
+from gristmill.batched import aio, inference, types, utils
+from gristmill.batching.decorator import BatchProcessor, dynamically
 
-__all__ = ["aio", "dynamically", "inference", "types"]
+__all__ = ["BatchProcessor", "aio", "dynamically", "inference", "types", "utils"]

@@ -1,5 +1,5 @@
 """`batched.inference`."""
 
-from gristmill.inference import dynamically
+from gristmill.inference import ModelBatchProcessor, dynamically
 
-__all__ = ["dynamically"]
+__all__ = ["ModelBatchProcessor", "dynamically"]

@@ -1,7 +1,8 @@
 """What the decorators return: a batched function, and its form bound to an instance or a class.
 
 The four decorators (`gristmill.dynamically`, `gristmill.inference.dynamically` and their twins under `gristmill.aio`)
-differ in their options and in these four classes, not in how calls are batched.
+differ in their options and in the class of what they return, not in how calls are batched. Each class stands beside its
+decorator, has its options, and is named as in the `batched` package.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from gristmill.batching.batcher import Batcher
@@ -72,8 +73,20 @@ class Dynamic:
     """
 
     _blocking = True
+    _decorator: Callable[..., Any]  # the one that makes functions of this form
 
-    def __init__(self, function: Callable[..., Any], chosen: Settings) -> None:
+    def __init__(self, _func: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """As the decorator of this form makes it, with its options."""
+        self._begin(_func, self._decorator(*args, **options).keywords["chosen"])
+
+    @classmethod
+    def of(cls: type[D], function: Callable[..., Any], chosen: Settings) -> D:
+        """The form of a function, with options that are settled."""
+        made = object.__new__(cls)
+        made._begin(function, chosen)
+        return made
+
+    def _begin(self, function: Callable[..., Any], chosen: Settings) -> None:
         plain: Any = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
         if not callable(plain):
             raise TypeError(f"{plain!r} cannot be called: give a function that takes a batch")
@@ -108,7 +121,15 @@ class Dynamic:
             return name
         # Functions of a script travel by value where the pickler can do that (cloudpickle).
         wrapped = function if self._kind is None else self._kind(function)
-        return type(self), (wrapped, self._shared.settings)
+        return type(self).of, (wrapped, self._shared.settings)
+
+    @property
+    def batch_func(self) -> Callable[..., Any]:
+        """The function that takes the batches."""
+        return self._shared.function
+
+    def start(self) -> None:
+        """Nothing: the thread, or the task of a loop, starts with the first call."""
 
     @property
     def stats(self) -> Stats:
@@ -155,7 +176,7 @@ class Dynamic:
         )
 
 
-class _Items(Dynamic, Generic[T, U]):
+class Items(Dynamic, Generic[T, U]):
     """A call is one item, or a list of items."""
 
     @overload
@@ -185,7 +206,7 @@ class _Items(Dynamic, Generic[T, U]):
         return (await self._through([item], timeout, priority))[0]
 
 
-class _Model(Dynamic):
+class Model(Dynamic):
     """A call is a dict of features, or keyword arguments."""
 
     async def acall(self, *args: Any, **features: Any) -> Any:
@@ -220,7 +241,7 @@ class _Model(Dynamic):
         return self._layout.result(items, rows, ragged=self._layout.ragged(features))
 
 
-class Batched(_Items[T, U]):
+class BatchProcessor(Items[T, U]):
     """What `gristmill.dynamically` makes of a function: callable from any thread, and awaitable through `acall`."""
 
     @overload
@@ -242,56 +263,19 @@ class Batched(_Items[T, U]):
         return self._batcher.call(self._owner, list(item), timeout, priority) if item else []
 
 
-class AioBatched(_Items[T, U]):
-    """What `gristmill.aio.dynamically` makes of a function, which may be a coroutine function: awaitable."""
-
-    _blocking = False
-    __call__ = _Items.acall
-
-
-class BatchedModel(_Model):
-    """What `gristmill.inference.dynamically` makes of a function: features in, outputs with as many rows out."""
-
-    def __call__(self, *args: Any, **features: Any) -> Any:
-        """`acall` for threads: blocks until the outputs are there."""
-        target, given, told = self._given(args, features)
-        items = target._layout.items(given)
-        return target._answer(given, items, target._batcher.call(target._owner, items, **told))
-
-
-class AioBatchedModel(_Model):
-    """What `gristmill.aio.inference.dynamically` makes of a function, which may be a coroutine function."""
-
-    _blocking = False
-    __call__ = _Model.acall
-
-
 class Decorator(Protocol):
     """`dynamically(…)` with options: takes the function."""
 
     @overload
-    def __call__(self, function: Callable[[list[T]], Iterable[U]], /) -> Batched[T, U]: ...
+    def __call__(self, function: Callable[[list[T]], Iterable[U]], /) -> BatchProcessor[T, U]: ...
     @overload
-    def __call__(self, function: Callable[[Any, list[T]], Iterable[U]], /) -> Batched[T, U]: ...
-
-
-class AioDecorator(Protocol):
-    """`aio.dynamically(…)` with options: takes the function, which may be a coroutine function."""
-
-    @overload
-    def __call__(self, function: Callable[[list[T]], Awaitable[Iterable[U]]], /) -> AioBatched[T, U]: ...
-    @overload
-    def __call__(self, function: Callable[[Any, list[T]], Awaitable[Iterable[U]]], /) -> AioBatched[T, U]: ...
-    @overload
-    def __call__(self, function: Callable[[list[T]], Iterable[U]], /) -> AioBatched[T, U]: ...
-    @overload
-    def __call__(self, function: Callable[[Any, list[T]], Iterable[U]], /) -> AioBatched[T, U]: ...
+    def __call__(self, function: Callable[[Any, list[T]], Iterable[U]], /) -> BatchProcessor[T, U]: ...
 
 
 @overload
-def dynamically(func: Callable[[list[T]], Iterable[U]], /, *args: Any, **options: Any) -> Batched[T, U]: ...
+def dynamically(func: Callable[[list[T]], Iterable[U]], /, *args: Any, **options: Any) -> BatchProcessor[T, U]: ...
 @overload
-def dynamically(func: Callable[[Any, list[T]], Iterable[U]], /, *args: Any, **options: Any) -> Batched[T, U]: ...
+def dynamically(func: Callable[[Any, list[T]], Iterable[U]], /, *args: Any, **options: Any) -> BatchProcessor[T, U]: ...
 @overload
 def dynamically(
     func: None = None,
@@ -352,14 +336,16 @@ def dynamically(
         timeout=timeout,
         retry_alone=retry_alone,
     )
-    return decorate(Batched, func, chosen)
+    return decorate(BatchProcessor, func, chosen)
 
 
-def decorate(form: Callable[[Any, Settings], Any], func: Any, chosen: Settings) -> Any:
+def decorate(form: type[Dynamic], func: Any, chosen: Settings) -> Any:
     """The batched function, or a decorator that makes it, when it was used with options only."""
-    if func is None:
-        return lambda function: form(function, chosen)
-    return form(func, chosen)
+    make = functools.partial(form.of, chosen=chosen)
+    return make if func is None else make(func)
+
+
+BatchProcessor._decorator = staticmethod(dynamically)
 
 
 _MISSING = object()

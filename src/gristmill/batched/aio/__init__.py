@@ -1,6 +1,6 @@
 """`batched.aio`."""
 
-from gristmill.aio import dynamically
+from gristmill.aio import AsyncBatchProcessor, dynamically
 from gristmill.batched.aio import inference
 
-__all__ = ["dynamically", "inference"]
+__all__ = ["AsyncBatchProcessor", "dynamically", "inference"]

@@ -1,5 +1,5 @@
 """`batched.aio.inference`."""
 
-from gristmill.aio.inference import dynamically
+from gristmill.aio.inference import AsyncModelBatchProcessor, dynamically
 
-__all__ = ["dynamically"]
+__all__ = ["AsyncModelBatchProcessor", "dynamically"]
