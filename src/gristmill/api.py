@@ -14,6 +14,7 @@ from gristmill.errors import BadJob, GateFailed
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.plan.job import JobSpec, as_sink, as_source, describe
+from gristmill.plan.options import default_engine
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder, as_model
 from gristmill.plan.specs import model as function_model
 
@@ -25,7 +26,8 @@ _VERBS = ("restart", "append", "accept", "observer")
 class Job:
     """A job: source, steps, model, post, sink and options. Immutable; nothing is opened until it runs.
 
-    Options are those of JobSpec, Running and EngineSpec (workers=, batch_tokens=, gates=, on_null=, …). Raises BadJob.
+    Options are those of JobSpec, Running and EngineSpec (workers=, batch_tokens=, gates=, on_null=, …). Without engine=
+    it is the one that the environment variable GRISTMILL_ENGINE names, or "local". Raises BadJob.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Job:
         post: Sequence[Any] = (),
         **options: Any,
     ) -> None:
+        if options.get("engine") is None and options.get("workers") != 0:
+            options["engine"] = default_engine(os.environ)
         try:
             self.spec = describe(source, model, sink, steps, post, **options)
         except TypeError as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Iterable, Sized
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.parallel import placing
 from gristmill.parallel.mapping import Mapping, mapped
-from gristmill.plan.options import EngineSpec
+from gristmill.plan.options import ENGINE, EngineSpec, default_engine
+from gristmill.plan.processes import starting
 
 _ENGINES = ("local", "ray")
 LONGEST = 1e9  # seconds: clocks cannot count much longer, and a longer timeout, or inf, is none
@@ -36,7 +38,7 @@ def remote_parallel_map(
     retries: int = 0,
     timeout: float | None = None,
     checkpoint: str | None = None,
-    engine: Any = "local",
+    engine: Any = None,
 ) -> Any:
     """Call `function_` once for each input, on many workers. Returns a list of results, in order of completion.
 
@@ -45,29 +47,35 @@ def remote_parallel_map(
     here. Inputs may be endless: they are read only as far ahead as is needed.
 
     - `func_cpu` cores, `func_ram` GB and one `func_gpu` ("A100") are what one call needs, `max_parallelism` bounds the
-      calls at once. More than the machine has means one call at a time; a GPU that is not there is an error.
-    - `generator=True` yields results as calls finish. A slow consumer slows the workers, leaving early ends them.
+      calls at once. More than the machine has means one call at a time; a GPU that is not there is an error. For calls
+      that mostly wait, `func_cpu=0.1` puts ten on a core; a `max_parallelism` above the cores means as many.
+    - `generator=True` begins at once, and yields results as calls finish. A slow consumer slows the workers, leaving
+      early ends them.
     - `ordered=True`: in the order of the inputs. `return_exceptions=True`: exceptions are results.
     - `retries`: further tries for an input whose call raises or whose worker dies. `timeout`: seconds a call may take.
     - `checkpoint`: a folder in which finished results are kept, under the function's code and the input; a later call
       with the same folder does not compute them again.
-    - `detach=True` returns a `Detached` handle at once; the map goes on without this process.
-    - `engine`: "local", "ray", or `gm.ray(…)`. `image`, `grow`, `region` and `disk_gb` are for engines that can use
-      them.
+    - `detach=True` returns a `Detached` handle at once, to be iterated over or asked; the map goes on without this
+      process.
+    - `engine`: "local", "ray", or `gm.ray(…)`; without one, what the environment variable GRISTMILL_ENGINE says, else
+      "local". `image`, `grow`, `region` and `disk_gb` are for engines that can use them.
 
-    Raises the first exception of a call with its own type, the worker's traceback as its cause and a note with the
-    index of its input; the other calls are cancelled. An input whose worker dies is WorkerLost, raised after the other
-    inputs have finished. RemoteError stands for what cannot be pickled; CallTimeout for a call that took too long.
+    Raises the first exception of a call with its own type, the worker's traceback as its cause, a note with its input
+    and that input's number as `input_index`; the other calls are cancelled. An input whose worker dies is WorkerLost,
+    raised after the other inputs have finished. RemoteError stands for what cannot be pickled; CallTimeout for a call
+    that took too long.
     """
+    starting("a map")
     spec = _engine(engine)
     _check(function_, inputs, retries, timeout)
     request = placing.Request(func_cpu, func_ram, func_gpu, max_parallelism)
     if spec.name == "ray":
-        _say_unused("ray", region=region, disk_gb=disk_gb)
         spec = placing.on_ray(request, image, spec)
         place = placing.on_a_cluster(request, spec, grow)
     else:
-        _say_unused("local", image=image, grow=grow, region=region, disk_gb=disk_gb)
+        if image is not None and image not in _said:
+            _said.add(image)
+            warnings.warn(f"image={image!r}: calls run on this machine, in this environment, without it", stacklevel=2)
         place = placing.on_this_machine(request)
     for note in place.notes:
         warnings.warn(note, stacklevel=2)
@@ -93,6 +101,9 @@ def remote_parallel_map(
     return found if generator else list(found)
 
 
+_said: set[str] = set()  # images that were said to be of no use
+
+
 def map(function: Any, inputs: Iterable[Any], *, ordered: bool = True, **options: Any) -> Any:
     """`remote_parallel_map` with results in the order of the inputs, as from the built-in of this name, and with every
     option by name.
@@ -114,10 +125,13 @@ def _engine(engine: Any) -> EngineSpec:
         spec = engine
     elif isinstance(engine, str):
         spec = EngineSpec(engine)
+    elif engine is None:
+        spec = EngineSpec(default_engine(os.environ))
     else:
         raise BadJob(f"engine is {engine!r}: give 'local', 'ray' or gm.ray(…)")
     if spec.name not in _ENGINES:
-        raise BadJob(f"engine {spec.name!r}: a map runs on {' or '.join(_ENGINES)}")
+        where = f" (the environment variable {ENGINE}): give engine=" if engine is None else ""
+        raise BadJob(f"engine {spec.name!r}{where}: a map runs on {' or '.join(_ENGINES)}")
     return spec
 
 
@@ -135,14 +149,3 @@ def _check(function: Any, inputs: Any, retries: Any, timeout: Any) -> None:
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
     if timeout is not None and not number:
         raise BadJob(f"timeout is {timeout!r}: give seconds above 0")
-
-
-_said: set[tuple[str, str]] = set()
-
-
-def _say_unused(engine: str, **given: Any) -> None:
-    """Options that an engine has no use for, said once in the life of the process."""
-    unused = [name for name, value in given.items() if value and (engine, name) not in _said]
-    _said.update((engine, name) for name in unused)
-    if unused:
-        warnings.warn(f"engine {engine} has no use for {', '.join(unused)}", stacklevel=3)

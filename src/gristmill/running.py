@@ -48,7 +48,7 @@ from gristmill.plan.contracts import Event, Files, Lease, Printed, Waiting
 from gristmill.plan.counts import Counts
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
-from gristmill.plan.processes import import_path
+from gristmill.plan.processes import import_path, starting
 from gristmill.plan.secret import reveal, scrub, secrets_in
 from gristmill.plan.shard import Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
@@ -87,6 +87,7 @@ def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Obs
 
 
 def _through_tables(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> Report:
+    starting("a job")
     with tables.opened(spec) as job:
         first = Run(job.spec, verbs, observer)
         report = first.run()

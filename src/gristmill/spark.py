@@ -16,7 +16,7 @@ from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, RunFaile
 from gristmill.io.lossless import Lossy, fitted
 from gristmill.plan.contracts import Place, Prepared
 from gristmill.plan.options import Auto, EngineSpec
-from gristmill.plan.processes import import_path
+from gristmill.plan.processes import become_worker, import_path
 from gristmill.plan.specs import FunctionModel, as_model
 
 __all__ = ["engine", "predict_udf"]
@@ -171,6 +171,7 @@ def _spark_type(schema: pa.Schema) -> Any:
 def _loaded(payload: bytes) -> _Loaded:
     import pickle
 
+    become_worker()
     path, shipped = pickle.loads(payload)
     sys.path += [p for p in path if p not in sys.path]  # modules of the driver, where they are on this machine too
     return _Loaded(pickle.loads(shipped))

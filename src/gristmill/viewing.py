@@ -24,6 +24,7 @@ from gristmill.plan import shard
 from gristmill.plan.contracts import Files, ModelInfo
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import Gates
+from gristmill.plan.processes import starting
 from gristmill.running import Run
 
 
@@ -83,6 +84,7 @@ def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> pa.Ta
     """The output of the first `rows` rows (for which `where` holds), scored by the job itself into a folder that
     goes.
     """
+    starting("a preview")
     with _of_files(spec) as files:
         return _preview(files, rows, observer)
 
@@ -119,6 +121,7 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table
     """
     import pyarrow.parquet as pq
 
+    starting("a job")
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
         root = os.path.join(folder, "stream")
         target = replace(spec.sink or Sink(root), uri=root, format="parquet", merge=False, partition_by=(), storage={})

@@ -182,13 +182,13 @@ def command_of(process: psutil.Process) -> str:
 
 def test_shortage_in_words() -> None:
     """What is said of a wait: what the cluster lacks altogether, else what is taken, else that it is starting."""
-    gpu = needs(RayOptions(), gpu=True)
+    gpu = needs(RayOptions(), gpu=True, there={})
     assert shortage(gpu, 2, 1, {"CPU": 8, "GPU": 1}, {"CPU": 7}) == "waiting for 2 GPUs, the cluster has 1 GPU"
     busy = shortage(gpu, 2, 2, {"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 1})
     assert busy == "waiting for 2 GPUs, the cluster has 1 GPU of 4 GPUs free"
     starting = shortage(gpu, 2, 1, {"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 4})
     assert starting == "waiting for the cluster to start 1 of 2 workers"
-    rare = needs(RayOptions(accelerator_type="A100", memory_per_worker=8 << 30), gpu=True)
+    rare = needs(RayOptions(accelerator_type="A100", memory_per_worker=8 << 30), gpu=True, there={})
     total = {"CPU": 8.0, "GPU": 4.0, "memory": float(4 << 30)}
     assert shortage(rare, 1, 1, total, total) == "waiting for 8 GB of memory, the cluster has 4 GB of memory"
     total["memory"] *= 4

@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 
 import gristmill as gm
+from gristmill import machine
+from gristmill.parallel import placing
 from gristmill.parallel.kept import Kept
 
 
@@ -148,7 +150,7 @@ def test_exceptions_come_back_as_their_own_type() -> None:
     with pytest.raises(KeyError, match="one") as raised:
         gm.map(called.raises, [0, 1])
     assert "in raises" in str(raised.value.__cause__)
-    assert raised.value.__notes__ == ["input 1: 1"]
+    assert raised.value.__notes__ == ["input 1: 1"] and raised.value.input_index == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("number", "says"), [(3, "SystemExit"), (4, "ValueError")])
@@ -183,9 +185,9 @@ def test_a_worker_that_dies(how: str, tmp_path: Path) -> None:
         for value in gm.remote_parallel_map(function, range(100), generator=True):
             found.append(value)
     assert sorted(found) == [x for x in range(100) if x != 37]
-    assert raised.value.__notes__[0] == "input 37: 37"
+    assert raised.value.__notes__[0] == "input 37: 37" and raised.value.input_index == 37  # type: ignore[attr-defined]
     values = gm.map(function, range(100), return_exceptions=True, retries=1)
-    assert isinstance(values[37], gm.WorkerLost)
+    assert isinstance(values[37], gm.WorkerLost) and values[37].input_index == 37
 
 
 def test_retries(tmp_path: Path) -> None:
@@ -306,13 +308,86 @@ def test_calls_at_once_are_bounded(tmp_path: Path) -> None:
     assert {threads for _, threads in gm.map(look, range(2), func_cpu=1)} == {"1"}
 
 
-def test_options_of_other_engines_are_said_once() -> None:
-    """image, grow, region, disk_gb mean nothing on one machine: said once, and the map runs."""
+def test_options_that_do_no_harm_are_not_warned_of() -> None:
+    """grow, region, disk_gb mean nothing on one machine; that an image is not used is said, once."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
-            assert gm.remote_parallel_map(called.double, [1], region="eu", disk_gb=5) == [2]
-    assert ["region, disk_gb" in str(w.message) for w in said if w.category is UserWarning] == [True]
+            options: dict[str, Any] = {"region": "eu", "disk_gb": 5, "grow": True, "image": "python:3.12"}
+            assert gm.remote_parallel_map(called.double, [1], **options) == [2]
+    assert ["python:3.12" in str(w.message) for w in said if w.category is UserWarning] == [True]
+
+
+def test_calls_that_wait_may_be_more_than_the_cores(tmp_path: Path) -> None:
+    """max_parallelism above the cores means it, and so does a fraction of a core; a whole core does not."""
+    count = 3 * machine.cores() + 2
+
+    def met(folder: str, here: int) -> bool:
+        Path(folder, str(os.getpid())).touch()
+        until = time.monotonic() + 40
+        while len(os.listdir(folder)) < here and time.monotonic() < until:
+            time.sleep(0.01)
+        return len(os.listdir(folder)) >= here
+
+    for number, options in enumerate(({"max_parallelism": count}, {"func_cpu": 1 / (count / machine.cores())})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert all(gm.remote_parallel_map(met, [(str(folder), count)] * count, **options))
+    place = placing.on_this_machine(placing.Request(cpu=1, most=count))
+    assert place.workers == machine.cores()
+    place = placing.on_this_machine(placing.Request(most=10**9))
+    assert place.workers < 10**6 and "room for" in place.notes[0]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_generator_begins_at_once(tmp_path: Path, slow: bool) -> None:
+    """Calls run before anybody asks for a result; an iterator that is slow to begin holds up nobody."""
+    log = tmp_path / "log"
+
+    def values() -> Iterator[tuple[int, str]]:
+        time.sleep(60 if slow else 0)
+        yield from [(1, str(log)), (2, str(log))]
+
+    begun = time.monotonic()
+    for inputs in (values(), [(1, str(log)), (2, str(log))]):
+        found = gm.remote_parallel_map(called.noted, inputs, generator=True, max_parallelism=1)
+        assert time.monotonic() - begun < 20
+        until = time.monotonic() + 30
+        while not slow and not log.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        assert log.exists() != slow
+        if slow:
+            del found
+            return
+        assert sorted(found) == [10, 20]
+        log.unlink()
+
+
+def test_the_engine_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """GRISTMILL_ENGINE is the engine of maps and jobs that name none, and of no map inside of a call."""
+    monkeypatch.setenv("GRISTMILL_ENGINE", "nowhere")
+    with pytest.raises(gm.BadJob, match="GRISTMILL_ENGINE is 'nowhere': give local, ray, spark"):
+        gm.map(called.double, [1])
+    assert gm.map(called.double, [1], engine="local") == [2]
+    monkeypatch.setenv("GRISTMILL_ENGINE", "spark")
+    with pytest.raises(gm.BadJob, match=r"GRISTMILL_ENGINE.*a map runs on local or ray"):
+        gm.map(called.double, [1])
+
+    def outer(n: int) -> list[int]:
+        import gristmill as gm
+
+        return gm.map(lambda x: x + n, [1, 2])
+
+    assert gm.map(outer, [10], engine="local") == [[11, 12]]
+    job = ([{"x": 1}], len)
+    assert gm.Job(*job).spec.engine.name == "spark"
+    assert gm.Job(*job, workers=0).spec.engine.name == "local"
+    assert gm.Job(*job, engine="local").spec.engine.name == "local"
+    file = tmp_path / "job.yaml"
+    for engine, name in (("", "spark"), ("engine: local\n", "local"), ("engine: {workers: 3}\n", "spark"),
+                         ("engine: {workers: 0}\n", "local")):  # fmt: skip
+        file.write_text(f"source: x.parquet\nmodel: {{call: 'os:getpid'}}\nsink: out\n{engine}")
+        assert gm.load_job(str(file)).spec.engine.name == name
 
 
 # ---------------------------------------------------------------- scripts and signals
@@ -518,6 +593,7 @@ def test_a_detached_map(tmp_path: Path) -> None:
     status = handle.status()
     assert (status["state"], status["done"]) == ("done", 8)
     assert "at 7" in handle.log.read_text()
+    assert list(handle) == list(handle) == [x * x for x in range(8)]
     with pytest.raises(gm.BadJob, match="no detached map 'nothing'"):
         gm.detached("nothing")
 
@@ -527,6 +603,9 @@ def test_a_detached_map_that_fails_is_cancelled_or_lost() -> None:
     failed = gm.remote_parallel_map(called.raises, [0, 1], detach=True)
     with pytest.raises(KeyError, match="one"):
         failed.results(timeout=60)
+    with pytest.raises(KeyError) as found:
+        list(failed)
+    assert found.value.input_index == 1  # type: ignore[attr-defined]
     kept = gm.remote_parallel_map(called.raises, [0, 1], detach=True, return_exceptions=True)
     assert [type(x) for x in kept.results(timeout=60)] == [int, KeyError]
     endless = gm.remote_parallel_map(called.slow, [600.0] * 4, detach=True)

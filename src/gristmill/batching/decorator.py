@@ -77,7 +77,7 @@ class Dynamic:
 
     def __init__(self, _func: Callable[..., Any], *args: Any, **options: Any) -> None:
         """As the decorator of this form makes it, with its options."""
-        self._begin(_func, self._decorator(*args, **options).keywords["chosen"])
+        self._begin(_func, self._decorator(None, *args, **options).keywords["chosen"])
 
     @classmethod
     def of(cls: type[D], function: Callable[..., Any], chosen: Settings) -> D:

@@ -44,7 +44,8 @@ hold, nothing new published; 4 input, model or code are not those of the plan; 7
 stopped by SIGINT, SIGTERM, can be resumed.
 
 Environment: GRISTMILL_PROGRESS (auto, bar, lines, json, off) is --progress, GRISTMILL_DEBUG=1 is --debug,
-GRISTMILL_CACHE is the folder for downloaded and converted models; NO_COLOR turns colours off.
+GRISTMILL_ENGINE (local, ray, spark) is the engine of jobs that name none, GRISTMILL_CACHE the folder for downloaded and
+converted models; NO_COLOR turns colours off.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from gristmill.cli.perform import perform
 from gristmill.cli.shape import Command
 from gristmill.errors import BadJob
 from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.options import EngineSpec, default_engine
 from gristmill.plan.overlay import changes_of, overlay
 from gristmill.plan.specs import Call, FunctionModel, ModelSpec, TextClassifier, TextEmbedder
 
@@ -112,7 +114,12 @@ def described(command: str, given: Mapping[str, Any]) -> JobSpec:
     model, flags = _model_typed(command, given)
     if given["source"] == ("-",):
         raise BadJob("-: standard input cannot be read again, as a resume must: write it to a file first")
-    spec = JobSpec(source=Source(uri=given["source"]), model=model, sink=Sink(given["sink"]))
+    spec = JobSpec(
+        source=Source(uri=given["source"]),
+        model=model,
+        sink=Sink(given["sink"]),
+        engine=EngineSpec(default_engine(os.environ)),
+    )
     spec = overlay(spec, [*changes((*flags, *words.COMMON), given), *changes_of(given["sets"])])
     if spec.sink is not None and spec.sink.format in ("csv", "text", "binary"):
         raise BadJob(

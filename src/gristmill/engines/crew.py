@@ -88,7 +88,10 @@ class Crew:
         self._serial = itertools.count()
 
     def events(self) -> Iterator[Event]:
-        """Events until the feed is done and everybody has left."""
+        """Events until the feed is done and everybody has left; the first as soon as workers have been started."""
+        self._fit()
+        self._give()
+        yield Event("")
         while True:
             self._fit()
             self._give()

@@ -38,7 +38,7 @@ from gristmill.plan.contracts import (
     Started,
     Taken,
 )
-from gristmill.plan.processes import heed_no_signals, print_whole_lines
+from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
 WITHDRAWN = -1  # the number of a portion that says that no more of its item will come
@@ -207,6 +207,7 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
         os._exit(0)
     begun = time.monotonic()
     os.environ.update(variables)
+    become_worker()
     lock = threading.Lock()
 
     def emit(event: Event) -> None:

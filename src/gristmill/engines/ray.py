@@ -36,13 +36,14 @@ class Ray:
         self._least = max(1, least)
         self._path = path
         self._options = options
-        self._needs = needs(options, gpu)
+        self._gpu = gpu
 
     def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
         """Events until the feed is done. Closing the iterator ends all actors, and a cluster that was started here."""
-        with connected(self._options, math.ceil(self._workers * self._needs["CPU"])) as (ray, ours):
+        with connected(self._options, math.ceil(self._workers * self._options.cpus_per_worker)) as (ray, ours):
+            wanted = needs(self._options, self._gpu, ray.cluster_resources())
             runtime_env = None if ours else self._options.runtime_env  # our own connection has it as a whole
-            actors = _Actors(ray, remote(ray, Host, self._needs, runtime_env), self._path, stages, self._least)
+            actors = _Actors(ray, remote(ray, Host, wanted, runtime_env), self._path, stages, self._least)
             held = held_by(stages)
             if self._options.split and hasattr(stages, "first"):  # else there is but one stage
                 from gristmill.engines.ray_split import Apart, Preparer
@@ -54,7 +55,7 @@ class Ray:
             try:
                 for event in crew.events():
                     yield event
-                    if (reason := actors.waiting(self._needs)) is not None:
+                    if (reason := actors.waiting(wanted)) is not None:
                         yield Waiting("", reason)
             finally:
                 actors.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import signal
 import socket
@@ -11,8 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gristmill.errors import BadJob, MissingExtra
+from gristmill.plan.accelerators import COMMON, meant
 from gristmill.plan.contracts import Room
 from gristmill.plan.options import RayOptions
+
+_TYPE = "accelerator_type:"  # how Ray names the resource that a type of GPU is
 
 
 @contextlib.contextmanager
@@ -80,7 +84,8 @@ def room(options: RayOptions) -> Room | None:
         if options.address is not None:
             raise
         return None
-    on_cpus, on_gpus = (sum(_fit(needs(options, gpu), node) for node in nodes) for gpu in (False, True))
+    there = {name: amount for node in nodes for name, amount in node.items()}
+    on_cpus, on_gpus = (sum(_fit(needs(options, gpu, there), node) for node in nodes) for gpu in (False, True))
     if options.split:  # preparing takes cores, too
         cores = sum(node.get("CPU", 0.0) for node in nodes)
         both = int(cores / (options.cpus_per_worker + options.preparers_per_worker))
@@ -99,8 +104,8 @@ def _fit(needs: Mapping[str, float], node: Mapping[str, float]) -> int:
     return int(min(node.get(name, 0.0) / amount for name, amount in needs.items() if amount))
 
 
-def needs(options: RayOptions, gpu: bool) -> dict[str, float]:
-    """What one worker takes, by Ray's names."""
+def needs(options: RayOptions, gpu: bool, there: Mapping[str, float]) -> dict[str, float]:
+    """What one worker takes, by Ray's names; `there` is what the cluster has. Raises BadJob for no type of GPU."""
     gpus = options.gpus_per_worker if options.gpus_per_worker is not None else float(gpu)
     wanted = {
         "CPU": options.cpus_per_worker,
@@ -109,8 +114,30 @@ def needs(options: RayOptions, gpu: bool) -> dict[str, float]:
         **options.resources,
     }
     if options.accelerator_type:
-        wanted[f"accelerator_type:{options.accelerator_type}"] = 0.001  # what Ray itself counts for it
+        wanted[_TYPE + _gpu_type(options.accelerator_type, there)] = 0.001  # what Ray itself counts for it
     return {name: amount for name, amount in wanted.items() if amount or name == "CPU"}
+
+
+def _gpu_type(asked: str, there: Mapping[str, float]) -> str:
+    """The cluster's name of a type of GPU, else Ray's: with another one Ray would wait for ever, without a word."""
+    from ray.util import accelerators
+
+    here = gpu_types(there)
+    known = [v for k, v in vars(accelerators).items() if k.isupper() and isinstance(v, str)]
+    found = meant(asked, here) or meant(asked, known) or meant(asked, COMMON)
+    if found is None:
+        near = ", ".join(difflib.get_close_matches(asked.upper(), [*here, *known, *COMMON], 3, 0.5))
+        hint = f"near are {near}; " if near else ""
+        raise BadJob(
+            f"engine ray: {asked!r} is no known type of GPU: {hint}the cluster has {', '.join(here) or 'none'}. One of "
+            f"your own is asked for by resources={{'{_TYPE}{asked}': 0.001}}"
+        )
+    return found
+
+
+def gpu_types(resources: Mapping[str, float]) -> list[str]:
+    """The types of GPUs among the resources of a cluster or a node."""
+    return sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE))
 
 
 def shortage(
@@ -119,9 +146,10 @@ def shortage(
     """Why `lacking` of at least `workers` workers have no place, in words."""
     for name, amount in needs.items():
         if amount * workers > total.get(name, 0.0):
-            return (
-                f"waiting for {_amount(name, amount * workers)}, the cluster has {_amount(name, total.get(name, 0.0))}"
-            )
+            have = _amount(name, total.get(name, 0.0))
+            if name.startswith(_TYPE):
+                have = ", ".join(gpu_types(total)) or have
+            return f"waiting for {_amount(name, amount * workers)}, the cluster has {have}"
     for name, amount in needs.items():
         if amount * lacking > free.get(name, 0.0):
             have = f"{_amount(name, free.get(name, 0.0))} of {_amount(name, total[name])}"
@@ -130,7 +158,7 @@ def shortage(
 
 
 def _amount(name: str, amount: float) -> str:
-    if name.startswith("accelerator_type:"):
+    if name.startswith(_TYPE):
         return f"a node with {name.partition(':')[2]}" if amount else "none"
     if name == "memory":
         return f"{amount / (1 << 30):.3g} GB of memory"

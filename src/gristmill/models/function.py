@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.errors import BadModel, BadOutput
+from gristmill.errors import BadModel, BadOutput, GristmillError
 from gristmill.io.lossless import Lossy, is_list, lossless
 from gristmill.models.batches import from_result, to_batch
 from gristmill.models.extras import installed, require
@@ -75,6 +75,8 @@ def import_target(text: str) -> Any:
         sys.path.insert(0, here)
     try:
         value = importlib.import_module(module_name)
+    except GristmillError:  # a worker's: the module runs a job itself
+        raise
     except ModuleNotFoundError as e:
         if e.name is None or not (module_name == e.name or module_name.startswith(e.name + ".")):
             raise BadModel(f"{text}: importing {module_name} failed: {e}") from e

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gristmill.parallel import shipping
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, pack, pickled, unpack
 from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
 from gristmill.plan.processes import thread_variables
@@ -56,7 +57,8 @@ class Some(Event):
 class CallStages:
     """What an engine ships to each worker: the function, once. `folder` is a disk that caller and worker share, if any.
 
-    `threads` are the cores one call may use; `gpus` those that workers get one each of; `timeout` in seconds a call.
+    `threads` are the cores one call may use; `gpus` those that workers get one each of; `timeout` in seconds a call;
+    `plain` as in `shipping`.
     """
 
     function: Any
@@ -64,6 +66,7 @@ class CallStages:
     threads: int = 1
     gpus: tuple[str, ...] = ()
     timeout: float | None = None
+    plain: bool = True
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`; maps inside of calls get the same cores."""
@@ -74,7 +77,7 @@ class CallStages:
 
     def open(self, name: str, emit: Emit) -> CallWorker:
         """Nothing is slow here: what is, the function does at its first call. What it prints is told line by line."""
-        sys.stdout = Told(name, emit)
+        sys.stdout, shipping.plain = Told(name, emit), self.plain
         return CallWorker(self, name)
 
 

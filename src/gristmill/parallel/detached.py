@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 from gristmill.commit.lease import Lease, holder
 from gristmill.errors import BadJob, Interrupted, RunFailed
 from gristmill.models.cache import cache_folder
+from gristmill.parallel.feed import Result
 from gristmill.parallel.kept import Kept
-from gristmill.parallel.mapping import Mapping, name_of, results
-from gristmill.parallel.shipping import Fault, Shown, by_value, fault_of, raised, revived, short
-from gristmill.plan.processes import import_path
+from gristmill.parallel.mapping import Mapping, delivered, name_of, results
+from gristmill.parallel.shipping import Fault, Shown, by_value, fault_of, raised, short
+from gristmill.plan.processes import become_worker, import_path
 
 _ID = re.compile(r"[0-9a-z-]{1,80}")
 
@@ -58,28 +59,35 @@ class Detached:
         """Waits until it has ended, and gives the results in the order of the inputs. Raises as the map itself would;
         TimeoutError after `timeout` seconds, Interrupted if it was cancelled, RunFailed if its driver was lost.
         """
+        return list(self._delivered(timeout))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The results in the order of the inputs, each as soon as it is there; raises as `results` does."""
+        return self._delivered(None)
+
+    def _delivered(self, timeout: float | None) -> Iterator[Any]:
         until = None if timeout is None else time.monotonic() + timeout
-        while (about := self.status())["state"] == "running":
-            if until is not None and time.monotonic() > until:
-                raise TimeoutError(f"detached map {self.id}: {about['done']} of {about['total']} done so far")
-            time.sleep(0.1)
+        keeps = bool(_read(self.folder / "about.json")["return_exceptions"])
+        return delivered(self._found(until), ordered=True, return_exceptions=keeps)
+
+    def _found(self, until: float | None) -> Generator[Result, None, None]:
+        state = "running"
+        with contextlib.closing(self._kept()) as kept:
+            while state == "running":
+                about = self.status()  # before the look: what comes later is found by the next
+                state = about["state"]
+                for key, value, fault in kept.new():
+                    yield Result(int(key), value, value, fault)
+                if state == "running" and until is not None and time.monotonic() > until:
+                    raise TimeoutError(f"detached map {self.id}: {about['done']} of {about['total']} done so far")
+                if state == "running":
+                    time.sleep(0.1)
         if about["state"] == "cancelled":
             raise Interrupted(f"detached map {self.id}: cancelled after {about['done']} results")
         if about["state"] == "lost":
             raise RunFailed(f"detached map {self.id}: its driver process was lost; what it printed is in {self.log}")
-        found = {}
-        with contextlib.closing(self._kept()) as kept:
-            for key, value, fault in kept.all():
-                number = int(key)
-                if fault is None:
-                    found[number] = value
-                elif about["return_exceptions"]:
-                    found[number] = revived(fault, number, value)
-                else:
-                    raise revived(fault, number, value)
         if about["state"] == "failed":
             raise RunFailed(f"detached map {self.id}: {about.get('error')}")
-        return [found[n] for n in sorted(found)]
 
     def cancel(self, timeout: float = 15.0) -> None:
         """Ends it; returns when nothing of it is running any more. What was finished stays."""
@@ -164,6 +172,7 @@ def drive(folder: str) -> None:
     """The driver's whole life: map, keep every result, say how it ended."""
     import pickle
 
+    become_worker()
     home = Path(folder)
     with Lease(folder, folder), contextlib.closing(Kept(str(home / "results.sqlite"))) as kept:
         ended: dict[str, Any] = {"state": "done"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gristmill.errors import RemoteError, WorkerLost
+from gristmill.errors import BadJob, RemoteError, WorkerLost
 from gristmill.parallel.calling import Answers, Chunk, Some
 from gristmill.parallel.inputs import Inputs, Numbered, Order
 from gristmill.parallel.shipping import Fault, Parcel, fault_of, unpack
@@ -258,5 +258,7 @@ class CallFeed:
 
 
 def _not_run(failure: Failure) -> Exception:
+    if failure.type == "gristmill.errors.BadJob":
+        return BadJob(failure.message)
     text = f"a worker could not run the function: {failure.type}: {failure.message}\n{failure.traceback}"
     return RemoteError(text.rstrip())

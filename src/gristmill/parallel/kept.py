@@ -20,6 +20,7 @@ class Kept:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._seen = 0
         self._lock = threading.Lock()  # closing a connection that another thread is using is a crash
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -53,10 +54,12 @@ class Kept:
         with self._lock:
             return self._file.execute(query, (key,)).fetchone() is not None
 
-    def all(self) -> Iterator[tuple[str, Any, Fault | None]]:
-        """Everything, in the order it was kept."""
-        for key, value, fault in self._file.execute("select key, value, fault from results order by rowid"):
-            yield key, None if value is None else pickle.loads(value), None if fault is None else pickle.loads(fault)
+    def new(self) -> Iterator[tuple[str, Any, Fault | None]]:
+        """What was kept since this was last asked for, in that order."""
+        query = "select rowid, key, value, fault from results where rowid > ? order by rowid limit 64"
+        while rows := self._file.execute(query, (self._seen,)).fetchall():
+            for self._seen, key, value, fault in rows:
+                yield key, pickle.loads(value), None if fault is None else pickle.loads(fault)
 
     def count(self) -> int:
         """How many there are."""

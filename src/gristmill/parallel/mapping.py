@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
 from gristmill.parallel.kept import Kept, checkpoint, code_digest, key_of
 from gristmill.parallel.progress import Line
 from gristmill.parallel.shipping import by_value, pack, revived
-from gristmill.plan.contracts import Event, Printed
+from gristmill.plan.contracts import Event, Printed, Waiting
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.processes import import_path
 
@@ -50,24 +51,31 @@ class Mapping:
     spinner: bool = True
 
 
-def mapped(function: Any, values: Iterable[Any], how: Mapping) -> Iterator[Any]:
-    """Results as they come, or in order. Raises the first exception of a call at once; that of a worker which died
-    after the other inputs have finished.
+def mapped(function: Any, values: Iterable[Any], how: Mapping) -> Generator[Any, None, None]:
+    """Results as they come, or in order; begins at once (see `delivered`)."""
+    return delivered(results(function, values, how), how.ordered, how.return_exceptions)
+
+
+def delivered(
+    found: Generator[Result, None, None], ordered: bool, return_exceptions: bool
+) -> Generator[Any, None, None]:
+    """What a caller is given. Raises the first exception of a call at once; that of a worker which died after the other
+    inputs have finished.
     """
     died: list[Exception] = []
     early: dict[int, Any] = {}
     first = 0
-    with contextlib.closing(results(function, values, how)) as found:
+    with contextlib.closing(found):
         for result in found:
             value = result.value
             if result.fault is not None:
                 error = revived(result.fault, result.number, result.input)
-                if not how.return_exceptions and not result.fault.died:
+                if not return_exceptions and not result.fault.died:
                     raise error
-                value = error if how.return_exceptions else _NONE
-                if not how.return_exceptions:
+                value = error if return_exceptions else _NONE
+                if not return_exceptions:
                     died.append(error)
-            early[result.number if how.ordered else first] = value
+            early[result.number if ordered else first] = value
             while first in early:
                 if (value := early.pop(first)) is not _NONE:
                     yield value
@@ -81,9 +89,18 @@ def mapped(function: Any, values: Iterable[Any], how: Mapping) -> Iterator[Any]:
 def results(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None] = _nothing
 ) -> Generator[Result, None, None]:
-    """What became of each input, as it is known. Closing the iterator ends all workers. `watch` is called several times
-    a second, and ends the map by raising.
+    """What became of each input, as it is known. Calls have begun when this returns, unless the first input is slow to
+    come. Closing the iterator ends all workers. `watch` is called several times a second, and ends the map by raising.
     """
+    found: Any = _results(function, values, how, watch)
+    next(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _results(
+    function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None]
+) -> Generator[Result | None, None, None]:
+    """None, once, when calls have begun; then results."""
     process = os.getpid()
     with contextlib.ExitStack() as stack:
         _open.add(stack)
@@ -120,8 +137,8 @@ if hasattr(os, "register_at_fork"):
 
 def _found(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None], stack: contextlib.ExitStack
-) -> Iterator[Result]:
-    """The results; what has to be ended afterwards goes on the stack."""
+) -> Iterator[Result | None]:
+    """None and the results; what has to be ended afterwards goes on the stack."""
     memory = None
     if how.checkpoint is None:
         inputs = Inputs(enumerate(values), len(values) if isinstance(values, Sized) else None)
@@ -130,15 +147,10 @@ def _found(
         stack.callback(memory.kept.close)
         if isinstance(values, Sized):
             missing: list[Numbered] = []
-            later: list[Known] = []
+            known: list[Known] = []
             for found in memory.sorted(values):
-                if not isinstance(found, Known):
-                    missing.append(found)
-                elif how.ordered and missing:
-                    later.append(found)
-                else:
-                    yield memory.read(found)
-            inputs = Inputs(missing, len(missing), later)
+                known.append(found) if isinstance(found, Known) else missing.append(found)
+            inputs = Inputs(missing, len(missing), known)
         else:
             inputs = Inputs(memory.sorted(values), None)
     stack.callback(inputs.close)
@@ -147,7 +159,9 @@ def _found(
         # Made when the first large value needs it, so that a killed map seldom leaves anything behind.
         folder = os.path.join(_in_memory() or tempfile.gettempdir(), f"gristmill-map-{secrets.token_hex(8)}")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    while not inputs.wait():
+    if late := not inputs.wait():
+        yield None
+    while late and not inputs.wait():
         watch()
         if memory is not None:
             yield from memory.known(inputs)
@@ -161,7 +175,12 @@ def _found(
     )
     line = stack.enter_context(Line(name_of(function), inputs.total, how.spinner))
     events = stack.enter_context(contextlib.closing(_events(function, feed, how, folder)))
-    yield from _run(feed, events, line, memory, watch)
+    if late:
+        yield from _run(feed, events, line, memory, watch)
+    else:
+        first = next(events, Event(""))
+        yield None
+        yield from _run(feed, itertools.chain([first], events), line, memory, watch)
 
 
 def _run(
@@ -172,6 +191,8 @@ def _run(
         watch()
         if isinstance(event, Printed):
             _show(event.text, sys.stdout if event.stream == "stdout" else sys.stderr)
+        elif isinstance(event, Waiting) and event.reason:
+            line.say(event.reason)
         for result in feed.on(event):
             done += 1
             if memory is not None:
@@ -203,7 +224,10 @@ def _show(text: str, stream: TextIO) -> None:
 
 
 def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None) -> Any:
-    stages = CallStages(function, folder, how.threads, how.gpus, how.timeout)
+    import cloudpickle
+
+    plain = not cloudpickle.list_registry_pickle_by_value()
+    stages = CallStages(function, folder, how.threads, how.gpus, how.timeout, plain)
     engine = how.engine
     if engine.name == "local":
         engine = EngineSpec(options={"grace": GRACE})

@@ -10,8 +10,10 @@ from typing import Any
 from gristmill import machine
 from gristmill.errors import BadJob
 from gristmill.parallel.calling import CORES
+from gristmill.plan.accelerators import meant
 from gristmill.plan.options import EngineSpec
 
+WORKER = 64 << 20  # bytes that a worker holds, measured with little imported
 MOST_GROWN = 1000  # workers that are asked for of a cluster that may grow, where max_parallelism says nothing
 
 
@@ -51,7 +53,11 @@ def on_this_machine(request: Request) -> Place:
     notes = []
     cores = int(os.environ.get(CORES) or machine.cores())
     cpu = 1.0 if request.cpu == "dynamic" else float(request.cpu)
-    workers = max(1, int(cores // cpu))
+    workers = max(1, int(cores / cpu + 1e-9))
+    if request.cpu == "dynamic" and request.most is not None and request.most > workers:  # calls that mostly wait
+        workers = max(workers, min(request.most, machine.memory() // WORKER))
+        if workers < request.most:
+            notes.append(f"max_parallelism={request.most}: this machine's memory has room for {workers} calls at once")
     if cpu > cores:
         notes.append(
             f"func_cpu={request.cpu}: this machine has {cores} cores, so calls run one at a time with all of them"
@@ -78,8 +84,7 @@ def _gpus(wanted: str) -> tuple[str, ...]:
     names = gpu_names()
     if not here:
         raise BadJob(f"func_gpu={wanted!r}: this machine shows no GPU: leave func_gpu out, or use engine='ray'")
-    plain = wanted.lower().replace("_", "-").split("-")[0]  # "A100_40G": the type is what counts
-    if names and not any(plain in name.lower() for name in names):
+    if names and meant(wanted, names) is None:
         raise BadJob(f"func_gpu={wanted!r}: this machine has {', '.join(sorted(set(names)))}")
     return here
 
@@ -111,9 +116,11 @@ def on_a_cluster(request: Request, spec: EngineSpec, grow: bool) -> Place:
     """
     from gristmill.engines.registry import room
 
-    threads = 1 if request.cpu == "dynamic" else max(1, int(request.cpu))
-    there = room(spec)
-    workers = machine.cores() // threads if there is None else there.gpu_workers if request.gpu else there.workers
+    cpu = 1 if request.cpu == "dynamic" else request.cpu
+    threads, there = max(1, int(cpu)), room(spec)
+    workers = (
+        int(machine.cores() / cpu + 1e-9) if there is None else there.gpu_workers if request.gpu else there.workers
+    )
     if grow and there is not None:
         workers = max(workers, MOST_GROWN)
     return Place(max(1, min(workers, request.most or workers)), threads)

@@ -34,6 +34,11 @@ class Line:
         rate = done / max(now - self._begun, 1e-9)
         self._shown.update(self._task, completed=done, running=running, rate=f"{rate:,.1f}/s")
 
+    def say(self, text: str) -> None:
+        """A line for a person, also where there is no terminal."""
+        if sys.stderr is not None:
+            print(f"{self._name}: {text}", file=sys.stderr, flush=True)
+
     def _start(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn

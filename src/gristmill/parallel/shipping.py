@@ -59,12 +59,15 @@ def by_value(value: Any) -> bytes:
     return data
 
 
+plain = True  # False in workers for which modules were shipped by value: plain pickle would import them
+
+
 def pickled(value: Any) -> bytes:
     """Pickled by a worker for the caller. What plain pickle refuses, such as classes that came from the caller's
     script, cloudpickle sends back as the caller's own.
     """
     try:
-        return pickle.dumps(value, protocol=5)
+        return pickle.dumps(value, protocol=5) if plain else by_value(value)
     except Exception:  # whatever pickle stumbles over, cloudpickle says better
         return by_value(value)
 
@@ -126,7 +129,9 @@ def raised(fault: Fault) -> Exception:
 
 
 def revived(fault: Fault, number: int, value: Any) -> Exception:
-    """The exception to raise for input `number`: of its own type where that can be, else RemoteError or WorkerLost."""
+    """The exception to raise for input `number`, which is its `input_index`: of its own type where that can be, else
+    RemoteError or WorkerLost.
+    """
     failure = fault.failure
     if failure.kind == "timeout":
         error: Exception = CallTimeout(f"input {number} ({short(value)}): {failure.message}")
@@ -136,6 +141,7 @@ def revived(fault: Fault, number: int, value: Any) -> Exception:
         error = raised(fault)
     if failure.traceback:
         error.__cause__ = RemoteTraceback(failure.traceback)
+    vars(error)["input_index"] = number
     note = f"input {number}: {short(value)}"
     if hasattr(error, "add_note"):
         error.add_note(note)

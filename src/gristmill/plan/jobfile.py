@@ -75,14 +75,14 @@ def read_job_file(
     Raises BadJob: one line for each thing wrong, with file, line and way out. Nothing is opened but the file.
     """
     from gristmill.plan.document import read_document
-    from gristmill.plan.jobmerge import apply_profile, apply_sets, check_profiles, merged, normal
+    from gristmill.plan.jobmerge import apply_profile, apply_sets, check_profiles, merged, normal, with_default_engine
     from gristmill.plan.jobschema import check_keys, validated
     from gristmill.plan.variables import Scope
 
     name = os.fspath(path)
     read = normal(read_document(_bytes(name), name))
     check_profiles(read)
-    document = apply_sets(apply_profile(read, profile), sets)
+    document = with_default_engine(apply_sets(apply_profile(read, profile), sets), environ or {})
     scope = Scope(document, variables or {}, environ or {})
     filled = {key: scope.fill(item, (key,)) for key, item in document.value.items() if key not in ("vars", "profiles")}
     spec = validated(dataclasses.replace(document, value=filled))

@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.plan.document import Document, Path
-from gristmill.plan.options import EngineSpec
+from gristmill.plan.options import ENGINE, EngineSpec, default_engine
 from gristmill.plan.overlay import KIND_OF, split_set
 
 _STEP = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -106,6 +106,16 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
         places = {p: place for p, place in places.items() if p[: len(steps)] != steps}
         places[steps] = f"--set {text}"
     return Document(document.name, _normal(value), places)
+
+
+def with_default_engine(document: Document, environ: Mapping[str, str]) -> Document:
+    """The document with the engine that the environment names, where it names none itself."""
+    engine = document.value.get("engine") or {}
+    said = not isinstance(engine, dict) or "name" in engine or engine.get("workers") == 0
+    if said or not environ.get(ENGINE):
+        return document
+    value = {**document.value, "engine": {**engine, "name": default_engine(environ)}}
+    return Document(document.name, value, document.places)
 
 
 def _put(value: Any, path: Sequence[str], given: Any, text: str) -> Any:

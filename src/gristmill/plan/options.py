@@ -195,6 +195,17 @@ class EngineSpec:
         return made(**self.options)
 
 
+ENGINE = "GRISTMILL_ENGINE"
+
+
+def default_engine(environ: Mapping[str, str]) -> str:
+    """The engine of jobs and maps that name none: what GRISTMILL_ENGINE says, else "local". Raises BadJob."""
+    name = environ.get(ENGINE) or "local"
+    if name not in OPTIONS:
+        raise BadJob(f"the environment variable {ENGINE} is {name!r}: give {', '.join(OPTIONS)}")
+    return name
+
+
 OPTIONS: dict[str, Any] = {
     "local": LocalOptions,
     "ray": RayOptions,

@@ -1,5 +1,6 @@
 """What an interpreter of a worker is started with: where it imports from, how many threads its libraries have, which
-signals it does not heed, and that it prints whole lines.
+signals it does not heed, that it prints whole lines; and that it is a worker, so that importing a module starts nothing
+twice.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import TextIO
+
+from gristmill.errors import BadJob
+from gristmill.plan.options import ENGINE
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -18,6 +23,49 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 def import_path() -> tuple[str, ...]:
     """Where this process imports from, for those that it starts."""
     return tuple(p or os.getcwd() for p in sys.path)
+
+
+_worker = False
+
+
+def become_worker() -> None:
+    """Said before anything of the user's is read: this process does what it is sent. Maps inside of it stay here."""
+    global _worker  # noqa: PLW0603
+    _worker = True
+    os.environ.pop(ENGINE, None)
+
+
+def starting(what: str) -> None:
+    """Said before a map or a job (`what`) starts anything, which may be at the top level of a module.
+
+    A worker that imports the module would start it again, and so would its workers. Hence the functions of a module
+    that is being imported are shipped by value, as those of a script are, and workers need not import it. One that does
+    all the same (its function was named by a text) refuses: BadJob, naming the line.
+    """
+    modules = list(_importing())
+    if modules and _worker:
+        name, file, line = modules[0]
+        raise BadJob(
+            f"{file}, line {line}: {what} is started when module {name} is imported, and workers import it, too: put "
+            'this under `if __name__ == "__main__":`, or into a function'
+        )
+    if modules:
+        import cloudpickle
+
+        for name, _, _ in modules:
+            cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+def _importing() -> Iterator[tuple[str, str, int]]:
+    """The modules whose import has led here, innermost first: name, file and line."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "<module>" and name != "__main__":
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if getattr(spec, "_initializing", False):  # importlib's own mark
+                yield name, frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
 
 
 def thread_variables(count: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from gristmill.commit.store import LocalFiles
 from gristmill.errors import BadJob
 from gristmill.plan import shard
 from gristmill.plan.job import JobSpec, Sink
-from gristmill.plan.processes import import_path
+from gristmill.plan.processes import import_path, starting
 from gristmill.plan.shard import Piece, Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
@@ -92,6 +92,7 @@ def tune(
     """Measure a job's model on its own rows. Scores the sample some times over, and writes nothing but what it found,
     for the runs to come. Raises BadJob and RunFailed.
     """
+    starting("a sweep")
     if spec.engine.workers == 0:
         raise BadJob("tune measures workers, and workers is 0: give a number, or auto")
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, ExitStack() as open_benches:

@@ -23,7 +23,7 @@ from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.plan.contracts import Elsewhere, Event, Item, Outcome, Portion
-from gristmill.plan.processes import heed_no_signals, print_whole_lines
+from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
 from gristmill.worker.work import ShardStages
 
 WAITING = 3  # windows that one process may have made and its worker not taken
@@ -148,6 +148,7 @@ def serve(fd: int) -> None:
     print_whole_lines()
     with socket.socket(fileno=fd) as line:
         heed_no_signals()
+        become_worker()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         room = threading.Semaphore(WAITING)
         try:
