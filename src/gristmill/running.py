@@ -430,9 +430,10 @@ class Run:
         base = self.generation.schema
         if base is None:
             return probed or generations.encode_schema(shipping.schema_without_rows(self.resolved))
-        if probed is not None:
-            shipping.check_schema(generations.decode_schema(base), generations.decode_schema(probed), self.sink.uri)
-        return base
+        if probed is None:
+            return base
+        found = generations.decode_schema(base), generations.decode_schema(probed)
+        return generations.encode_schema(shipping.added_schema(*found, self.sink))
 
     # ------------------------------------------------ events
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.errors import BadJob, PlanChanged
+from gristmill.io.schema import wider
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Files
 from gristmill.plan.job import Sink
@@ -91,17 +92,41 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
         raise BadJob(f"keep or partition_by names column {missing[0]!r}, which is in no output row: there are {there}")
 
 
-def check_schema(base: pa.Schema, probed: pa.Schema, sink: str) -> None:
-    """The first rows of a run that adds to a result must have its columns, and types that fit them without loss (a
-    column of nulls fits any). Raises PlanChanged, naming what differs; values are compared as rows are written.
+def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
+    """The schema of a run whose rows are added to a result with the schema `base`, from what its first rows have: that
+    of the base, which values must fit without loss (they are compared as rows are written). Where the sink evolves, its
+    types are widened and columns that only one of them has are null for the other's rows.
+
+    Raises PlanChanged, naming what differs.
     """
-    lines = [f"column: {n} is new ({probed.field(n).type})" for n in probed.names if n not in base.names]
-    lines += [f"column: {n} is gone (was {base.field(n).type})" for n in base.names if n not in probed.names]
+    fields, lines = [], []
+    for old in base:
+        if old.name not in probed.names:
+            lines += [] if sink.evolve else [f"column: {old.name} is gone (was {old.type})"]
+            fields.append(old.with_nullable(True))
+            continue
+        now = probed.field(old.name).type
+        both = wider(old.type, now)
+        if both is None or (both != old.type and not sink.evolve and not _narrows(now, old.type)):
+            lines.append(f"column: {old.name} was {old.type}, is {now}")
+        fields.append(old.with_type(both) if sink.evolve and both is not None else old)
+    for new in probed:
+        if new.name not in base.names:
+            lines += [] if sink.evolve else [f"column: {new.name} is new ({new.type})"]
+            fields.append(new.with_nullable(True))
     if lines:
         raise PlanChanged(
-            f"{sink}: the rows of this run have other columns than the result that they would be added to:\n"
+            f"{sink.uri}: the rows of this run have other columns than the result that they would be added to:\n"
             f"{fingerprint.listed(lines)}\nuse --restart to score everything anew"
+            + ("" if sink.evolve else ", or --evolve to widen types and add columns for all rows")
         )
+    return pa.schema(fields if sink.evolve else base)
+
+
+def _narrows(kind: pa.DataType, to: pa.DataType) -> bool:
+    """Whether values of a type may all fit another, narrower one, which only they can tell."""
+    whole = pa.types.is_integer(kind) and pa.types.is_integer(to)
+    return bool(whole or (pa.types.is_timestamp(kind) and pa.types.is_timestamp(to) and kind.tz == to.tz))
 
 
 def schema_without_rows(r: Resolved) -> pa.Schema:

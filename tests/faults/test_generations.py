@@ -314,3 +314,53 @@ def test_fault_77_globs_for_data_find_the_result_alone(root: str) -> None:
     assert sum(pq.read_metadata(p).num_rows for p in Path(root).glob("**/*.parquet")) == 29
     suffixes = {p.suffix for p in Path(root, "_gristmill").rglob("*") if p.is_file()}
     assert not suffixes & {".parquet", ".jsonl", ".npy", ".csv"}
+
+
+def typed(batch: dict[str, Any], late: dict[str, Any], after: int = 30) -> list[dict[str, Any]]:
+    """Rows of one kind up to an id, of another from there on."""
+    return [{"a": int(i), "b": "x"} if i < after else dict(late) for i in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("late", "wanted"),
+    [
+        ({"a": 1, "b": "y"}, "fits"),
+        ({"a": 1, "b": None}, "fits"),
+        ({"a": None, "b": None}, "fits"),
+        ({"a": 1}, "refused"),
+        ({"a": 1, "b": "y", "c": 1.5}, "refused"),
+        ({"a": "one", "b": "y"}, "refused"),
+        ({"a": 1.5, "b": "y"}, "refused"),
+    ],
+)
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_fault_47_the_schema_of_a_result_binds_what_is_added(
+    source: str, root: str, late: dict[str, Any], wanted: str, form: str
+) -> None:
+    """Appended rows with other columns or types are refused by their first rows, before anything of them is written;
+    nulls fit any type; with `evolve` columns and wider types are there for all.
+    """
+
+    def append(**more: Any) -> gm.Report:
+        sink = gm.sink(root, keep=["id"], format=form, **more)
+        return gm.Job(source, gm.model(typed, late=late), sink, workers=0, shard_rows=10).run(append=True)
+
+    append()
+    more(source, range(30, 40))
+    if wanted == "fits":
+        append()
+    else:
+        with pytest.raises(PlanChanged, match="other columns than the result"):
+            append()
+        assert gm.read(root).count_rows() == 30
+        if late.get("a") not in ("one", 1.5):  # no type holds these and 64-bit integers
+            append(evolve=True)
+    rows = sorted(gm.read(root).to_table().to_pylist(), key=lambda r: r["id"])
+    if late.get("a") in ("one", 1.5):
+        assert len(rows) == 30
+    else:
+        names = {"id", "a", "b", *late}
+        assert rows[:30] == [{**dict.fromkeys(names), "id": i, "a": i, "b": "x"} for i in range(30)]
+        assert rows[30:] == [{**dict.fromkeys(names), "id": i, **late} for i in range(30, 40)]
+    assert gm.verify(root).ok
+    assert gm.read(root).schema.field("id").type == pa.int64()

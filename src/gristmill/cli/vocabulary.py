@@ -33,6 +33,7 @@ OUTPUT = (
     Flag("--key", "sink.key", "Output"),
     Flag("--model-version", "sink.model_version", "Output", "NAME"),
     Flag("--overwrite", "sink.overwrite", "Output"),
+    Flag("--evolve", "sink.evolve", "Output"),
 )
 FAILURES = (
     Flag("--on-null", "job.on_null", "Rows that fail"),

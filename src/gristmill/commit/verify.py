@@ -22,6 +22,7 @@ from gristmill.commit.publish import strangers
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join, sha256_of
 from gristmill.errors import BadSource, CorruptStore
+from gristmill.io.schema import wider
 from gristmill.plan.contracts import Files
 from gristmill.plan.counts import Counts
 
@@ -120,13 +121,12 @@ def _misfit(path: str, f: Live, schema: pa.Schema) -> str | None:
 
 
 def _same_values(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether Parquet stores values of one type as the other, so that they read back as wanted."""
+    """Whether values stored as one type read back as the other: a wider one, or what Parquet stores it as."""
     if pa.types.is_dictionary(stored) or pa.types.is_dictionary(wanted):
         plain = [t.value_type if pa.types.is_dictionary(t) else t for t in (stored, wanted)]
         return bool(plain[0] == plain[1])
-    return str(stored).replace("element", "item") == str(wanted).replace("element", "item") or (
-        pa.types.is_timestamp(stored) and pa.types.is_timestamp(wanted) and stored.tz == wanted.tz
-    )
+    times = pa.types.is_timestamp(stored) and pa.types.is_timestamp(wanted) and stored.tz == wanted.tz
+    return bool(times or wider(stored, wanted) == wanted)
 
 
 def count_lines(path: str) -> int:

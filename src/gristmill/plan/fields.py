@@ -41,6 +41,7 @@ ABOUT: dict[str, str] = {
     "sink.merge": "Also give one file, in the order of the source",
     "sink.model_version": "Write the model's digest into this column",
     "sink.overwrite": "Allow a folder that holds other files",
+    "sink.evolve": "Let rows that are added to a result widen its types and add columns, null for the others",
     "sink.dead_payload": "The most bytes of a dead row's content that are kept with it (0: none)",
     "sink.options": "Options of the format, for example {compression: zstd}",
     "sink.storage": "Options of the file system",

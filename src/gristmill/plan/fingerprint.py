@@ -48,6 +48,7 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
     Sink: {
         "uri": "the sink that is looked at",
         "storage": "how to reach the sink; credentials change from night to night",
+        "evolve": "whether a later run may widen the schema, which the plan stores",
         "overwrite": "whether files of others may stand beside the result",
     },
     Step: {},

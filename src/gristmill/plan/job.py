@@ -51,7 +51,8 @@ class Sink:
 
     `row_id` names a column for a stable id of the row (from the `key` columns and the copy number, else from the
     source position). `model_version` names a column that holds the model's digest. `dead_payload` is the most bytes of
-    a dead row's payload that are kept (0: none).
+    a dead row's payload that are kept (0: none). With `evolve`, rows that are added to a result may widen the types of
+    its columns and bring columns of their own, which are null for the others; else they must fit its columns.
     """
 
     uri: str
@@ -63,6 +64,7 @@ class Sink:
     merge: bool = False
     model_version: str | None = None
     overwrite: bool = False
+    evolve: bool = False
     dead_payload: int = 1 << 20
     options: Mapping[str, Any] = field(default_factory=dict)
     storage: Mapping[str, Any] = field(default_factory=dict)
