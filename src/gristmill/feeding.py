@@ -41,7 +41,7 @@ class _Attempt:
     deaths: int = 0
     kills: int = 0
     careful: bool = False
-    blame: bool = False
+    blame: str = ""
     proven: bool = False
 
 
@@ -51,7 +51,7 @@ class ShardFeed:
 
     `task` makes the Task of a shard. `out_of_memory` tells whether a killed worker was killed for want of memory.
     `most_ahead` bounds how far beyond the consumer of a stream shards are scored. `proof` scores rows from elsewhere,
-    for when the model has failed on all that this run has tried.
+    for when the model has failed on all that this run has tried. `run` is a name that no other feed has.
     """
 
     workers: int
@@ -60,6 +60,7 @@ class ShardFeed:
     out_of_memory: Callable[[Death], bool] = lambda death: False
     most_ahead: int | None = None
     proof: Task | None = None
+    run: str = ""
 
     fatal: GristmillError | None = None
     stopped: bool = False
@@ -105,15 +106,7 @@ class ShardFeed:
             return self._idle()
         held.append(number)
         attempt = self._attempts.setdefault(number, _Attempt())
-        task = replace(
-            self._task(number),
-            attempt=attempt.number,
-            careful=attempt.careful,
-            blame=attempt.blame,
-            proven=attempt.proven,
-        )
-        attempt.blame = False
-        return Item(f"{number}.{attempt.number}", task)
+        return self._item(f"{number}.{attempt.number}", self._task(number), attempt)
 
     def _give_probe(self, worker: str) -> Any:
         if self._probe_given or self._probing not in (None, worker):
@@ -121,7 +114,14 @@ class ShardFeed:
         self._probe_given, self._probing = True, worker
         a = self._probe_attempt
         assert self.probe is not None
-        return Item(f"probe.{a.number}", replace(self.probe, attempt=a.number, careful=a.careful, blame=a.blame))
+        return self._item(f"probe.{a.number}", self.probe, a)
+
+    def _item(self, key: str, task: Task, a: _Attempt) -> Item:
+        named = replace(task, attempt=self._name(key), careful=a.careful, blame=a.blame, proven=a.proven)
+        return Item(key, named)
+
+    def _name(self, key: str) -> str:
+        return f"{self.run}.{key}"
 
     def _next(self, worker: str, held: list[int]) -> int | None:
         if not self._pending or (held and len(self._pending) <= self.workers):
@@ -195,9 +195,8 @@ class ShardFeed:
 
     def probe_further(self, probe: Task) -> None:
         """The probe found no row that could be scored: look at more."""
-        self.probe = probe
-        self._probe_attempt.number += 1
-        self.probed, self._probe_given, self._probing = None, False, None
+        self.probe, self.probed = probe, None
+        self._probe_again()
 
     def on(self, event: Event) -> None:
         """Take note of an event."""
@@ -247,8 +246,8 @@ class ShardFeed:
             else:  # bad rows may stand at the beginning: the run is asked for more of them
                 self.probed = {"schema": None, "rows": self.probe.rows, "ok": 0, "figures": {}}
         elif error.kind in ("io", "other") and a.errors + 1 < TRIES:
-            a.errors, a.number = a.errors + 1, a.number + 1
-            self._probe_given, self._probing = False, None
+            a.errors += 1
+            self._probe_again()
             self._note("warning", f"the first rows: {error.type}: {error.message}; trying again")
         else:
             self._fail(error, "while scoring the first rows")
@@ -286,12 +285,12 @@ class ShardFeed:
         for place, key in reversed(list(enumerate(death.keys))):  # so that they are next in the order they had
             name = key.partition(".")[0]
             if name == "probe":
-                self._bury(self._probe_attempt, blame and death.started, death, "the first rows")
-                self._probe_given, self._probing = False, None
+                self._bury(self._probe_attempt, key if blame and death.started else "", death, "the first rows")
+                self._probe_again()
                 continue
             number = int(name)
             if place == 0 and death.started:
-                self._bury(self._attempts[number], blame, death, f"shard {number}")
+                self._bury(self._attempts[number], key if blame else "", death, f"shard {number}")
             self._again(number)
         what = f", holding shards {', '.join(k.partition('.')[0] for k in death.keys)}" if death.keys else ""
         self._note("warning", f"worker {death.worker} ended ({_how(death)}){what}; they are tried again")
@@ -305,7 +304,7 @@ class ShardFeed:
             self._probing = None
         for key in reversed(gone.keys):
             if key.startswith("probe."):
-                self._probe_given, self._probing = False, None
+                self._probe_again()
             else:
                 self._again(int(key.partition(".")[0]))
         self._note("warning", f"worker {gone.worker} is replaced: {gone.reason}")
@@ -316,14 +315,21 @@ class ShardFeed:
             return False
         return death.signal not in _OUTSIDE or (death.signal == 9 and self.out_of_memory(death))
 
-    def _bury(self, attempt: _Attempt, blame: bool, death: Death, what: str) -> None:
-        attempt.careful, attempt.blame = attempt.careful or blame, blame
-        attempt.deaths += blame
-        attempt.kills += not blame
+    def _bury(self, attempt: _Attempt, blamed: str, death: Death, what: str) -> None:
+        """A worker died at an attempt, whose key is `blamed` if that was its rows' doing."""
+        attempt.careful = attempt.careful or bool(blamed)
+        attempt.blame = self._name(blamed) if blamed else ""
+        attempt.deaths += bool(blamed)
+        attempt.kills += not blamed
         if (attempt.deaths >= DEATHS or attempt.kills >= KILLS) and self.fatal is None:
             self.fatal = WorkerLost(
-                f"{what}: {attempt.deaths + attempt.kills} workers have died of it ({_how(death)})\n{death.evidence}"
+                f"{what}: {attempt.deaths + attempt.kills} workers have died of it ({_how(death)}); what is known "
+                f"of its rows is kept: run again to go on\n{death.evidence}"
             )
+
+    def _probe_again(self) -> None:
+        self._probe_attempt.number += 1
+        self._probe_given, self._probing = False, None
 
     def _again(self, number: int) -> None:
         self._attempts.setdefault(number, _Attempt()).number += 1

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import secrets
 import shlex
 import signal
 import tempfile
@@ -313,7 +314,9 @@ class Run:
 
     def _feed(self) -> ShardFeed:
         r = self.resolved
-        feed = ShardFeed(r.workers or 1, careful_start=_small(r), out_of_memory=machine.OutOfMemory())
+        feed = ShardFeed(
+            r.workers or 1, careful_start=_small(r), out_of_memory=machine.OutOfMemory(), run=secrets.token_hex(6)
+        )
         feed.proof = None if self._plan is None else self._probe_task(self._first_rows())
         feed.most_ahead = 4 * max(1, r.workers) if self._stream else None
         return feed

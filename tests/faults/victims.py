@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
 import signal
 import sys
@@ -296,3 +297,50 @@ def hanging_step(batch: Batch, marker: str) -> Batch:
         open(marker, "w").close()
         hold_the_gil()
     return {"x": batch["x"]}
+
+
+def _killed_at(stage: str, ids: Any, bad: str) -> None:
+    """The file `bad` says at which ids a stage ends its process; slow where it says "slow"."""
+    with open(bad) as file:
+        told = json.load(file)
+    if set(told.get(stage, ())) & {int(i) for i in ids}:
+        segfault()
+    if stage == "model" and set(told.get("raising", ())) & {int(i) for i in ids}:
+        raise ValueError("not this one")
+    time.sleep(told.get("slow", 0.0))
+
+
+def deadly_filter(batch: Batch, bad: str) -> np.ndarray:
+    """A filter that lets all rows through, or dies."""
+    _killed_at("filter", batch["id"], bad)
+    return batch["id"] >= 0
+
+
+def deadly_map(batch: Batch, bad: str) -> Batch:
+    """A step that dies of some rows."""
+    _killed_at("map", batch["id"], bad)
+    return {"x": batch["x"]}
+
+
+def deadly_flat_map(row: dict[str, Any], bad: str) -> list[dict[str, Any]]:
+    """Two rows of each, or an end. Their `twin` is twice the id, plus 1 for the second."""
+    _killed_at("flat_map", [row["id"]], bad)
+    return [{"twin": 2 * row["id"]}, {"twin": 2 * row["id"] + 1}]
+
+
+def deadly_derived(batch: Batch, bad: str) -> Batch:
+    """A step on derived rows that dies of some of them."""
+    _killed_at("derived", batch["twin"], bad)
+    return {"x": batch["x"]}
+
+
+def deadly_model(batch: Batch, bad: str) -> Batch:
+    """A model that dies of some rows."""
+    _killed_at("model", batch["twin"], bad)
+    return _answer(batch)
+
+
+def deadly_post(batch: Batch, bad: str) -> Batch:
+    """A step after the model that dies of some rows."""
+    _killed_at("post", batch["twin"], bad)
+    return {"z": batch["y"]}

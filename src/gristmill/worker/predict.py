@@ -26,6 +26,13 @@ from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import LoadedStep, post_step
 
 Guard = Callable[[np.ndarray], None]
+PostStep = Callable[[int, LoadedStep, pa.Table, Identity], tuple[pa.Table, np.ndarray, list[DeadRow]]]
+
+
+def _post_step(
+    number: int, step: LoadedStep, rows: pa.Table, who: Identity
+) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+    return post_step(step, rows)
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,11 @@ class Predict:
         tick: Callable[[int], None] | None = None,
         apart: Sequence[np.ndarray] = (),
         doomed: Sequence[DeadRow] = (),
+        post: PostStep = _post_step,
     ) -> Scored:
         """Outputs for every row of the window that can be scored. Raises ModelBroken and BadOutput.
 
-        Rows in `apart` are scored first, in these batches; those in `doomed` not at all.
+        Rows in `apart` are scored first, in these batches; those in `doomed` not at all. `post` runs a step after.
         """
         rows = window.rows.num_rows
         refused = {r.row: r for r in window.prepared.refused}
@@ -104,7 +112,7 @@ class Predict:
             dead += found.dead
             if tick is not None:
                 tick(len(batch))
-        return self._finished(task, window, refused, outputs, dead, figures)
+        return self._finished(task, window, refused, outputs, dead, figures, post)
 
     # ------------------------------------------------ the probe
 
@@ -242,6 +250,7 @@ class Predict:
         outputs: list[tuple[np.ndarray, pa.Table]],
         dead: list[DeadRow],
         figures: dict[str, float],
+        post: PostStep,
     ) -> Scored:
         skipped = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "skip"]
         blank = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "keep"]
@@ -255,9 +264,9 @@ class Predict:
         if self._recipe.on_nan == "dead":
             rows, identity, place = self._without_nan(rows, results.column_names, identity, place, dead)
         names = list(results.column_names)
-        for step in self._post:
+        for number, step in enumerate(self._post):
             before = rows
-            rows, origin, failed = post_step(step, before)
+            rows, origin, failed = post(number, step, before, identity)
             dead += [DeadRow(int(place[d.row]), d.stage, d.error, d.message, d.traceback) for d in failed]
             identity, place = identity.take(origin), place[origin]
             names += [n for n in rows.column_names if n not in before.column_names]

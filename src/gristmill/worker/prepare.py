@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +23,8 @@ from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import LoadedStep
 
 if TYPE_CHECKING:
-    from gristmill.worker.suspects import Suspects
+    from gristmill.worker.suspects import Applied, Suspects
 
-BEFORE_STEPS = -1  # the copy number of a source row whose steps have not been run
 FIRST_WINDOW = 512  # rows: the model starts on these while the next window is being read
 SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
 
@@ -134,8 +133,8 @@ class Prepare:
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
 
     def windows(self, task: Task, suspects: Suspects | None = None) -> Iterator[Window]:
-        """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, source rows are
-        noted before their steps, and those that killed workers are taken apart.
+        """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, rows are noted
+        before steps and model.prepare get them, and those that killed workers are taken apart.
         """
         most = self._recipe.batch.window
         size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
@@ -147,7 +146,7 @@ class Prepare:
                 window = self._prepared(whole)
                 yield replace(window, seconds=time.perf_counter() - begun)
             else:
-                yield from self._noted(whole, suspects.apart("prepare"))
+                yield from self._noted(whole, suspects)
             begun = time.perf_counter()
         if empty:
             none = np.empty(0, dtype=np.int64)
@@ -168,31 +167,21 @@ class Prepare:
 
     def _noted(self, whole: Chunk, suspects: Suspects) -> Iterator[Window]:
         """A window in runs of neighbours, suspects of the tokeniser each apart; noted, then made ready."""
-        places = whole.identity.places() if suspects.groups else []
-        group = {row: number for number, g in enumerate(suspects.groups, 1) for row in g.rows}
-        mark = np.array([group.get(row, 0) for row in places], dtype=np.int64)
-        edges = np.unique([0, *(np.flatnonzero(np.diff(mark)) + 1).tolist(), whole.rows.num_rows]).tolist()
-        dead = {g.rows[0] for g in suspects.dead}
-        for first, last in itertools.pairwise(edges if len(edges) > 1 else [0, 0]):
+        for first, last, killed in suspects.runs("prepare", whole.identity):
             part = _part(whole, first, last - first)
-            if last - first == 1 and places and places[first] in dead:
-                refused = Refusal(0, "invalid", "WorkerDied", "killed its worker twice, alone, while made ready")
-                yield Window(part.rows, part.identity, Prepared(1, None, None, (refused,)), part.counts, part.letters)
-                continue
-            suspects.note(part.identity, np.arange(last - first))
-            window = self._prepared(part)
-            suspects.clear()
-            yield window
+            if killed:
+                text = f"killed its worker {killed} times, alone, while made ready"
+                prepared = Prepared(1, None, None, (Refusal(0, "invalid", "WorkerDied", text),))
+                yield Window(part.rows, part.identity, prepared, part.counts, part.letters)
+            else:
+                yield self._prepared(part)
 
     # ------------------------------------------------ reading
 
     def _chunks(self, task: Task, suspects: Suspects | None) -> Iterator[Chunk]:
         groups: Iterator[list[_Read]] = gather(self._read(task), WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
-        if suspects is None or not self._steps or task.only is not None:
-            chunks = (self._stepped(task, group) for group in groups)
-        else:
-            chunks = (c for group in groups for read in group for c in self._carefully(task, read, suspects))
-        for chunk in chunks:
+        for group in groups:
+            chunk = self._stepped(task, group, suspects)
             most = self._recipe.batch.window
             for start in range(0, max(1, chunk.rows.num_rows), most):
                 yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
@@ -214,41 +203,7 @@ class Prepare:
 
     # ------------------------------------------------ steps
 
-    def _carefully(self, task: Task, read: _Read, suspects: Suspects) -> Iterator[Chunk]:
-        """A block in runs of neighbours: suspects each apart, the others between them; noted, then stepped."""
-        places = read.block.position
-        mark = np.zeros(len(places), dtype=np.int64)
-        for number, group in enumerate(suspects.groups, 1):
-            rows = [p for piece, p, copy in group.rows if piece == read.number and copy == BEFORE_STEPS]
-            mark[np.isin(places, rows)] = number
-        dead = {g.rows[0] for g in suspects.dead}
-        edges = [0, *(np.flatnonzero(np.diff(mark)) + 1).tolist(), len(places)]
-        for first, last in itertools.pairwise(edges):
-            part = _cut(read, first, last)
-            count = last - first
-            who = Identity(
-                np.full(count, read.number), places[first:last], np.full(count, BEFORE_STEPS, dtype=np.int32)
-            )
-            if count == 1 and (read.number, int(places[first]), BEFORE_STEPS) in dead:
-                yield self._doomed(part)
-                continue
-            if count:
-                suspects.note(who, np.arange(count))
-            chunk = self._stepped(task, [part])
-            suspects.clear()
-            yield chunk
-
-    def _doomed(self, read: _Read) -> Chunk:
-        """A source row that killed its workers in a step, as a dead letter; what was unreadable before it stays so."""
-        none = np.empty(0, dtype=np.int64)
-        block, path = read.block, read.piece.file.path
-        row = DeadRow(0, "step", "WorkerDied", "killed its worker twice, alone in its batch, in a step")
-        letters = [self._unreadable(read.piece, bad) for bad in block.bad]
-        letters.append(self.letter(row, block.rows, path, int(block.position[0]), 0))
-        counts = Counts(1 + block.filtered + len(block.bad), 0, block.filtered, len(letters), 0, 0, 0, 0)
-        return Chunk(block.rows.slice(0, 0), Identity(none, none, none), counts, tuple(letters))
-
-    def _stepped(self, task: Task, group: list[_Read]) -> Chunk:
+    def _stepped(self, task: Task, group: list[_Read], suspects: Suspects | None) -> Chunk:
         rows = pa.concat_tables([r.block.rows for r in group]) if len(group) > 1 else group[0].block.rows
         piece = np.repeat(np.array([r.number for r in group], dtype=np.int32), [r.block.rows.num_rows for r in group])
         position = np.concatenate([r.block.position for r in group])
@@ -258,9 +213,13 @@ class Prepare:
         flow.filtered = sum(r.block.filtered for r in group)
         flow.dead = len(flow.letters)
         rows_in = rows.num_rows + flow.filtered + flow.dead
-        for step in self._steps:
+        for number, step in enumerate(self._steps):
             step.doubt.proven = task.proven
-            self._advance(flow, step, piece, position, paths)
+            apply = step.apply
+            if suspects is not None:
+                who = Identity(piece[flow.origin], position[flow.origin], _copies(flow.origin))
+                apply = partial(suspects.apart, f"step {number}", f"step {step.step.name}", who, apply=step.apply)
+            self._advance(flow, step, apply, piece, position, paths)
         copy = _copies(flow.origin) if flow.expanded is not None else np.zeros(len(flow.origin), dtype=np.int32)
         expanded = len(flow.origin) if flow.expanded is None else flow.expanded
         derived = len(flow.origin) + flow.derived_filtered + flow.derived_dead
@@ -272,14 +231,20 @@ class Prepare:
         return chunk if task.only is None else _retried(chunk, task, paths)
 
     def _advance(
-        self, flow: _Flow, step: LoadedStep, piece: np.ndarray, position: np.ndarray, paths: list[str]
+        self,
+        flow: _Flow,
+        step: LoadedStep,
+        apply: Callable[[pa.Table], Applied],
+        piece: np.ndarray,
+        position: np.ndarray,
+        paths: list[str],
     ) -> None:
         if flow.rows.num_rows == 0:
             if step.step.kind == "flat_map" and flow.expanded is None:
                 flow.expanded = 0
             return
         before = flow.rows
-        after, source, dead = step.apply(before)
+        after, source, dead = apply(before)
         for row in dead:
             at = int(flow.origin[row.row])
             flow.letters.append(self.letter(row, before, paths[int(piece[at])], int(position[at]), 0))
@@ -326,13 +291,6 @@ class _Read:
     @property
     def bytes_held(self) -> int:
         return int(self.block.rows.nbytes)
-
-
-def _cut(read: _Read, first: int, last: int) -> _Read:
-    """Some rows of a block; what was filtered or unreadable goes with the first."""
-    block = read.block
-    rest = (block.filtered, block.bad) if first == 0 else (0, ())
-    return replace(read, block=Block(block.rows.slice(first, last - first), block.position[first:last], *rest))
 
 
 def _head(block: Block, rows: int) -> Block:

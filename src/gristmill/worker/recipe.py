@@ -68,9 +68,10 @@ class Recipe:
 class Task:
     """One shard to score and commit. `schema` is the planned output schema.
 
-    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have. `careful` attempts note
-    each batch before predicting it; `blame` says that the death before this attempt was its rows' doing; `proven` says
-    that the model worked elsewhere, so that rows which fail are to blame themselves.
+    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have. `attempt` is a name
+    that no other attempt at anything has. `careful` ones note what they give to user code; `blame` names the attempt
+    whose death was its rows' doing ("": none); `proven` says that the model worked elsewhere, so that rows which fail
+    are to blame themselves.
     """
 
     kind: Literal["score", "probe"]
@@ -79,9 +80,9 @@ class Task:
     folder: str = ""
     root: str = ""
     schema: pa.Schema | None = None
-    attempt: int = 0
+    attempt: str = ""
     careful: bool = False
-    blame: bool = False
+    blame: str = ""
     proven: bool = False
     rows: int | None = None
     only: Any = None

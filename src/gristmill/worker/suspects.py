@@ -1,106 +1,175 @@
 """Suspects: rows noted in the store before user code gets them, so that what kills a worker is known afterwards.
 
-A careful attempt at a shard writes the rows of each batch before predicting it, and source rows before their steps. The
-next attempt finds what a dead worker had noted and takes it apart, in halves, until one row alone has killed two
-workers: that row is a dead letter.
+A careful attempt at a shard notes the rows of each call before it is made, at every stage: steps, made ready, model,
+post steps. The attempt after a death takes what the dead one had noted apart, in halves, until one row alone has killed
+two workers: that row is a dead letter.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from gristmill.commit.store import LOCAL, join
 from gristmill.plan.contracts import Files
+from gristmill.worker.failures import DeadRow
 from gristmill.worker.prepare import Identity
 from gristmill.worker.recipe import Task
 
 PROBE = "probe"
 DEATHS_ALONE = 2  # design §6: a row is dead only after it has killed two workers alone in its batch
+AT_ONCE = 128  # rows of one call: 7 halvings to the row that kills, each of them a worker with its model
 
 Row = tuple[int, int, int]  # piece, position, copy
+Applied = tuple[pa.Table, np.ndarray, list[DeadRow]]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that were in one batch when a worker died, and how often they have killed one."""
+    """Rows that were in one call when a worker died, and how often they have killed one."""
 
     rows: tuple[Row, ...]
     deaths: int
 
 
 class Suspects:
-    """The notes of one shard, in two small files: what is suspected, and what is being predicted now.
+    """The notes of one shard: what is suspected, by stage, in a file that attempts hand on; what is at hand in a file
+    of this attempt alone.
 
-    `blame` says whether the death before this attempt was the rows' doing; if not, what was at hand is innocent. What
-    is suspected under the name `heir_of` is taken over where there are no notes yet.
+    `blame` names the attempt whose death was its rows' doing: what that one had noted is accused, and no other's note,
+    be it of a run that was killed or of a worker that comes back. What is suspected under the name `heir_of` is taken
+    over where there are no notes yet.
     """
 
-    def __init__(self, folder: str, name: str, blame: bool, heir_of: str | None = None, files: Files = LOCAL) -> None:
+    def __init__(
+        self, folder: str, name: str, attempt: str, blame: str = "", heir_of: str | None = None, files: Files = LOCAL
+    ) -> None:
         self._files = files
-        self._folder, self._name, self._blame, self._heir_of = folder, name, blame, heir_of
         self._state = join(folder, f"{name}.json")
-        self._now = join(folder, f"{name}.now.json")
+        self._now = join(folder, f"{name}.{attempt}.json")
         files.make_folder(folder)
-        self.groups = _read(files, self._state)
-        if not self.groups and heir_of is not None:
-            self.groups = _read(files, join(folder, f"{heir_of}.json"))
-        at_hand = _read(files, self._now)
-        if at_hand and blame:
-            self._accuse(at_hand[0])
-        self.clear()
+        known = _read(files, self._state)
+        if known is None and heir_of is not None:
+            known = _read(files, join(folder, f"{heir_of}.json"))
+        self._groups: dict[str, list[Group]] = known or {}
+        self._at_hand: tuple[str, set[Row]] | None = None
+        if blame:
+            noted = join(folder, f"{name}.{blame}.json")
+            for stage, (culprit,) in (_read(files, noted) or {}).items():
+                self._accuse(stage, culprit.rows)
+            files.remove(noted)
 
-    def apart(self, stage: str) -> Suspects:
-        """The notes on the same rows at another stage of the way: what kills there is taken apart by itself."""
-        heir_of = None if self._heir_of is None else f"{self._heir_of}.{stage}"
-        return Suspects(self._folder, f"{self._name}.{stage}", self._blame, heir_of, self._files)
-
-    @property
-    def dead(self) -> list[Group]:
+    def dead(self, stage: str) -> list[Group]:
         """Single rows that have killed often enough."""
-        return [g for g in self.groups if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE]
+        return [g for g in self._of(stage) if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE]
 
-    @property
-    def open(self) -> list[Group]:
+    def open(self, stage: str) -> list[Group]:
         """Groups still to be tried apart from the others."""
-        return [g for g in self.groups if len(g.rows) > 1 or g.deaths < DEATHS_ALONE]
+        return [g for g in self._of(stage) if len(g.rows) > 1 or g.deaths < DEATHS_ALONE]
 
-    def note(self, identity: Identity, rows: np.ndarray) -> None:
+    def note(self, stage: str, identity: Identity, rows: np.ndarray) -> None:
         """Say which rows go next to user code. Survives the death of the process; power loss costs only a repeat."""
-        self._write(self._now, [Group(tuple(identity.take(rows).places()), 1)])
+        self._forgive()
+        places = identity.take(rows).places()
+        self._at_hand = stage, set(places)
+        self._files.note(self._now, _written({stage: [Group(tuple(places), 1)]}))
 
     def clear(self) -> None:
-        """Nothing is at hand."""
+        """The call came back: nothing is at hand, and what was is no suspect any more."""
+        self._forgive()
         self._files.remove(self._now)
 
-    def _accuse(self, culprit: Group) -> None:
-        """Take the rows at hand out of the groups they are in and put them back, halved if they are several."""
-        rows = set(culprit.rows)
-        before = max((g.deaths for g in self.groups if set(g.rows) == rows and len(rows) == 1), default=0)
-        kept = [Group(left, g.deaths) for g in self.groups if (left := tuple(r for r in g.rows if r not in rows))]
-        if len(culprit.rows) == 1:
-            self.groups = [*kept, Group(culprit.rows, before + 1)]
-        else:
-            half = len(culprit.rows) // 2
-            self.groups = [Group(culprit.rows[:half], 0), Group(culprit.rows[half:], 0), *kept]
-        self._write(self._state, self.groups)
+    def runs(self, stage: str, identity: Identity) -> Iterator[tuple[int, int, int]]:
+        """All rows in runs of neighbours, suspects each apart: first, last and the workers that a row has killed, if it
+        is not to be tried again (else 0). Noted before they are given out; at least one, also of no rows.
+        """
+        groups, count = self._of(stage), len(identity.piece)
+        number = {row: n for n, g in enumerate(groups, 1) for row in g.rows}
+        mark = np.array([number.get(row, 0) for row in identity.places()] if groups else [0] * count, dtype=np.int64)
+        deaths = {n: g.deaths for n, g in enumerate(groups, 1) if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE}
+        edges = sorted({0, *range(0, count, AT_ONCE), *(np.flatnonzero(np.diff(mark)) + 1).tolist(), count})
+        for first, last in itertools.pairwise(edges if count else [0, 0]):
+            killed = deaths.get(int(mark[first]), 0) if count else 0
+            if killed or not count:
+                yield first, last, killed
+                continue
+            self.note(stage, identity, np.arange(first, last))
+            yield first, last, 0
+            self.clear()
 
-    def _write(self, path: str, groups: list[Group]) -> None:
-        self._files.note(path, json.dumps([{"rows": g.rows, "deaths": g.deaths} for g in groups]).encode())
+    def apart(
+        self, stage: str, name: str, who: Identity, rows: pa.Table, apply: Callable[[pa.Table], Applied]
+    ) -> Applied:
+        """What `apply` makes of the rows, given them in runs; rows that have killed two workers are dead instead, by a
+        letter that says that it was in `name`.
+        """
+        tables: list[pa.Table] = []
+        origins: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
+        dead: list[DeadRow] = []
+        for first, last, killed in self.runs(stage, who):
+            if killed:
+                dead.append(killer(first, name, killed))
+                continue
+            after, origin, failed = apply(rows.slice(first, last - first))
+            tables.append(after)
+            origins.append(origin + first)
+            dead += [replace(d, row=d.row + first) for d in failed]
+        table = pa.concat_tables(tables, promote_options="permissive") if tables else rows.slice(0, 0)
+        return table, np.concatenate(origins), dead
+
+    # ------------------------------------------------ what is known
+
+    def _of(self, stage: str) -> list[Group]:
+        return self._groups.get(stage, [])
+
+    def _accuse(self, stage: str, culprits: tuple[Row, ...]) -> None:
+        """Take these rows out of the groups they are in and put them back, halved if they are several."""
+        rows = set(culprits)
+        before = max((g.deaths for g in self._of(stage) if set(g.rows) == rows and len(rows) == 1), default=0)
+        half = len(culprits) // 2
+        found = [Group(culprits[:half], 0), Group(culprits[half:], 0)] if half else [Group(culprits, before + 1)]
+        self._groups[stage] = [*found, *self._without(stage, rows)]
+        self._files.note(self._state, _written(self._groups))
+
+    def _forgive(self) -> None:
+        """What was at hand has been survived."""
+        if self._at_hand is None:
+            return
+        (stage, rows), self._at_hand = self._at_hand, None
+        if any(not rows.isdisjoint(g.rows) for g in self._of(stage)):
+            self._groups[stage] = self._without(stage, rows)
+            self._files.note(self._state, _written(self._groups))
+
+    def _without(self, stage: str, rows: set[Row]) -> list[Group]:
+        left = [Group(tuple(r for r in g.rows if r not in rows), g.deaths) for g in self._of(stage)]
+        return [g for g in left if g.rows]
+
+
+def killer(row: int, stage: str, deaths: int) -> DeadRow:
+    """The end of a row that was alone in a call when workers died."""
+    return DeadRow(row, stage, "WorkerDied", f"killed its worker {deaths} times, alone in its batch")
 
 
 def of_task(task: Task, files: Files = LOCAL) -> Suspects:
     """The notes on a task's shard. The first shard takes over what is known of the first rows, which were probed."""
     folder = join(task.folder, "suspects")
-    if task.kind == "probe":
-        return Suspects(folder, PROBE, task.blame, files=files)
-    return Suspects(folder, f"{task.shard.number:07d}", task.blame, PROBE if task.shard.number == 0 else None, files)
+    name = PROBE if task.kind == "probe" else f"{task.shard.number:07d}"
+    heir_of = PROBE if task.kind == "score" and task.shard.number == 0 else None
+    return Suspects(folder, name, task.attempt, task.blame, heir_of, files)
 
 
-def _read(files: Files, path: str) -> list[Group]:
+def _written(groups: dict[str, list[Group]]) -> bytes:
+    return json.dumps({s: [{"rows": g.rows, "deaths": g.deaths} for g in some] for s, some in groups.items()}).encode()
+
+
+def _read(files: Files, path: str) -> dict[str, list[Group]] | None:
     try:
-        return [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"]) for g in json.loads(files.read(path))]
+        known = json.loads(files.read(path))
     except (FileNotFoundError, ValueError):
-        return []
+        return None
+    return {s: [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"]) for g in some] for s, some in known.items()}

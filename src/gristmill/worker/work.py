@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
@@ -23,12 +25,13 @@ from gristmill.plan.failing import failure_of
 from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
-from gristmill.worker.failures import DeadRow, ModelBroken
+from gristmill.worker.failures import ModelBroken
 from gristmill.worker.memory import resident, use_jemalloc
 from gristmill.worker.predict import Predict, Scored
-from gristmill.worker.prepare import Prepare, Window
+from gristmill.worker.prepare import Identity, Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
-from gristmill.worker.suspects import Suspects, of_task
+from gristmill.worker.steps import LoadedStep, post_step
+from gristmill.worker.suspects import Applied, Suspects, killer, of_task
 
 T = TypeVar("T")
 
@@ -89,7 +92,7 @@ class _End:
 class _Parcel:
     item: Item
     body: Any
-    answered: threading.Event | None = None  # set when the body was predicted, which a careful attempt waits for
+    answered: threading.Event | None = None  # set when the body was written, which a careful attempt waits for
     suspects: Suspects | None = None
 
 
@@ -147,7 +150,7 @@ class ShardWorker:
                 answer = self._answer(parcel, emit)
                 if answer is not None:
                     self._handed_on(answer, scored)
-                if parcel.answered is not None:
+                elif parcel.answered is not None:
                     parcel.answered.set()
                 if self._wants_to_leave(parcel.body):
                     break
@@ -242,13 +245,13 @@ class ShardWorker:
         if item.key in self._dropped:
             return None
         try:
-            return _Parcel(item, self._scored(item, body, parcel.suspects, emit))
+            return _Parcel(item, self._scored(item, body, parcel.suspects, emit), parcel.answered)
         except Stopped:
             raise
         except BaseException as e:
             self._judge(e)
             self._dropped.add(item.key)
-            return _Parcel(item, _End(e))
+            return _Parcel(item, _End(e), parcel.answered)
 
     def _scored(self, item: Item, window: Window, suspects: Suspects | None, emit: Emit) -> Scored:
         task: Task = item.value
@@ -281,36 +284,42 @@ class ShardWorker:
         self._watch.beat()
 
     def _write(self, scored: queue.Queue[_Parcel | None], emit: Emit) -> None:
-        commits: dict[str, ShardCommit] = {}
+        commits: dict[str, Any] = {}
         failed: set[str] = set()  # attempts whose outcome is said already; what follows of them is dropped
         while (parcel := scored.get()) is not None:
-            item, body = parcel.item, parcel.body
-            if item.key in failed:
-                continue
-            task: Task = item.value
-            try:
-                if isinstance(body, _End) and body.failure is not None:
-                    raise body.failure
-                if task.kind == "probe":
-                    self._probed(item, body, commits, emit)
-                    continue
-                commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
-                commits[item.key] = commit
-                if isinstance(body, Scored):
-                    commit.add(body)
-                    continue
-                del commits[item.key]
-                emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
-            except BaseException as e:
-                failed.add(item.key)
-                self._dropped.add(item.key)
-                if (broken := commits.pop(item.key, None)) is not None:
+            if parcel.item.key not in failed and (error := self._written(parcel, commits, emit)) is not None:
+                key = parcel.item.key
+                failed.add(key)
+                self._dropped.add(key)
+                if (broken := commits.pop(key, None)) is not None:
                     broken.abort()
-                if isinstance(e, Elsewhere) and e.failure is None:
-                    continue
-                emit(Outcome(self._name, item.key, None, scrubbed(classified(e), self._recipe.secrets)))
+                if not isinstance(error, Elsewhere) or error.failure is not None:
+                    emit(Outcome(self._name, key, None, scrubbed(classified(error), self._recipe.secrets)))
+            if parcel.answered is not None:
+                parcel.answered.set()
         for commit in commits.values():
             commit.abort()
+
+    def _written(self, parcel: _Parcel, commits: dict[str, Any], emit: Emit) -> BaseException | None:
+        """Write a window, or end its shard; the failure that ends the attempt, if any."""
+        item, body = parcel.item, parcel.body
+        task: Task = item.value
+        try:
+            if isinstance(body, _End) and body.failure is not None:
+                raise body.failure
+            if task.kind == "probe":
+                self._probed(item, body, commits, emit)
+                return None
+            commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
+            commits[item.key] = commit
+            if isinstance(body, Scored):
+                commit.add(body)
+            else:
+                del commits[item.key]
+                emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
+        except BaseException as e:  # crosses to the outcome, where the driver decides
+            return e
+        return None
 
     def _probed(self, item: Item, body: Scored | _End, commits: dict[str, Any], emit: Emit) -> None:
         """The answer to a probe: the schema of its output rows, and how long they took."""
@@ -334,9 +343,7 @@ class ShardWorker:
 
 
 class CarefulScore:
-    """Scores a window of a shard that killed a worker: suspects first and apart, each batch noted before it is
-    predicted.
-    """
+    """Scores a window of a shard that killed a worker: suspects first and apart, each call noted before it is made."""
 
     def __init__(self, predict: Predict, task: Task, window: Window, before: Any, suspects: Suspects) -> None:
         self._predict = predict
@@ -346,26 +353,24 @@ class CarefulScore:
         self._suspects = suspects
 
     def score(self, tick: Any) -> Scored:
-        """As Predict.score; rows that killed two workers alone are dead letters without being predicted again."""
-        who = self._window.identity
-        place = {row: i for i, row in enumerate(who.places())}
-        apart = [
-            np.array([place[r] for r in g.rows if r in place], dtype=np.int64)
-            for g in self._suspects.open
-            if g.rows[0] in place
-        ]
-        dead = [
-            DeadRow(place[g.rows[0]], "model", "WorkerDied", f"killed its worker {g.deaths} times, alone in its batch")
-            for g in self._suspects.dead
-            if g.rows[0] in place
-        ]
+        """As Predict.score; rows that killed two workers alone are dead letters without being tried again."""
+        who, known = self._window.identity, self._suspects
+        refused = {r.row for r in self._window.prepared.refused}
+        place = {row: i for i, row in enumerate(who.places()) if i not in refused}
+        here = ([place[r] for r in g.rows if r in place] for g in known.open("model"))
+        apart = [np.array(rows, dtype=np.int64) for rows in here if rows]
+        dead = [killer(place[g.rows[0]], "model", g.deaths) for g in known.dead("model") if g.rows[0] in place]
 
         def before(rows: np.ndarray) -> None:
-            self._suspects.note(who, rows)
+            known.note("model", who, rows)
             self._before(rows)
 
-        scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead)
-        self._suspects.clear()
+        def post(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> Applied:
+            known.clear()  # of what the model was given
+            return known.apart(f"post {number}", f"step {step.step.name}", who, rows, partial(post_step, step))
+
+        scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead, post=post)
+        known.clear()
         return scored
 
 
