@@ -17,6 +17,7 @@ from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, lossless
 from gristmill.models.columns import numbers
 from gristmill.models.extras import require
+from gristmill.plan.failing import SomeFailed
 
 ROWS = b"gristmill.rows"  # marks a table that was dicts: what none of them has is null, as what one of them lacks
 _EXACT = 2**53  # integers beyond it are not all exact as float64
@@ -28,20 +29,44 @@ _EXACT = 2**53  # integers beyond it are not all exact as float64
 def to_batch(table: pa.Table | pa.RecordBatch, batch_format: str) -> Any:
     """The rows as "numpy" (dict of arrays), "rows" (list of dicts), "arrow", "pandas" or "polars".
 
-    Arrays over Arrow memory are not copied and are read-only: they are also what is kept of the row. See `to_numpy`.
+    All of it is the function's own, to change as it likes: nothing shares memory with the rows, which are kept, written
+    and perhaps scored again. See `to_numpy`.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
-    if batch_format == "arrow":
-        return table
     if batch_format == "rows":
         return table.to_pylist()
     if batch_format == "pandas":
         require("pandas", "pandas", "batch_format='pandas'")
-        return table.to_pandas()
+        frame = table.to_pandas().copy()
+        for name in (f.name for f in table.schema if pa.types.is_nested(f.type)):
+            frame[name] = own(frame[name].to_numpy())
+        return frame
     if batch_format == "polars":
-        return require("polars", "polars", "batch_format='polars'").from_arrow(table)
-    return {name: to_numpy(table.column(i)) for i, name in enumerate(table.column_names)}
+        return require("polars", "polars", "batch_format='polars'").from_arrow(owned(table))
+    if batch_format == "arrow":
+        return owned(table)
+    return {name: own(to_numpy(table.column(i))) for i, name in enumerate(table.column_names)}
+
+
+def own(values: np.ndarray) -> np.ndarray:
+    """A copy that shares no memory with `values`, nor do the arrays in it. Dicts and lists in it must be new."""
+    copied = np.array(values)
+    if values.dtype.kind == "O":
+        for i, value in enumerate(values):
+            if isinstance(value, np.ndarray):
+                copied[i] = own(value)
+            elif isinstance(value, str):
+                break  # a column of texts
+    return copied
+
+
+def owned(table: pa.Table) -> pa.Table:
+    """A copy whose every buffer is new: a table may lie over an array that somebody writes to, which nothing tells."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as out:
+        out.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
 
 
 def to_numpy(column: pa.ChunkedArray) -> np.ndarray:
@@ -137,7 +162,8 @@ def from_result(result: Any, rows: int | None, name: str, output: str, types: pa
     of columns, a list of dicts, an Arrow table or record batch, a pandas or polars frame, and bare arrays, series,
     tensors and lists. 2-D arrays become fixed-size lists. Raises BadOutput for another number of rows, None, a
     generator, one value for all rows, and columns that are no columns. Python's own numbers, which have no width, are
-    taken as `types` says; values that have a type keep it.
+    taken as `types` says; values that have a type keep it. All is copied: the function may use its memory again.
+    Raises SomeFailed where an exception stands for a row, in a list or in an array of objects.
     """
     found = _Found(name, rows, types)
     table = found.table(result, output)
@@ -148,6 +174,9 @@ def from_result(result: Any, rows: int | None, name: str, output: str, types: pa
     duplicates = {n for n in table.column_names if table.column_names.count(n) > 1}
     if duplicates:
         raise found.error(f"returned two columns named {min(duplicates)!r}")
+    if found.failed:
+        lost = np.isin(np.arange(table.num_rows), list(found.failed))
+        raise SomeFailed(table.filter(~lost), found.failed, table.filter(lost))
     return table
 
 
@@ -158,6 +187,7 @@ class _Found:
         self.name = name
         self.rows = rows
         self.types = {} if types is None else {f.name: f.type for f in types}
+        self.failed: dict[int, BaseException] = {}
 
     def error(self, what: str) -> BadOutput:
         given = "" if self.rows is None else f"was given {_rows(self.rows)} and "
@@ -169,15 +199,15 @@ class _Found:
 
     def table(self, result: Any, output: str) -> pa.Table:
         if isinstance(result, pa.Table):
-            return result
+            return owned(result)
         if isinstance(result, pa.RecordBatch):
-            return pa.Table.from_batches([result])
+            return owned(pa.Table.from_batches([result]))
         if result is None:
             raise self.error("returned None")
         if _is_from("pandas", result, "DataFrame"):
             return self._from_columns(_pandas_columns(result, self))
         if _is_from("polars", result, "DataFrame"):
-            return _readable(result.to_arrow())
+            return owned(_readable(result.to_arrow()))
         if isinstance(result, np.ndarray) and result.dtype.names:
             return self._from_columns({n: result[n] for n in result.dtype.names})
         if isinstance(result, Mapping):
@@ -194,6 +224,8 @@ class _Found:
 
     def _from_rows(self, result: list[Any]) -> pa.Table:
         names: dict[str, None] = {}
+        self.failed.update({i: row for i, row in enumerate(result) if isinstance(row, BaseException)})
+        result = [{} if i in self.failed else row for i, row in enumerate(result)] if self.failed else result
         for row in result:
             if not isinstance(row, Mapping):
                 raise self.error(f"returned a list that mixes dicts with {type(row).__name__}")
@@ -223,22 +255,25 @@ class _Found:
         return pa.table(arrays)
 
     def _column(self, column: str, values: Any) -> pa.Array | pa.ChunkedArray:
-        if isinstance(values, (pa.Array, pa.ChunkedArray)):
-            return values
-        if _is_from("pandas", values, "Series") or _is_from("pandas", values, "Index"):
-            values = _pandas_values(values)
-        elif _is_from("polars", values, "Series"):
-            return _readable(pa.table({column: values.to_arrow()})).column(0)
-        elif _is_from("torch", values, "Tensor"):
-            values = tensor_to_numpy(values)
-        if isinstance(values, pa.Array | pa.ChunkedArray):
-            return values
         try:
+            if _is_from("pandas", values, "Series") or _is_from("pandas", values, "Index"):
+                values = _pandas_values(values)
+            elif _is_from("polars", values, "Series"):
+                values = _readable(pa.table({column: values.to_arrow()})).column(0)
+            elif _is_from("torch", values, "Tensor"):
+                values = tensor_to_numpy(values)
+            if isinstance(values, (pa.Array, pa.ChunkedArray)):
+                return owned(pa.table({column: values})).column(0)
             if isinstance(values, np.ndarray):
                 return self._from_array(column, values)
             if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray, memoryview)):
                 return _from_list(values, self.types.get(column))
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as e:
+            listed = values if isinstance(values, Sequence) else values.tolist()
+            failed = {i: v for i, v in enumerate(listed) if isinstance(v, BaseException)}
+            if failed:
+                self.failed.update(failed)
+                return self._column(column, [None if i in failed else v for i, v in enumerate(listed)])
             raise self.error(f"returned values in column {column!r} that have no one type ({e})") from e
         raise self.error(f"returned {_what(values)} as column {column!r}")
 
@@ -249,11 +284,19 @@ class _Found:
             raise self.error(f"returned complex numbers in column {column!r}, which no file format holds")
         if values.ndim > 1 and values.shape[-1] == 0:
             raise self.error(f"returned an array of shape {values.shape} as column {column!r}")
-        return from_array(values)
+        if isinstance(values, np.ma.MaskedArray):
+            if values.ndim > 1 and np.ma.is_masked(values):
+                raise self.error(f"returned masked values in an array of shape {values.shape} as column {column!r}")
+            return (
+                pa.array(np.array(values.data), mask=np.ma.getmaskarray(values))
+                if values.ndim == 1
+                else from_array(np.array(values.data))
+            )
+        return from_array(values if values.dtype.kind == "O" else np.array(values, order="C"))
 
 
 def from_array(values: np.ndarray) -> pa.Array:
-    """An array as a column: 1-D as it is (no copy where Arrow needs none), more axes as nested fixed-size lists."""
+    """An array as a column, sharing its memory where Arrow can; more axes as nested fixed-size lists."""
     if values.dtype.kind == "O" and values.ndim > 1:
         return pa.array(values.tolist())
     if values.dtype.kind == "O":

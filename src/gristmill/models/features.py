@@ -189,7 +189,7 @@ def as_column(values: Any, rows: int, name: str, column: str) -> pa.Array:
     if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim and len(values) == rows and values.dtype.kind in "fiub":
-        return from_array(values)
+        return from_array(np.array(values, order="C"))  # a model may write its next answers where these are
     return from_result({column: values}, rows, name, column).column(0)
 
 

@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel, BadOutput, GristmillError
 from gristmill.io.lossless import Lossy, is_list, lossless
-from gristmill.models.batches import from_result, to_batch
+from gristmill.models.batches import from_result, own, to_batch, to_numpy
 from gristmill.models.extras import installed, require
 from gristmill.models.returns import parse_schema
 from gristmill.models.suggest import did_you_mean
 from gristmill.models.takes import takes_of
 from gristmill.plan.contracts import ModelInfo, Place, Prepared, Refusal
+from gristmill.plan.failing import SomeFailed
 from gristmill.plan.secret import reveal
 from gristmill.plan.specs import Call, FunctionModel
 
@@ -180,13 +181,16 @@ class LoadedFunction:
             rows = self._takes.given(rows)
             refused = self._takes.refused(rows)
             rows = self._takes.without_nulls(rows)
-        inputs = to_batch(rows, "numpy") if self._format == "numpy" else rows
+        inputs = {n: _ahead(rows.column(n)) for n in rows.column_names} if self._format == "numpy" else rows
         return Prepared(rows.num_rows, inputs, refused=refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         """What the function returned for the rows at `index`. Raises BadOutput where it is not one row for each."""
         result = self._call(self._batch(prepared.inputs, index))
-        return self._typed(from_result(result, len(index), self._name, self._output, self._returns))
+        try:
+            return self._typed(from_result(result, len(index), self._name, self._output, self._returns))
+        except SomeFailed as e:
+            raise SomeFailed(self._typed(e.table) if e.table.num_rows else e.table, e.failed) from None
 
     def close(self) -> None:
         """Calls the `close` method of a class that has one."""
@@ -199,7 +203,10 @@ class LoadedFunction:
         if isinstance(inputs, pa.Table):
             return to_batch(inputs.slice(start, count) if contiguous else inputs.take(index), self._format)
         where: Any = slice(start, start + count) if contiguous else index
-        return {name: _own(values[where]) for name, values in inputs.items()}
+        return {
+            name: own(values[where] if isinstance(values, np.ndarray) else to_numpy(values.take(index)))
+            for name, values in inputs.items()
+        }
 
     def _typed(self, table: pa.Table) -> pa.Table:
         if self._renamed is not None and table.column_names != [self._renamed]:
@@ -227,9 +234,10 @@ class LoadedFunction:
         return pa.table(columns, schema=self._returns)
 
 
-def _own(values: np.ndarray) -> np.ndarray:
-    # A function may change a batch of objects in place; the window's arrays must not see it: rows may be scored again.
-    return values.copy() if values.dtype.kind == "O" else values
+def _ahead(column: pa.ChunkedArray) -> np.ndarray | pa.ChunkedArray:
+    # Lists and dicts are made anew for every call, as a function may change them; what is of one piece is copied.
+    nested = pa.types.is_nested(column.type) and not pa.types.is_fixed_size_list(column.type)
+    return column if nested else to_numpy(column)
 
 
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

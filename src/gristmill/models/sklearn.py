@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
+from gristmill.models.batches import to_batch
 from gristmill.models.cache import file_digest
 from gristmill.models.columns import check_columns, is_number
 from gristmill.models.extras import installed, require
@@ -236,7 +237,8 @@ class LoadedEstimator:
 
     def _called(self, rows: Any) -> Any:
         if isinstance(rows, pa.Table):
-            return self._call(require("pandas", "pandas", self._name) and rows.to_pandas())
+            return self._call(to_batch(rows, "pandas"))
+        rows = np.array(rows)  # an estimator may work in place (copy=False), and the rows may be scored again
         if self._named:
             import pandas as pd
 

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import signal
 import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gristmill.errors import GristmillError
 from gristmill.plan.contracts import Death, Failure
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 TRACE = 16_000  # characters of a traceback that are kept, the last ones: the user's own frames
+
+
+class SomeFailed(Exception):
+    """Rows of a batch were answered with an exception each, the others with values. Raised by Model.predict and steps.
+
+    `table` has the others alone, in their order; `failed` the exceptions by the number of the answer, and `lost` what
+    else was in those answers.
+    """
+
+    def __init__(self, table: pa.Table, failed: Mapping[int, BaseException], lost: pa.Table | None = None) -> None:
+        super().__init__(f"{len(failed)} rows failed")
+        self.table = table
+        self.failed = failed
+        self.lost = lost
 
 
 def failure_of(error: BaseException, kind: str = "other") -> Failure:

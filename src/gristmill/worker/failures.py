@@ -11,7 +11,7 @@ import pyarrow as pa
 from gristmill.batching.policy import Budget
 from gristmill.errors import BadOutput, GristmillError
 from gristmill.plan.contracts import Failure
-from gristmill.plan.failing import failure_of
+from gristmill.plan.failing import SomeFailed, failure_of
 
 # Design §6: after this many rows failed with none between them that worked, the model itself is tried again.
 DOUBT_AFTER = 20
@@ -110,6 +110,8 @@ class Isolation:
                 output = self._call(rows)
             except (GristmillError, KeyboardInterrupt):
                 raise
+            except SomeFailed as e:
+                self._told(rows, e, found)
             except BaseException as e:  # also SystemExit, and panics of extension modules
                 if self._out_of_memory(e) and len(rows) > 1:
                     size = self._shrink(len(rows)).rows
@@ -125,9 +127,23 @@ class Isolation:
                 found.outputs.append((rows, output))
         return found
 
+    def _told(self, rows: np.ndarray, answer: SomeFailed, found: Scores) -> None:
+        """Rows that the function itself says have failed: nothing is to be found out, and it is not called again."""
+        worked = np.setdiff1d(np.arange(len(rows)), list(answer.failed))
+        if len(worked):
+            self._doubt.worked()
+            found.outputs.append((rows[worked], answer.table))
+        found.dead.extend(told_dead(int(rows[i]), self._stage, e) for i, e in sorted(answer.failed.items()))
+
     def _blame(self, row: int, error: BaseException) -> DeadRow:
         failure = self._doubt.failed(error, self._out_of_memory(error))
         return DeadRow(row, self._stage, failure.type, failure.message, failure.traceback)
+
+
+def told_dead(row: int, stage: str, error: BaseException) -> DeadRow:
+    """A row that was answered with an exception."""
+    failure = failure_of(error, "model")
+    return DeadRow(row, stage, failure.type, failure.message, failure.traceback)
 
 
 def length_error(name: str, given: int, returned: int) -> BadOutput:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,14 @@ import pyarrow as pa
 from gristmill.batching.policy import Budget
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
+from gristmill.plan.failing import SomeFailed
 from gristmill.plan.specs import Step
-from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
+from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error, told_dead
 
 STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, little enough to hold several copies
 ROW = "_row"
+# What cannot change after it was given out; all else that a flat_map makes is copied.
+_FIXED = {str, int, float, bool, bytes, type(None), datetime.datetime, datetime.date}
 
 
 class LoadedStep:
@@ -31,7 +37,7 @@ class LoadedStep:
         self.sparse = False  # whether it has returned dicts
         self.call: Callable[[Any], Any] | None = None if step.call is None else load_call(step.call)
         self._where: Any = None
-        self._good: Any = None  # what the function was given last when it worked
+        self._good: Callable[[], Any] | None = None  # makes what the function was given last when it worked
         self.doubt = Doubt(self._still_works)
 
     def _still_works(self) -> bool | None:
@@ -39,7 +45,9 @@ class LoadedStep:
             return None
         assert self.call is not None
         try:
-            self.call(self._good)
+            result = self.call(self._good())
+            if self.step.kind == "flat_map":
+                list(result)
         except KeyboardInterrupt:
             raise
         except BaseException:  # any failure is the answer to the question asked here
@@ -126,9 +134,14 @@ class LoadedStep:
         origin: list[int] = []
         dead: list[DeadRow] = []
         for start in range(0, rows.num_rows, STEP_ROWS):
-            for number, row in enumerate(self._given(rows.slice(start, STEP_ROWS)).to_pylist(), start):
+            given = self._given(rows.slice(start, STEP_ROWS))
+            for number, row in enumerate(given.to_pylist(), start):
                 try:
-                    pieces = list(self._pieces(self.call(row)))
+                    result = self.call(row)
+                    if isinstance(result, BaseException):
+                        dead.append(told_dead(number, f"step {self.step.name}", result))
+                        continue
+                    pieces = list(self._pieces(result))
                 except (BadOutput, KeyboardInterrupt):
                     raise
                 except BaseException as e:
@@ -137,7 +150,7 @@ class LoadedStep:
                         DeadRow(number, f"step {self.step.name}", failure.type, failure.message, failure.traceback)
                     )
                 else:
-                    self._good = row
+                    self._good = partial(_row, given, number - start)
                     self.doubt.worked()
                     made.extend(pieces)
                     origin.extend([number] * len(pieces))
@@ -156,7 +169,7 @@ class LoadedStep:
                 raise BadOutput(
                     f"flat_map {self.step.name} returned a list of {type(piece).__name__}: it must hold dicts"
                 )
-            yield piece
+            yield {n: v if type(v) in _FIXED else copy.deepcopy(v) for n, v in piece.items()}
 
     # ------------------------------------------------ calls
 
@@ -164,7 +177,7 @@ class LoadedStep:
         return rows if self._takes is None else self._takes.given(rows)
 
     def _called(self, rows: pa.Table, dead: list[DeadRow]) -> list[tuple[np.ndarray, pa.Table]]:
-        from gristmill.models.batches import ROWS, from_result, to_batch
+        from gristmill.models.batches import ROWS, from_result, owned, to_batch
 
         assert self.call is not None and self.step.call is not None
         function, form, name = self.call, self.step.call.batch_format, self.step.name
@@ -174,11 +187,14 @@ class LoadedStep:
         def call(index: np.ndarray) -> pa.Table:
             given = numbered.slice(int(index[0]), len(index))
             given = given.set_column(given.num_columns - 1, ROW, pa.array(np.arange(len(index), dtype=np.int64)))
-            batch = to_batch(given, form)
-            result = from_result(function(batch), None, f"step {name}", "output")
+            answered = function(to_batch(given, form))
+            try:
+                result = from_result(answered, None, f"step {name}", "output")
+            except SomeFailed as e:
+                raise self._told(e, len(index)) from None
             self.sparse = self.sparse or ROWS in (result.schema.metadata or {})
             if len(index) == 1 or self._good is None:
-                self._good = to_batch(given.slice(0, 1), form)
+                self._good = partial(to_batch, owned(given.slice(0, 1)), form)
             if ROW not in result.column_names and result.num_rows != len(index):
                 raise length_error(f"step {name}", len(index), result.num_rows)
             return result
@@ -196,6 +212,30 @@ class LoadedStep:
             outputs += found.outputs
             dead += found.dead
         return outputs
+
+    def _told(self, answer: SomeFailed, given: int) -> SomeFailed:
+        """The same with the exceptions by row given, where the step says with `_row` which rows its answers are for."""
+        count = answer.table.num_rows + len(answer.failed)
+        if ROW not in answer.table.column_names:
+            if count != given:
+                raise length_error(f"step {self.step.name}", given, count)
+            return answer
+        assert answer.lost is not None
+        of = answer.lost.column(ROW)
+        if of.null_count:
+            raise BadOutput(f"step {self.step.name} returned an exception without saying for which `_row`")
+        errors = [answer.failed[i] for i in sorted(answer.failed)]
+        failed = dict(zip(self._checked_rows(of, given).tolist(), errors, strict=True))
+        numbers = self._checked_rows(answer.table.column(ROW), given)
+        others = ~np.isin(np.arange(given), list(failed))
+        kept = others[numbers]
+        among = np.cumsum(others) - 1
+        table = answer.table.filter(kept)
+        return SomeFailed(table.set_column(table.column_names.index(ROW), ROW, pa.array(among[numbers[kept]])), failed)
+
+
+def _row(rows: pa.Table, number: int) -> dict[str, Any]:
+    return rows.slice(number, 1).to_pylist()[0]  # type: ignore[no-any-return]
 
 
 def _made_schema(made: list[dict[str, Any]]) -> pa.Schema | None:
