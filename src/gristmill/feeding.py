@@ -244,7 +244,8 @@ class ShardFeed:
             if self.probe.rows >= MOST_PROBED:
                 self._fail(error, "the model fails on every one of the first rows")
             else:  # bad rows may stand at the beginning: the run is asked for more of them
-                self.probed = {"schema": None, "rows": self.probe.rows, "ok": 0, "figures": {}}
+                rows = self.probe.rows
+                self.probed = {"schema": None, "rows": rows, "ok": 0, "dead": rows, "figures": {}}
         elif error.kind in ("io", "other") and a.errors + 1 < TRIES:
             a.errors += 1
             self._probe_again()

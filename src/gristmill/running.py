@@ -41,7 +41,7 @@ from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed, SinkBusy
-from gristmill.feeding import ShardFeed
+from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Report
 from gristmill.plan import shard
@@ -401,7 +401,9 @@ class Run:
         """The probe has answered: fix schema and shards, write the plan; or look at more rows if none was scored."""
         answer, asked = feed.probed, feed.probe
         assert asked is not None and asked.rows is not None
-        if answer["schema"] is None and answer["rows"] >= asked.rows:
+        # Rows that are all filtered cost little: the next ones are looked at, however many that takes.
+        more = asked.rows < MOST_PROBED or not answer["dead"]
+        if answer["schema"] is None and answer["rows"] >= asked.rows and more:
             feed.probe_further(self._probe_task(asked.rows * 16))
             return
         shipping.check_columns(r, self.sink, answer)

@@ -17,10 +17,10 @@ from gristmill.batching.sweep import Sweep
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, fitted, together
 from gristmill.models.batches import ROWS
-from gristmill.models.columns import numbers
 from gristmill.plan.contracts import Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
+from gristmill.worker.finite import holds_nan, not_finite
 from gristmill.worker.prepare import Identity, Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import LoadedStep, post_step
@@ -116,9 +116,11 @@ class Predict:
 
     # ------------------------------------------------ the probe
 
-    def keep(self, scored: Scored) -> None:
-        """Remember what a probe scored, so that its shard need not score it again."""
-        self._kept += scored.raw
+    def keep(self, scored: Scored, anew: bool) -> None:
+        """Remember what a probe scored, so that its shard need not score it again. `anew`: in place of what an earlier,
+        smaller probe did, whose rows are among these.
+        """
+        self._kept = [*([] if anew else self._kept), *scored.raw]
 
     def _from_probe(self, task: Task, window: Window) -> list[tuple[np.ndarray, pa.Table]]:
         """Outputs of this window's rows that the probe has scored. The probe reads from the start of shard 0."""
@@ -261,15 +263,16 @@ class Predict:
         place = np.sort(np.concatenate([index, np.array(sorted(r.row for r in blank), dtype=np.int64)]))
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
-        if self._recipe.on_nan == "dead":
-            rows, identity, place = self._without_nan(rows, results.column_names, identity, place, dead)
         names = list(results.column_names)
+        rows, identity, place = self._finite(rows, names, identity, place, dead)
         for number, step in enumerate(self._post):
             before = rows
             rows, origin, failed = post(number, step, before, identity)
             dead += [DeadRow(int(place[d.row]), d.stage, d.error, d.message, d.traceback) for d in failed]
             identity, place = identity.take(origin), place[origin]
             names += [n for n in rows.column_names if n not in before.column_names]
+        if self._post:
+            rows, identity, place = self._finite(rows, names, identity, place, dead)
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
         sparse = any(ROWS in (t.schema.metadata or {}) for _, t in outputs) or any(s.sparse for s in self._post)
@@ -309,18 +312,24 @@ class Predict:
             rows = rows.append_column(results.schema.field(name), results.column(name))
         return rows
 
-    def _without_nan(
+    def _finite(
         self, rows: pa.Table, names: list[str], identity: Identity, place: np.ndarray, dead: list[DeadRow]
     ) -> tuple[pa.Table, Identity, np.ndarray]:
+        """Without the rows whose answers hold NaN or infinity, where these are to be dead letters."""
+        if self._recipe.on_nan != "dead":
+            return rows, identity, place
         bad = np.zeros(rows.num_rows, dtype=bool)
         for name in names:
-            found = _nan_rows(rows.column(name))
-            if found is not None and found.any():
-                dead += [
-                    DeadRow(int(place[i]), "model", "NaN", f"{self._recipe.model.name} returned NaN in column {name!r}")
-                    for i in np.flatnonzero(found & ~bad)
-                ]
-                bad |= found
+            found = not_finite(rows.column(name))
+            if found is None or not found.any():
+                continue
+            nan = holds_nan(rows.column(name))
+            assert nan is not None
+            for i in np.flatnonzero(found & ~bad).tolist():
+                error, what = ("NaN", "NaN") if nan[i] else ("Infinite", "an infinite value")
+                message = f"{self._recipe.model.name} returned {what} in column {name!r}"
+                dead.append(DeadRow(int(place[i]), "model", error, message))
+            bad |= found
         if not bad.any():
             return rows, identity, place
         keep = np.flatnonzero(~bad)
@@ -332,42 +341,3 @@ def _planned(table: pa.Table, planned: pa.Schema | None) -> pa.Table:
     if planned is None:
         return table
     return fitted(table, pa.schema([planned.field(f.name) if f.name in planned.names else f for f in table.schema]))
-
-
-def _nan_rows(column: pa.ChunkedArray) -> np.ndarray | None:
-    """Which rows hold a NaN; None where the type cannot hold one. Nulls are not NaN."""
-    kind = column.type
-    if pa.types.is_floating(kind):
-        if column.null_count == 0:
-            chunks = [np.isnan(x) for chunk in column.chunks if (x := numbers(chunk)) is not None]
-            return np.concatenate([np.empty(0, dtype=bool), *chunks])
-        return np.asarray(column.is_nan().fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type) and kind.list_size > 0:
-        if column.null_count:
-            parts = [_nan_list(chunk.drop_null()) for chunk in column.chunks]
-            out = np.zeros(len(column), dtype=bool)
-            out[np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))] = np.concatenate(parts)
-            return out
-        return np.concatenate([_nan_list(chunk) for chunk in column.chunks]) if column.num_chunks else None
-    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
-        flat = column.combine_chunks()
-        if isinstance(flat, pa.ChunkedArray):
-            flat = flat.chunk(0) if flat.num_chunks else pa.array([], kind)
-        values, parents = flat.flatten(), flat.value_parent_indices()
-        out = np.zeros(len(column), dtype=bool)
-        bad = values.is_nan().fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-        out[parents.to_numpy()[bad]] = True
-        return out
-    return None
-
-
-def _nan_list(chunk: pa.FixedSizeListArray) -> np.ndarray:
-    flat = chunk.flatten()
-    plain = numbers(flat)
-    values = (flat.to_numpy(zero_copy_only=False) if plain is None else plain).reshape(len(chunk), -1)
-    # The sum of a row is NaN where a value is (or where infinities meet): one pass, then a look at the few that are.
-    with np.errstate(invalid="ignore", over="ignore"):
-        doubtful = np.isnan(values.sum(axis=1))
-    if doubtful.any():
-        doubtful[doubtful] = np.isnan(values[doubtful]).any(axis=1)
-    return np.asarray(doubtful)

@@ -35,6 +35,7 @@ from gristmill.worker.suspects import Applied, Suspects, killer, of_task
 
 T = TypeVar("T")
 
+UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0}
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
 SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
 
@@ -114,6 +115,7 @@ class ShardWorker:
         self._files = stages.recipe.files
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._stopping = threading.Event()
+        self._answers: dict[str, Any] = {}  # to probes
         self._dropped: set[str] = set()
         self._ticked = time.monotonic()
         # What is scored of the item at hand: its key, source rows, and piece and position of the last one.
@@ -284,7 +286,7 @@ class ShardWorker:
         self._watch.beat()
 
     def _write(self, scored: queue.Queue[_Parcel | None], emit: Emit) -> None:
-        commits: dict[str, Any] = {}
+        commits: dict[str, ShardCommit] = {}
         failed: set[str] = set()  # attempts whose outcome is said already; what follows of them is dropped
         while (parcel := scored.get()) is not None:
             if parcel.item.key not in failed and (error := self._written(parcel, commits, emit)) is not None:
@@ -300,7 +302,7 @@ class ShardWorker:
         for commit in commits.values():
             commit.abort()
 
-    def _written(self, parcel: _Parcel, commits: dict[str, Any], emit: Emit) -> BaseException | None:
+    def _written(self, parcel: _Parcel, commits: dict[str, ShardCommit], emit: Emit) -> BaseException | None:
         """Write a window, or end its shard; the failure that ends the attempt, if any."""
         item, body = parcel.item, parcel.body
         task: Task = item.value
@@ -308,7 +310,7 @@ class ShardWorker:
             if isinstance(body, _End) and body.failure is not None:
                 raise body.failure
             if task.kind == "probe":
-                self._probed(item, body, commits, emit)
+                self._probed(item, body, emit)
                 return None
             commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
             commits[item.key] = commit
@@ -321,25 +323,21 @@ class ShardWorker:
             return e
         return None
 
-    def _probed(self, item: Item, body: Scored | _End, commits: dict[str, Any], emit: Emit) -> None:
+    def _probed(self, item: Item, body: Scored | _End, emit: Emit) -> None:
         """The answer to a probe: the schema of its output rows, and how long they took."""
         if isinstance(body, Scored):
-            self._predict.keep(body)
+            self._predict.keep(body, anew=item.key not in self._answers)
             rows = output_rows(body, self._recipe.output, item.value)
-            known = commits.get(item.key)
-            figures = {**body.figures, "prepare_seconds": body.window.seconds}
-            answer = {
-                "schema": encode_schema(rows.schema) if rows.num_rows else None,
-                "rows": body.window.rows.num_rows,
-                "ok": rows.num_rows,
-                "results": list(body.results),
-                "figures": figures,
-                "bytes": rows.nbytes,
-            }
-            if known is None or (known["schema"] is None and answer["schema"] is not None):
-                commits[item.key] = answer
+            answer = self._answers.setdefault(item.key, {**UNPROBED, "results": [], "figures": {}})
+            counts, figures = body.counts, {**body.figures, "prepare_seconds": body.window.seconds}
+            answer["rows"] += counts.rows_in
+            answer["dead"] += counts.dead + counts.derived_dead
+            answer["ok"] += rows.num_rows
+            answer["figures"] = {k: v + answer["figures"].get(k, 0.0) for k, v in figures.items()}
+            if answer["schema"] is None and rows.num_rows:
+                answer.update(schema=encode_schema(rows.schema), results=list(body.results))
             return
-        emit(Outcome(self._name, item.key, commits.pop(item.key, {"schema": None, "rows": 0, "ok": 0, "figures": {}})))
+        emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
 
 
 class CarefulScore:

@@ -1,0 +1,89 @@
+"""First rows of which none can be scored: more are looked at, and each is counted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill import api
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """3,000 rows."""
+    path = tmp_path_factory.mktemp("numbers") / "in.parquet"
+    pq.write_table(pa.table({"id": np.arange(ROWS), "x": np.arange(ROWS) * 1.0}), path, row_group_size=100)
+    return str(path)
+
+
+def nan_first(n):
+    return lambda b: {"y": np.where(b["id"] < n, np.nan, b["x"])}
+
+
+def bad_first(n):
+    def answer(batch):
+        if (batch["id"] < n).any():
+            raise ValueError("first rows")
+        return {"y": batch["x"]}
+
+    return answer
+
+
+def told_first(n):
+    return lambda b: {"y": [ValueError("told") if i < n else float(i) for i in b["id"]]}
+
+
+def twice(row):
+    return [{"part": 0}, {"part": 1}]
+
+
+def later(n):
+    return gm.filter(f"id >= {n}")
+
+
+def late(n):
+    return gm.filter(lambda b: b["id"] >= n)
+
+
+CASES = {
+    "NaN": (nan_first, [], []),
+    "NaN after a flat_map": (nan_first, [gm.flat_map(twice)], []),
+    "NaN after a step": (nan_first, [gm.step(lambda b: {"k": b["id"]})], []),
+    "told": (told_first, [], []),
+    "filtered": (lambda n: lambda b: {"y": b["x"]}, [later], []),
+    "filtered by a function": (lambda n: lambda b: {"y": b["x"]}, [late], []),
+    "filtered behind a flat_map": (lambda n: lambda b: {"y": b["x"]}, [gm.flat_map(twice), late], []),
+    "dead in a step": (lambda n: lambda b: {"y": b["x"]}, [lambda n: gm.step(told_first(n))], []),
+    "dead in a post step": (lambda n: lambda b: {"m": b["x"]}, [], [lambda n: gm.step(told_first(n))]),
+    "NaN in a post step": (lambda n: lambda b: {"m": b["x"]}, [], [lambda n: gm.step(nan_first(n))]),
+}
+
+
+RUNS = [(case, first, 0) for case in CASES for first in (64, 200, 1100)]
+RUNS += [(case, 200, 1) for case in CASES if not case.startswith("filtered")]  # processes of their own for some
+
+
+@pytest.mark.parametrize(("case", "first", "workers"), RUNS)
+def test_fault_60_counts_are_right(numbers: str, tmp_path: Path, case: str, first: int, workers: int) -> None:
+    """However many first rows are dead or filtered, and by what, every row is there once and counts add up."""
+    make, steps, post = CASES[case]
+    made = {"steps": [s(first) if not hasattr(s, "kind") else s for s in steps], "post": [s(first) for s in post]}
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    report = gm.Job(numbers, make(first), sink, **made, workers=workers, gates={"min_ok": 0.1}).run()
+    copies = 2 if "flat_map" in case else 1
+    ids = gm.read(str(tmp_path / "out")).to_table()
+    assert ids["id"].to_pylist() == [i for i in range(first, ROWS) for _ in range(copies)]
+    assert "y" in ids.column_names
+    filtered = case.startswith("filtered")
+    assert report.rows_in == ROWS
+    assert report.rows_dead == (0 if filtered else first * copies)
+    assert report.rows_filtered == (first * copies if filtered else 0)
+    assert len(gm.dead(str(tmp_path / "out"))) == report.rows_dead
+    assert api.verify(str(tmp_path / "out")).ok
