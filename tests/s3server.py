@@ -6,6 +6,7 @@ import http.client
 import http.server
 import json
 import random
+import re
 import socket
 import subprocess
 import threading
@@ -132,29 +133,48 @@ class Forgetful:
 
 
 class Troubled:
-    """A proxy in front of a server, which counts requests and, where there is `trouble`, answers every so manyth one
-    with 503 or 429, late, or not at all after the server has done what was asked.
+    """A proxy in front of a server, which counts requests and answers every so manyth one of those that are `wanted`
+    with an error status, late, cut off, or not at all: after the server has done what was asked ("lost") or before
+    ("silent").
     """
 
     KINDS = ("503", "lost", "429", "late")
 
-    def __init__(self, address: str, every: int = 0) -> None:
+    def __init__(self, address: str, every: int = 0, kinds: tuple[str, ...] = KINDS, wanted: str = "") -> None:
         self.seen: Counter[str] = Counter()
         self.troubles: Counter[str] = Counter()
+        self.every, self.kinds, self.wanted = every, kinds, re.compile(wanted)
+        self._over = threading.Event()
+        counted = 0
         lock, outer = threading.Lock(), self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _pass(self) -> None:
+                nonlocal counted
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 with lock:
                     outer.seen[self.command] += 1
-                    count = outer.seen.total()
-                    trouble = outer.KINDS[(count // every) % len(outer.KINDS)] if every and count % every == 0 else ""
+                    trouble, every = "", outer.every
+                    if every and outer.wanted.search(f"{self.command} {self.path} {dict(self.headers)}"):
+                        counted += 1
+                        trouble = outer.kinds[(counted // every) % len(outer.kinds)] if counted % every == 0 else ""
                     outer.troubles[trouble] += 1
-                if trouble in ("503", "429"):
-                    text = b"<Error><Code>SlowDown</Code><Message>slow down</Message></Error>"
+                if trouble == "silent":
+                    outer._over.wait()
+                    self.close_connection = True
+                    return
+                if trouble.isdigit():
+                    codes = {
+                        "409": "ConditionalRequestConflict",
+                        "403": "AccessDenied",
+                        "404": "NoSuchBucket",
+                        "503": "SlowDown",
+                        "429": "SlowDown",
+                    }
+                    code = codes.get(trouble, "Refused")
+                    text = f"<Error><Code>{code}</Code><Message>trouble</Message></Error>".encode()
                     self._answer(int(trouble), {"Content-Type": "application/xml"}, text)
                     return
                 if trouble == "late":
@@ -167,7 +187,15 @@ class Troubled:
                 answer = server.getresponse()
                 data = answer.read()
                 server.close()
-                if trouble == "lost":
+                if trouble == "cut" and self.command != "HEAD":
+                    self.send_response_only(answer.status)
+                    for name, value in answer.getheaders():
+                        if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                            self.send_header(name, value)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data[: len(data) // 2])
+                if trouble in ("lost", "cut"):
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
@@ -195,5 +223,6 @@ class Troubled:
 
     def close(self) -> None:
         """Answer nobody any more."""
+        self._over.set()
         self._server.shutdown()
         self._server.server_close()

@@ -13,6 +13,7 @@ from typing import Any
 
 from gristmill.errors import Interrupted
 from gristmill.plan.contracts import Death
+from gristmill.plan.ending import ENDING
 
 
 def cores() -> int:
@@ -84,17 +85,19 @@ class OutOfMemory:
 
 
 class Stops:
-    """SIGINT and SIGTERM while a run goes: the first asks for an end, a second one ends at once.
+    """SIGINT and SIGTERM while a run goes: where it heeds them the first asks for an end; elsewhere, and a second time,
+    they end it at once, as far as that goes: what has to be left behind in order is.
 
-    `number` is the signal that was received, or None. Outside the main thread signals are not ours to catch.
+    `number` is the signal that asked, or None. Outside the main thread signals are not ours to catch.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._heeded = False
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """While inside, signals are noted; the handlers that were there before come back afterwards."""
+        """While inside, signals come here; the handlers that were there before come back afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -104,8 +107,29 @@ class Stops:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            ENDING.over()
+
+    @contextlib.contextmanager
+    def heeded(self) -> Iterator[None]:
+        """While inside, somebody looks at `number` again and again. Raises Interrupted for one that came too late."""
+        self._heeded = True
+        try:
+            yield
+        finally:
+            self._heeded = False
+        if self.number is not None:
+            raise self.interrupted()
+
+    def interrupted(self) -> Interrupted:
+        """The end that was asked for."""
+        assert self.number is not None
+        name = signal.Signals(self.number).name
+        return Interrupted(f"stopped by {name}: run the same command again to go on", exit_code=128 + self.number)
 
     def _on(self, number: int, _: Any) -> None:
+        ENDING.begin()
+        if not self._heeded:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         if self.number is not None:
             raise Interrupted(f"stopped at once by a second {signal.Signals(number).name}", exit_code=128 + number)
         self.number = number

@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import shlex
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -40,7 +39,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed, SinkBusy
+from gristmill.errors import BadJob, GateFailed, GristmillError, RunFailed, SinkBusy
 from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Report
@@ -181,6 +180,10 @@ class Run:
 
     def shards(self) -> Iterator[Receipt]:
         """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise."""
+        with self._stops.caught():
+            yield from self._shards()
+
+    def _shards(self) -> Iterator[Receipt]:
         try:
             self._say(phase="planning")
             ahead.start(self.spec)
@@ -226,7 +229,7 @@ class Run:
         if choice.resumed:
             self._plan = generations.read_plan(self.generation)
         self._settle()
-        with self._stops.caught():
+        with self._stops.heeded():
             yield from self._score()
         self._tell_later(choice.later)
         self._publish()
@@ -355,9 +358,7 @@ class Run:
             events.close()
         if self._stops.number is not None:
             self._say(phase="stopped")
-            name = signal.Signals(self._stops.number).name
-            text = f"stopped by {name}: run the same command again to go on"
-            raise Interrupted(text, exit_code=128 + self._stops.number)
+            raise self._stops.interrupted()
         if feed.fatal is not None:
             self._say(phase="failed")
             raise feed.fatal

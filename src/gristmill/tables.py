@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from gristmill import machine
 from gristmill.commit.generation import META, decode_schema
 from gristmill.commit.publication import published
-from gristmill.commit.store import LocalFiles
+from gristmill.commit.store import LOCAL
 from gristmill.engines.spark_session import first_line, session
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.plan.job import JobSpec, Sink, Source
@@ -257,7 +257,11 @@ class TableSink:
         return os.path.join(_path(where) if where.startswith("file:") else where, f"{table}.gristmill")
 
     def settle(self) -> None:
-        """Point the table at the live result."""
+        """Point the table at the live result, alone: SinkBusy where another run has begun, which does it at its end."""
+        with LOCAL.lease(self._uri, os.path.join(self.folder_sink.uri, META), lambda _: None):
+            self._settle()
+
+    def _settle(self) -> None:
         result = published(self.folder_sink.uri)
         body, live = result.body, result.live()
         folder = os.path.join(self._base, f"data-g{body['generation']:04d}")
@@ -278,16 +282,16 @@ class TableSink:
             return
         import pyarrow.parquet as pq
 
-        files, temporary = LocalFiles(), f"{folder}.{secrets.token_hex(4)}.tmp"
+        temporary = f"{folder}.{secrets.token_hex(4)}.tmp"
         os.makedirs(temporary)
         for part in parts:
-            files.link(part, os.path.join(temporary, os.path.basename(part)))
+            LOCAL.link(part, os.path.join(temporary, os.path.basename(part)))
         if not parts:
             nothing = decode_schema(body["output_schema"]).empty_table()
             pq.write_table(nothing, os.path.join(temporary, "part-none.parquet"), coerce_timestamps="us")
-        files.sync_folder(temporary)
-        files.rename(temporary, folder)
-        files.sync_folder(self._base)
+        LOCAL.sync_folder(temporary)
+        LOCAL.rename(temporary, folder)
+        LOCAL.sync_folder(self._base)
 
     def _point_at(self, folder: str) -> None:
         spark, about = self._spark, _described(self._spark, self._name)
@@ -306,9 +310,11 @@ class TableSink:
         spark.catalog.refreshTable(self._name)
 
     def _forget(self, folder: str) -> None:
-        """Remove all results but this one and the one before."""
-        results = sorted(n for n in os.listdir(self._base) if re.fullmatch(r"data-g\d+", n))
-        for name in results[:-2]:
+        """Remove all results but this one and the one before, and what a run that was killed has not finished."""
+        names = os.listdir(self._base)
+        results = sorted((n for n in names if re.fullmatch(r"data-g\d+", n)), key=lambda n: int(n[6:]))
+        unfinished = [n for n in names if re.fullmatch(r"data-g\d+\.[0-9a-f]{8}\.tmp", n)]
+        for name in [*results[:-2], *unfinished]:
             if name != os.path.basename(folder):
                 shutil.rmtree(os.path.join(self._base, name))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 import gristmill as gm
 from gristmill import tables
+from gristmill.commit.publication import published
 
 pytestmark = pytest.mark.leaves_children  # Spark's own
 
@@ -85,6 +88,24 @@ def test_replaced_in_one_step(spark: Any, shop: str) -> None:
     job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=4.0)).run(restart=True)
     kept = os.path.dirname(tables.folder_of(gm.sink("spark://shop.scored")))
     assert sorted(os.listdir(kept)) == ["data-g0002", "data-g0003", "run"]
+
+
+def test_fault_73_what_a_killed_run_had_begun_to_fill_goes(spark: Any, shop: str, tmp_path: Path) -> None:
+    """Killed with SIGKILL as it gives the filled folder its name: the next run replaces the table and cleans up."""
+    made = job("spark://shop.sold", "spark://shop.scored", doubled)
+    made.run()
+    kept = Path(tables.folder_of(gm.sink("spark://shop.scored")).rpartition("/")[0])
+    dying = "import os\nfrom gristmill.commit.store import LOCAL\nfrom gristmill.tables import TableSink\n"
+    dying += "sink = object.__new__(TableSink)\nsink._base = sys.argv[1]\n"
+    dying += "LOCAL.__class__.rename = lambda *_: os.kill(os.getpid(), 9)\n"
+    dying += "sink._fill(sys.argv[1] + '/data-g0002', [], {'output_schema': sys.argv[2]})\n"
+    schema = published(str(kept / "run")).body["output_schema"]
+    killed = subprocess.run([sys.executable, "-c", "import sys\n" + dying, str(kept), schema])
+    assert killed.returncode == -9
+    assert [n for n in os.listdir(kept) if n.endswith(".tmp")]
+    assert made.run().state == "nothing to do"
+    assert sorted(os.listdir(kept)) == ["data-g0001", "run"]
+    assert spark.table("shop.scored").count() == 300
 
 
 def test_stopped_before_the_table_is_replaced(spark: Any, shop: str, monkeypatch: pytest.MonkeyPatch) -> None:

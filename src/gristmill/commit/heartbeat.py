@@ -21,7 +21,7 @@ from gristmill.errors import SinkBusy
 BEAT = 10.0  # seconds between two beats: one request each
 STALE = 60.0  # design §7: a lease that has not moved for this long, by the watcher's own clock
 LOOK = 2.0  # seconds between two looks at a lease
-HASTE = 2.5  # seconds that a look or giving the lease back may take, twice that at worst: it also goes stale by itself
+HASTE = 1.0  # seconds that a look may take, or each step of leaving in haste, twice that at worst: it also goes stale
 
 
 class ObjectLease:
@@ -74,14 +74,15 @@ class ObjectLease:
             if not _alive(about):
                 time.sleep(LOOK)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *how: object) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join(HASTE)
+        files = self._beating if how[0] is None else self._quick
         with contextlib.suppress(OSError):
-            if self._seen(self._quick) is not None:
-                self._send(self._quick)
-                self._quick.remove(self._path)
+            if self._seen(files) is not None:
+                self._send(files)
+                files.remove(self._path)
 
     def held(self) -> bool:
         """By a look at the object, which another run has replaced or removed if it has begun."""
@@ -115,8 +116,8 @@ class ObjectLease:
                 self._send(self._beating)
 
     def _send(self, files: Any) -> None:
-        while self._notes:
-            path, data = self._notes.popitem()
+        notes, self._notes = self._notes, {}
+        for path, data in list(notes.items()):
             files.note(path, data)
 
     def _body(self) -> bytes:

@@ -12,17 +12,17 @@ import errno
 import io
 import itertools
 import os
-import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from gristmill.commit.heartbeat import ObjectLease, beating
+from gristmill.commit.requests import Contended, answer
 from gristmill.commit.scratch import Scratch
 from gristmill.commit.store import join, sha256_of
 from gristmill.errors import BadJob
@@ -32,9 +32,7 @@ PATIENCE = 180.0  # seconds until a store that does not answer is an error: long
 CHUNK = 16 << 20  # bytes of a part of a multipart upload; smaller files are one PUT
 COPY_LIMIT = 5 << 30  # S3's largest object that one request copies
 _BLOCK = 1024  # items given to the threads at a time
-_LASTING = ("400", "401", "403", "404", "405", "411", "501")  # statuses that another attempt does not change
-_STATUS = re.compile(r"status code: (\d{3}[^:\n<]{0,40})")
-_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+T = TypeVar("T")
 
 
 class ObjectFiles:
@@ -101,9 +99,10 @@ class ObjectFiles:
     def _fetch(self, path: str, copy: str) -> None:
         import obstore
 
-        def fetched() -> None:
+        async def fetched() -> None:
             with open(copy, "wb") as out:
-                for chunk in obstore.get(self._store(), self._key(path)).stream(min_chunk_size=1 << 20):
+                got = await obstore.get_async(self._store(), self._key(path))
+                async for chunk in got.stream(min_chunk_size=1 << 20):
                     out.write(chunk)
 
         self._try(path, fetched)
@@ -124,17 +123,7 @@ class ObjectFiles:
             pass
 
     def _upload(self, path: str) -> None:
-        import obstore
-
-        size, digest = self.digest(path)
-        local, chunk = Path(self._pending[path]), max(CHUNK, size // 9_000)  # a store takes 10,000 parts at most
-        about = {"sha256": digest}
-        self._try(
-            path,
-            lambda: obstore.put(
-                self._store(), self._key(path), local, attributes=about, use_multipart=size > chunk, chunk_size=chunk
-            ),
-        )
+        self._put(path, Path(self._pending[path]), self.digest(path)[1])
         self._forget(path)
 
     def _forget(self, path: str) -> bool:
@@ -154,7 +143,7 @@ class ObjectFiles:
         if self._there(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         if self.size(source) <= COPY_LIMIT:
-            self._try(target, lambda: obstore.copy(self._store(), self._key(source), self._key(target)))
+            self._try(target, lambda: obstore.copy_async(self._store(), self._key(source), self._key(target)))
         else:
             with self.local(source) as local:
                 self._put(target, Path(local), sha256_of(local))
@@ -162,21 +151,17 @@ class ObjectFiles:
     def _put(self, path: str, local: Path, digest: str) -> None:
         import obstore
 
-        chunk = max(CHUNK, local.stat().st_size // 9_000)
-        self._try(
-            path,
-            lambda: obstore.put(
-                self._store(), self._key(path), local, attributes={"sha256": digest}, use_multipart=True,
-                chunk_size=chunk,
-            ),
-        )  # fmt: skip
+        size = local.stat().st_size
+        chunk = max(CHUNK, size // 9_000)  # a store takes 10,000 parts at most
+        about = {"attributes": {"sha256": digest}, "use_multipart": size > chunk, "chunk_size": chunk}
+        self._try(path, lambda: obstore.put_async(self._store(), self._key(path), local, **about))
 
     def same(self, path: str, source: str, size: int, sha256: str) -> bool:
         """By the sha256 that was given with the upload and travels with a copy; by its content where there is none."""
         import obstore
 
         try:
-            found = self._try(path, lambda: obstore.get(self._store(), self._key(path), options={"head": True}))
+            found = self._try(path, lambda: obstore.get_async(self._store(), self._key(path), options={"head": True}))
             told = found.attributes.get("sha256")
             if size >= 0 and found.meta["size"] != size:
                 return False
@@ -188,7 +173,7 @@ class ObjectFiles:
         import obstore
 
         try:
-            self._try(path, lambda: obstore.head(self._store(), self._key(path)))
+            self._try(path, lambda: obstore.head_async(self._store(), self._key(path)))
             return True
         except FileNotFoundError:
             return False
@@ -197,17 +182,20 @@ class ObjectFiles:
 
     def write_new(self, path: str, data: bytes) -> bool:
         """PUT with `If-None-Match: *`. Where the name is taken, also by an attempt whose answer was lost, what stands
-        there tells whose it is.
+        there tells whose it is; where nothing does, another was at it at the same moment, and it is tried again.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        def created() -> bool:
+        async def created() -> bool:
             try:
-                obstore.put(self._store(), self._key(path), data, mode="create")
+                await obstore.put_async(self._store(), self._key(path), data, mode="create")
                 return True
-            except (AlreadyExistsError, PreconditionError):
-                return bytes(obstore.get(self._store(), self._key(path)).bytes()) == data
+            except (AlreadyExistsError, PreconditionError) as e:
+                try:
+                    return (await self._got(path))[0] == data
+                except FileNotFoundError:
+                    raise Contended from e
 
         return bool(self._try(path, created))
 
@@ -215,7 +203,7 @@ class ObjectFiles:
         """One PUT."""
         import obstore
 
-        self._try(path, lambda: obstore.put(self._store(), self._key(path), data, use_multipart=False))
+        self._try(path, lambda: obstore.put_async(self._store(), self._key(path), data, use_multipart=False))
 
     note = write_over
 
@@ -225,28 +213,32 @@ class ObjectFiles:
 
     def look(self, path: str) -> tuple[bytes, dict[str, Any]]:
         """A file, and the version that it has."""
+        return self._try(path, lambda: self._got(path))
+
+    async def _got(self, path: str) -> tuple[bytes, dict[str, Any]]:
         import obstore
 
-        def got() -> tuple[bytes, dict[str, Any]]:
-            found = obstore.get(self._store(), self._key(path))
-            return bytes(found.bytes()), dict(found.meta)
-
-        found: tuple[bytes, dict[str, Any]] = self._try(path, got)
-        return found
+        found = await obstore.get_async(self._store(), self._key(path))
+        return bytes(await found.bytes_async()), dict(found.meta)
 
     def swap(self, path: str, data: bytes, version: Mapping[str, Any]) -> bool:
-        """Replace a file if it still has this version: PUT with `If-Match`; false if it has another one."""
+        """Replace a file if it still has this version: PUT with `If-Match`; false if it has another one. Refused only
+        because another was at it at the same moment, it is tried again.
+        """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         mode: Any = {name: version[name] for name in ("e_tag", "version") if version.get(name)}
 
-        def swapped() -> bool:
+        async def swapped() -> bool:
             try:
-                obstore.put(self._store(), self._key(path), data, mode=mode)
+                await obstore.put_async(self._store(), self._key(path), data, mode=mode)
                 return True
-            except (AlreadyExistsError, PreconditionError):
-                return bytes(obstore.get(self._store(), self._key(path)).bytes()) == data
+            except (AlreadyExistsError, PreconditionError) as e:
+                stands, now = await self._got(path)
+                if stands != data and all(now.get(name) == mode[name] for name in mode):
+                    raise Contended from e
+                return stands == data
 
         return bool(self._try(path, swapped))
 
@@ -256,7 +248,7 @@ class ObjectFiles:
 
         if not self._forget(path):
             with suppress(FileNotFoundError):
-                self._try(path, lambda: obstore.delete(self._store(), self._key(path)))
+                self._try(path, lambda: obstore.delete_async(self._store(), self._key(path)))
 
     # ------------------------------------------------ folders, which are prefixes
 
@@ -280,8 +272,12 @@ class ObjectFiles:
         """Whether anything stands below."""
         import obstore
 
-        prefix = self._key(folder)
-        return bool(self._try(folder, lambda: next(iter(obstore.list(self._store(), prefix, chunk_size=1)), [])))
+        async def first() -> bool:
+            async for _ in obstore.list(self._store(), self._key(folder), chunk_size=1):
+                return True
+            return False
+
+        return self._try(folder, first)
 
     def names(self, folder: str) -> list[str]:
         """One listing request for each 1,000 names."""
@@ -293,7 +289,7 @@ class ObjectFiles:
         import obstore
 
         top = self._key(root)
-        found = self._try(root, lambda: obstore.list_with_delimiter(self._store(), top or None))
+        found = self._try(root, lambda: obstore.list_with_delimiter_async(self._store(), top or None))
         start = len(top) + 1 if top else 0
         yield from (o["path"][start:] for o in found["objects"])
         for prefix in found["common_prefixes"]:
@@ -307,11 +303,10 @@ class ObjectFiles:
 
         prefix = self._key(folder).rstrip("/")
 
-        def listed() -> list[str]:
-            return [o["path"] for chunk in obstore.list(self._store(), prefix, chunk_size=1000) for o in chunk]
+        async def listed() -> list[str]:
+            return [o["path"] async for chunk in obstore.list(self._store(), prefix, chunk_size=1000) for o in chunk]
 
-        found: list[str] = self._try(folder, listed)
-        return found
+        return self._try(folder, listed)
 
     def remove_folder(self, path: str) -> None:
         """Up to 1,000 files a request, where the store can."""
@@ -320,7 +315,7 @@ class ObjectFiles:
         keys = iter(self._keys(path))
         while block := list(itertools.islice(keys, 1000)):
             with suppress(OSError):
-                self._try(path, partial(obstore.delete, self._store(), block))
+                self._try(path, partial(obstore.delete_async, self._store(), block))
 
     # ------------------------------------------------ the rest of the contract
 
@@ -343,13 +338,14 @@ class ObjectFiles:
         """Bytes of an object."""
         import obstore
 
-        return int(self._try(path, lambda: obstore.head(self._store(), self._key(path))["size"]))
+        return int(self._try(path, lambda: obstore.head_async(self._store(), self._key(path)))["size"])
 
     def range(self, path: str, start: int, stop: int) -> bytes:
         """Some bytes of an object."""
         import obstore
 
-        return bytes(self._try(path, lambda: obstore.get_range(self._store(), self._key(path), start=start, end=stop)))
+        span = {"start": start, "end": stop}
+        return bytes(self._try(path, lambda: obstore.get_range_async(self._store(), self._key(path), **span)))
 
     def hasty(self, patience: float) -> ObjectFiles:
         """The same files for who has other things to do: requests fail after so many seconds, twice that at worst."""
@@ -390,46 +386,9 @@ class ObjectFiles:
             )
         return self._opened
 
-    def _try(self, path: str, request: Callable[[], Any]) -> Any:
-        """The request's answer, after further attempts with jitter where it may be had. Raises OSError.
-
-        obstore repeats 5xx and lost connections by itself; this repeats what it may not: a PUT that might have been
-        done, a server that is being restarted.
-        """
-        from obstore.exceptions import BaseError
-        from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
-
-        attempts = Retrying(
-            wait=wait_random_exponential(0.2, max=10), stop=stop_after_delay(self._patience),
-            retry=retry_if_exception(_passing), reraise=True,
-        )  # fmt: skip
-        try:
-            return attempts(request)
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "no such object", path) from None
-        except BaseError as e:
-            raise _plain(e, path) from None
-
-
-def _passing(error: BaseException) -> bool:
-    """Whether another attempt may do better."""
-    from obstore.exceptions import BaseError, GenericError, JoinError
-
-    if not isinstance(error, BaseError) or type(error) not in (BaseError, GenericError, JoinError):
-        return False
-    status = _STATUS.search(str(error))
-    return status is None or not status[1].startswith(_LASTING)
-
-
-def _plain(error: BaseException, path: str) -> OSError:
-    """The error in words of our own: the status, and the code that the store gave."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    text = str(error)
-    status, code = _STATUS.search(text), _CODE.search(text)
-    said = " ".join(m[1].strip() for m in (status, code) if m) or type(error).__name__
-    denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or said.startswith(("401", "403"))
-    return OSError(errno.EACCES if denied else errno.EIO, f"the store answered {said}", path)
+    def _try(self, path: str, request: Callable[[], Awaitable[T]]) -> T:
+        """The request's answer, or an OSError. obstore repeats by itself what cannot have been done already."""
+        return answer(path, request, self._patience)
 
 
 class Ranges(io.RawIOBase):

@@ -34,11 +34,16 @@ class Scratch:
 
     def _made(self) -> str:
         _sweep()
-        folder = tempfile.mkdtemp(prefix=_PREFIX)
-        self._lock = open(os.path.join(folder, "lock"), "a+")  # noqa: SIM115
-        _held(self._lock)
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
+        while True:
+            folder = tempfile.mkdtemp(prefix=_PREFIX)
+            try:
+                self._lock = open(os.path.join(folder, "lock"), "a+")  # noqa: SIM115
+            except FileNotFoundError:
+                continue  # swept, as it was empty
+            if os.name == "nt" or (_held(self._lock) and os.path.exists(self._lock.name)):
+                atexit.register(shutil.rmtree, folder, ignore_errors=True)
+                return folder
+            self._lock.close()  # swept before it was locked
 
 
 def _sweep() -> None:
@@ -46,9 +51,12 @@ def _sweep() -> None:
     above = tempfile.gettempdir()
     for name in os.listdir(above):
         if name.startswith(_PREFIX):
-            with contextlib.suppress(OSError), open(os.path.join(above, name, "lock"), "r+") as lock:
+            folder = os.path.join(above, name)
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # its process was killed before it made a lock; if it lives it makes another
+            with contextlib.suppress(OSError), open(os.path.join(folder, "lock"), "r+") as lock:
                 if _held(lock):
-                    shutil.rmtree(os.path.join(above, name), ignore_errors=True)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _held(file: Any) -> bool:

@@ -38,6 +38,7 @@ from gristmill.plan.contracts import (
     Started,
     Taken,
 )
+from gristmill.plan.ending import ENDING
 from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
@@ -271,6 +272,7 @@ def _obey(
     # The driver closed its end: it has all outcomes it wants, or it is dead. Stop soon, or at once if still loading.
     if not opened:
         os._exit(0)
+    ENDING.begin()
     opened[0].stop()
     items.put(None)
     for inbox in list(boxes.values()):

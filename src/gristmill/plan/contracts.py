@@ -293,7 +293,7 @@ class Lease(Protocol):
         """Whether this run still holds the sink: false, and then for ever, once another run may have begun.
 
         Two system calls on a disk. In a store one request, none within two seconds of the last one, not waited for
-        longer than five; a store that does not answer has given the sink to nobody.
+        longer than two; a store that does not answer has given the sink to nobody.
         """
         ...
 

@@ -1,0 +1,115 @@
+"""Requests to an object store: made again where another attempt may do better, given up where the process is to end.
+
+They are coroutines in a thread of their own, so that whoever waits for one hears signals and can drop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import errno
+import os
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gristmill.plan.ending import ENDING
+
+T = TypeVar("T")
+
+_TICK = 0.25  # seconds between two looks whether the process is to end
+# Statuses, and codes of S3 under others, that say that another attempt may do better; no status: nothing was answered.
+_PASSING = re.compile(r"408|409|425|429|5(?!01|05)\d\d")
+_PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "OperationAborted", "ConditionalRequestConflict"}
+_STATUS = re.compile(r"status code: (\d{3}[^:\n<]{0,40})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_MISPLACED = "redirect without LOCATION"  # how obstore tells of a bucket that is in another region
+
+
+class Contended(Exception):
+    """Another was at the object at the same moment: nothing was done, and it is to be tried again."""
+
+
+def answer(path: str, request: Callable[[], Awaitable[T]], patience: float) -> T:
+    """What the store answers, after further attempts with full jitter for `patience` seconds where it may be had.
+
+    Raises OSError in words of our own, FileNotFoundError where there is no such object.
+    """
+    began = time.monotonic()
+    asked = asyncio.run_coroutine_threadsafe(_patiently(request, patience), _loop())
+    try:
+        while not concurrent.futures.wait([asked], _TICK).done:
+            if ENDING.overdue(began):
+                raise InterruptedError(errno.EINTR, "the store did not answer before this process was to end", path)
+        return asked.result()
+    except Exception as e:
+        raise _plain(e, path) from None
+    finally:
+        asked.cancel()
+
+
+async def _patiently(request: Callable[[], Awaitable[T]], patience: float) -> T:
+    from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+    async for attempt in AsyncRetrying(
+        wait=wait_random_exponential(0.2, max=10), stop=stop_after_delay(patience), retry=retry_if_exception(_passing),
+        reraise=True,
+    ):  # fmt: skip
+        with attempt:
+            return await request()
+    raise AssertionError("the last attempt returns or raises")
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
+_starting = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop that runs in a thread of this process; not that of one it was forked from."""
+    with _starting:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="gristmill-requests", daemon=True).start()
+        return loop
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether another attempt may do better."""
+    from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, JoinError
+
+    if isinstance(error, Contended):
+        return True
+    if type(error) not in (BaseError, GenericError, JoinError, AlreadyExistsError):
+        return False
+    status, code = _STATUS.search(str(error)), _CODE.search(str(error))
+    if code is not None and code[1] in _PASSING_CODES:
+        return True
+    return _MISPLACED not in str(error) if status is None else _PASSING.match(status[1]) is not None
+
+
+def _plain(error: Exception, path: str) -> Exception:
+    """A store's error in words of our own: the status, and the code that the store gave; others as they are."""
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    said = " ".join(m[1].strip() for m in (status, code) if m)
+    if isinstance(error, FileNotFoundError) and (code is None or code[1] != "NoSuchBucket"):
+        return FileNotFoundError(errno.ENOENT, "no such object", path)
+    if isinstance(error, Contended):
+        return OSError(errno.EIO, "the store refuses again and again, as if others wrote the same object", path)
+    if not isinstance(error, (BaseError, FileNotFoundError)):
+        return error
+    if _MISPLACED in text:
+        said = "with a redirect: the bucket is in another region, which is to be given (region=…)"
+    denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or said.startswith(("401", "403"))
+    return OSError(
+        errno.EACCES if denied else errno.EIO, f"the store {f'answered {said}' if said else _silent(text)}", path
+    )
+
+
+def _silent(text: str) -> str:
+    return "cannot be reached" if "connect" in text.lower() else "did not answer"
