@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,21 +62,35 @@ class Job:
         observer: Observer | None = None,
     ) -> Report:
         """Score every row and publish. Running again resumes, or says "nothing to do". See errors.py for what it
-        raises.
+        raises: GateFailed where more rows are dead letters than `gates` allows (1 %, and one in any case). Those that
+        it allows are told of by a GristmillWarning.
         """
-        from gristmill.running import run
-
         spec = self.spec
         if engine is not None:
             named = spec.engine.named(engine) if isinstance(engine, str) else engine
             spec = replace(spec, engine=named)
-        return run(spec, restart=restart, append=append, accept=accept, observer=observer or _terminal())
+        return _ran(spec, observer, _dead_letters, restart=restart, append=append, accept=accept)
 
     def preview(self, rows: int = 20) -> Any:
-        """The output of the first rows as an Arrow table; leaves nothing in the sink."""
+        """The output of the first rows as an Arrow table; leaves nothing in the sink. Rows that fail are told of by a
+        GristmillWarning; raises RunFailed, with the first one's traceback, where none is left.
+        """
+        from gristmill.observe.events import Silent
+        from gristmill.observe.warned import Warned
         from gristmill.viewing import preview
 
-        return preview(self.spec, rows)
+        warned = Warned(Silent())
+        found = preview(self.spec, rows, warned)
+        if (failure := found.failure()) is not None:
+            raise failure
+        for row in found.dead.slice(0, 3).to_pylist():
+            warned.warn(
+                f"row {row['position']} of {row['source']} failed ({row['stage']}): {row['error']}: {row['message']}"
+            )
+        if found.dead.num_rows > 3:
+            warned.warn(f"{found.dead.num_rows} of the rows previewed failed, of which the first 3 were told")
+        warned.settle()
+        return found.rows
 
     def plan(self) -> Any:
         """What would run: shards, rows, bytes, null counts."""
@@ -96,11 +109,19 @@ class Job:
     def stream(self) -> Iterator[Any]:
         """Finished output tables in the order of the source, as they are ready; memory stays bounded.
 
-        Dead letters are not in them: give the job a sink to keep those. Leaving the loop early stops the job.
+        Dead letters are not in them: give the job a sink to keep those. Raises GateFailed as soon as there are more of
+        them than `gates` allows; the others are told of by a GristmillWarning. Leaving the loop early stops the job.
         """
+        from gristmill.gating import told
+        from gristmill.observe.events import Silent
+        from gristmill.observe.warned import Warned
         from gristmill.viewing import stream
 
-        return stream(self.spec)
+        warned = Warned(Silent())
+        report = yield from stream(self.spec, warned)
+        if report.rows_dead:
+            warned.warn(f"{told(report.counts, report.errors)}; they are in none of the tables")
+        warned.settle()
 
     def __repr__(self) -> str:
         s = self.spec
@@ -109,6 +130,9 @@ class Job:
 
 def embed(source: Any, sink: Any = None, *, text: str, model: str, output: str = "embedding", **options: Any) -> Any:
     """Embed a text column: adds `output`, a vector. With a sink a Report; without one, the result as an Arrow table.
+
+    In both forms GateFailed is raised where more rows fail than `gates` allows (1 %, and one in any case), and a
+    GristmillWarning tells of the others.
 
     Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and
     Job.
@@ -187,17 +211,37 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
     if sink is not None:
         return Job(made, model, as_sink(sink, **split.sink), **options).run(**split.verbs)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
-        target = as_sink(os.path.join(folder, "out"), **split.sink)
+        job = Job(made, as_model(model), as_sink(os.path.join(folder, "out"), **split.sink), **options)
         try:
-            report = Job(made, as_model(model), target, **options).run(**split.verbs)
+            return _ran(job.spec, split.verbs.pop("observer", None), _lost, **split.verbs).read().to_table()
         except GateFailed as e:
             if e.report is None or not e.report.rows_dead:
                 raise
             raise GateFailed(f"{_dead_rows(e.report)}; gates= says how many may be", report=e.report) from None
-        if report.rows_dead:
-            text = f"{_dead_rows(report)}; they are not in the table, and a sink would keep them as dead letters"
-            warnings.warn(text, stacklevel=3)
-        return report.read().to_table()
+
+
+def _ran(spec: JobSpec, observer: Observer | None, told: Callable[[Report], str], **verbs: bool) -> Report:
+    """Run a job, under the observer given or the one that fits; `told` puts its dead rows into words."""
+    from gristmill.observe.events import Silent
+    from gristmill.observe.warned import Warned
+    from gristmill.running import run
+
+    warned = Warned(observer or _watching() or Silent())
+    report = run(spec, **verbs, observer=observer or warned)
+    if report.rows_dead:
+        warned.warn(told(report))
+    warned.settle()
+    return report
+
+
+def _dead_letters(report: Report) -> str:
+    from gristmill.gating import told
+
+    return f"{report.sink}: {told(report.counts, report.errors)}; report.dead(), gristmill dead {report.sink} show them"
+
+
+def _lost(report: Report) -> str:
+    return f"{_dead_rows(report)}; they are not in the table, and a sink would keep them as dead letters"
 
 
 def _dead_rows(report: Report) -> str:
@@ -215,11 +259,16 @@ def _fields(spec: type) -> set[str]:
     return {f.name for f in dataclasses.fields(spec)} - {"model", "text"}
 
 
-def _terminal() -> Observer | None:
-    """The progress bar where a person is watching a terminal; otherwise nothing."""
+def _watching() -> Observer | None:
+    """The progress bar where a person is watching, at a terminal or in a notebook; otherwise nothing."""
+    from gristmill.observe.notebook import in_notebook
     from gristmill.observe.progress import make_observer
     from gristmill.observe.streams import is_terminal
 
+    if in_notebook():
+        from gristmill.observe.notebook import NotebookBar
+
+        return NotebookBar()
     return make_observer("auto", sys.stderr) if is_terminal(sys.stderr) else None
 
 

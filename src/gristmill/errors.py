@@ -1,4 +1,4 @@
-"""Every exception a user can meet, as one tree.
+"""Every exception a user can meet, as one tree, and the one warning.
 
 Each class carries the exit code that the command line ends with. An error's message names the value received, where
 it stood, and the way out; `report` is set where a run happened before the error.
@@ -19,6 +19,7 @@ __all__ = [
     "CorruptStore",
     "GateFailed",
     "GristmillError",
+    "GristmillWarning",
     "Interrupted",
     "MissingExtra",
     "PlanChanged",
@@ -40,6 +41,10 @@ class GristmillError(Exception):
     def __init__(self, message: str, *, report: Any = None) -> None:
         super().__init__(message)
         self.report = report
+
+
+class GristmillWarning(UserWarning):
+    """What the command line would warn of, from Python: above all, that rows are dead letters."""
 
 
 class BadJob(GristmillError):

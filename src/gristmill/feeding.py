@@ -14,6 +14,7 @@ from gristmill.errors import (
     BadOutput,
     GristmillError,
     MissingExtra,
+    PlanChanged,
     RunFailed,
     SourceChanged,
     WorkerLost,
@@ -347,7 +348,8 @@ class ShardFeed:
         if self.fatal is not None:
             return
         kind = _BY_KIND.get(failure.kind, RunFailed)
-        kind = {"MissingExtra": MissingExtra, "BadJob": BadJob}.get(failure.type.rpartition(".")[2], kind)
+        told = {"MissingExtra": MissingExtra, "BadJob": BadJob, "PlanChanged": PlanChanged}
+        kind = told.get(failure.type.rpartition(".")[2], kind)
         own = failure.type.startswith("gristmill.")
         text = failure.message if own else f"{where}: {failure.type}: {failure.message}\n{failure.traceback}".rstrip()
         self.fatal = kind(text)

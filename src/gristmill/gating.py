@@ -64,11 +64,9 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
     """
     dead = counts.dead + counts.derived_dead
     possible = planned - counts.filtered - counts.derived_filtered
-    if possible > 0 and (possible - dead) / possible < gates.min_ok:
-        raise GateFailed(
-            f"min_ok {gates.min_ok} can no longer hold: {dead} of at most {possible} rows are dead letters"
-            f"{worst(errors)}; nothing new was published ({look}, --accept publishes all the same)"
-        )
+    if possible > 0 and dead > gates.allowed(possible):
+        what = f"can no longer hold: {dead} of at most {possible} rows are dead letters"
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{worst(errors)}; {_way_out(look, possible - dead, possible)}")
 
 
 def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str) -> None:
@@ -80,20 +78,30 @@ def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str) 
         why = "the source has no rows" if counts.rows_in == 0 else none
         shown = f"{look}; " if dead else ""
         raise GateFailed(f"{why}; nothing was published ({shown}gates: allow_empty: true, or --accept)")
-    if scored and counts.ok / scored < gates.min_ok:
-        raise GateFailed(
-            f"min_ok {gates.min_ok} does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
-            f"{worst(errors)}; nothing new was published ({look}, --accept publishes all the same)"
-        )
+    if dead > gates.allowed(scored):
+        what = f"does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{worst(errors)}; {_way_out(look, counts.ok, scored)}")
+
+
+def _way_out(look: str, ok: int, rows: int) -> str:
+    lower = ok * 100 // rows / 100
+    return (
+        f"nothing new was published ({look}; --accept, accept=True, publishes all the same; a lower gate is "
+        f"--min-ok {lower}, gates: {{min_ok: {lower}}})"
+    )
 
 
 def warning(gates: Gates, counts: Counts, errors: Mapping[str, float]) -> str | None:
     """A sentence where the share of dead rows is over warn_failed."""
     dead = counts.dead + counts.derived_dead
     scored = counts.ok + dead
-    if scored and dead / scored > gates.warn_failed:
-        return f"{dead} of {scored} rows ({dead / scored:.2%}) are dead letters{worst(errors)}"
-    return None
+    return told(counts, errors) if scored and dead / scored > gates.warn_failed else None
+
+
+def told(counts: Counts, errors: Mapping[str, float]) -> str:
+    """How many rows are dead letters, as a sentence."""
+    dead = counts.dead + counts.derived_dead
+    return f"{dead} of {counts.ok + dead} rows ({dead / (counts.ok + dead):.2%}) are dead letters{worst(errors)}"
 
 
 def audit(hooks: Iterable[Any], staged: Any) -> None:

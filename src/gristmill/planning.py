@@ -18,7 +18,7 @@ from gristmill import machine
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
 from gristmill.commit.inspections import Inspections, looked_at
 from gristmill.engines import registry as engines
-from gristmill.errors import BadJob, BadSource, GateFailed
+from gristmill.errors import BadJob, BadModel, BadSource, GateFailed
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.fingerprint import Fingerprint
@@ -110,6 +110,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
 
     if job.sink is not None:
         _check_apart(job.source, job.sink)
+    audits(job)
     source = job.source if job.source.data is None else _held(job, held_data)
     sink_format = registry.sink_format(_sink_name(job))
     if job.sink is not None and job.sink.partition_by:
@@ -525,6 +526,21 @@ def _as_asked(job: JobSpec, model: ModelSpec) -> ModelSpec:
     return model
 
 
+def audits(job: JobSpec) -> list[Any]:
+    """The functions that look at the staged result, imported where they are named. Raises BadJob."""
+    from gristmill.models.function import import_target
+
+    hooks = []
+    for hook in job.audit:
+        try:
+            hooks.append(import_target(hook) if isinstance(hook, str) else hook)
+        except BadModel as e:
+            raise BadJob(f"audit: {e}") from e
+        if not callable(hooks[-1]):
+            raise BadJob(f"audit: {hook} is a {type(hooks[-1]).__name__}, not a function of the staged result")
+    return hooks
+
+
 def _check_gates(r: Resolved) -> None:
     rows = r.rows
     columns = r.info.filled
@@ -533,8 +549,9 @@ def _check_gates(r: Resolved) -> None:
     if r.job.source.limit is not None or r.job.source.sample is not None:
         return
     nulls = max((r.nulls.get(c, 0) for c in columns), default=0)
-    if rows and (rows - nulls) / rows < r.job.gates.min_ok:
+    if rows and nulls > r.job.gates.allowed(rows):
         raise GateFailed(
             f"{nulls} of {rows} rows are null in {', '.join(columns)}, so at most {(rows - nulls) / rows:.4f} of them "
-            f"can be scored, under min_ok {r.job.gates.min_ok}: filter them (where, on_null: skip) or lower the gate"
+            f"can be scored, under min_ok {r.job.gates.min_ok}: leave them out (where, on_null: skip), or lower the "
+            f"gate (--min-ok {(rows - nulls) * 100 // rows / 100})"
         )

@@ -459,7 +459,8 @@ class Run:
     def _check_early(self) -> None:
         rows = None if self._plan is None else self.plan.shards.rows()
         expanding = any(s.kind == "flat_map" for s in self.spec.steps)
-        if rows is not None and not expanding and not self._verbs.accept:
+        retry = self._plan is not None and self.generation.kind == "retry-dead"
+        if rows is not None and not expanding and not retry and not self._verbs.accept:
             with self._gate_noted():
                 gating.early(self.spec.gates, self._tally.counts, rows, self._tally.errors, self._look)
 
@@ -487,9 +488,9 @@ class Run:
         """Whether a person has said that new files are to be appended."""
         return self._verbs.append or self.spec.on_new_files == "append"
 
-    def _note(self, level: Any, text: str) -> None:
+    def _note(self, level: Any, text: str, **fields: Any) -> None:
         self._notes.append(text)
-        self._observer.note(Note(level, text))
+        self._observer.note(Note(level, text, fields))
 
     # ------------------------------------------------ publishing
 
@@ -545,13 +546,13 @@ class Run:
         gating.account(counts, None if retry else self.plan.shards.rows())
         errors = gating.summed(x.errors for x in done)
         if warning := gating.warning(self.spec.gates, counts, errors):
-            self._note("warning", warning)
+            self._note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
         if not self._verbs.accept and not retry:
             gating.final(self.spec.gates, counts, errors, self._look)
         if self.spec.audit:
             paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
             staged = gating.Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())
-            gating.audit(self.spec.audit, staged)
+            gating.audit(planning.audits(self.spec), staged)
 
     def _how_to_look(self) -> str:
         """How to read the dead letters before they are published: `gristmill dead` shows those of a live result."""

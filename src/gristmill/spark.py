@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ def predict_udf(
     batch_tokens: int | Auto = "auto",
     batch_rows: int | Auto = "auto",
     threads: int = 1,
+    returns: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
     """A model as a column expression: `df.withColumn("vector", predict_udf(gm.TextEmbedder("minilm", text="body"))())`.
 
@@ -48,26 +49,30 @@ def predict_udf(
     number of rows always fails. Unlike a job, a query has no receipts and no dead letters.
 
     Spark's Python workers need Gristmill, too: `PYSPARK_PYTHON` names their interpreter before the session starts.
-    Raises BadModel for no such model, or a function without `returns=` (Spark must know the types before it runs).
+    Spark must know the types before it runs: `returns={"output": "list<float32>"}` says them for a model that does not
+    (a function without returns=, TorchScript). Raises BadModel for no such model, or where they are not known.
     """
     from gristmill.models import registry
+    from gristmill.models.returns import parse_schema
 
     for name, value, allowed in (("on_null", on_null, ("null", "raise")), ("on_error", on_error, ("raise", "null"))):
         if value not in allowed:
             raise BadJob(f"{name} is {value!r}: it is one of {', '.join(allowed)}")
     spec = registry.resolve(as_model(model))
     info = registry.describe(spec, None)
-    if info.schema is None:
+    schema = info.schema if returns is None else parse_schema(returns)
+    if schema is None:
+        name = getattr(spec, "output", None) or "output"
         raise BadModel(
-            f"{spec.name}: Spark must know the columns before it runs: gm.model({spec.name}, returns="
-            '{"score": "float32"})'
+            f"{spec.name}: Spark must know the columns before it runs, with their types: "
+            f'predict_udf(model, returns={{"{name}": "list<float32>"}})'
         )
     if info.digest and not isinstance(spec, FunctionModel):
         from dataclasses import replace
 
         spec = replace(spec, sha256=info.digest)
-    shipped = _Shipped(spec, info.schema, on_null, on_error, batch_tokens, batch_rows, threads)
-    return _Expression(spec.name, info.columns, info.schema, _udf(shipped))
+    shipped = _Shipped(spec, schema, on_null, on_error, batch_tokens, batch_rows, threads)
+    return _Expression(spec.name, info.columns, schema, _udf(shipped))
 
 
 class _Expression:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,14 +18,18 @@ from gristmill.commit import generation as generations
 from gristmill.commit import publication, receipt
 from gristmill.commit import verify as verifying
 from gristmill.commit.store import LOCAL
-from gristmill.errors import GateFailed
+from gristmill.errors import GateFailed, RunFailed
+from gristmill.observe import units
 from gristmill.observe.events import Observer
+from gristmill.observe.report import Report
 from gristmill.plan import shard
 from gristmill.plan.contracts import Files, ModelInfo
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import Gates
 from gristmill.plan.processes import starting
 from gristmill.running import Run
+
+UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for those who only look
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def plan(spec: JobSpec) -> PlanView:
             r = planning.resolve(spec, folder)
         except GateFailed as e:
             problems.append(str(e))
-            r = planning.resolve(replace(spec, gates=Gates(allow_empty=True)), folder)
+            r = planning.resolve(replace(spec, gates=UNGATED), folder)
     rows = r.rows
     table = shard.cut(r.files, r.selection, planning.shard_rows(r, None), max(1, r.workers))
     given = r.schema.names if r.columns is None else r.columns
@@ -80,16 +84,35 @@ def plan(spec: JobSpec) -> PlanView:
     )  # fmt: skip
 
 
-def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> pa.Table:
-    """The output of the first `rows` rows (for which `where` holds), scored by the job itself into a folder that
-    goes.
+@dataclass(frozen=True)
+class Previewed:
+    """What became of the first rows: those that were scored, as they would be written, and the dead letters of the
+    others.
+    """
+
+    rows: pa.Table
+    dead: pa.Table
+
+    def failure(self) -> RunFailed | None:
+        """What a run would make of a job that scores none of them; None where some were scored, or none failed."""
+        if self.rows.num_rows or not self.dead.num_rows:
+            return None
+        first = self.dead.slice(0, 1).to_pylist()[0]
+        which = f"the first is {first['source']}:{first['position']}, stage {first['stage']}"
+        why = f"{first['error']}: {first['message']}\n{first['traceback'] or ''}".rstrip()
+        return RunFailed(f"none of {units.plural(self.dead.num_rows, 'row')} was scored ({which}): {why}")
+
+
+def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> Previewed:
+    """What becomes of the first `rows` rows (for which `where` holds), scored by the job itself into a folder that
+    goes. No gate holds for them. Raises RunFailed where the run itself stops.
     """
     starting("a preview")
     with _of_files(spec) as files:
         return _preview(files, rows, observer)
 
 
-def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> pa.Table:
+def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> Previewed:
     limit = min(rows, spec.source.limit or rows)
     source = replace(spec.source, limit=None if spec.source.sample else limit)
     if spec.source.sample:
@@ -108,16 +131,18 @@ def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> pa.Table:
             spec,
             source=source,
             sink=target,
-            gates=Gates(allow_empty=True),
+            gates=UNGATED,
             audit=(),
             engine=replace(spec.engine, name="local", workers=workers, options={}),
         )
-        return Run(small, observer=observer).run().read().to_table()
+        report = Run(small, observer=observer).run()
+        return Previewed(report.read().to_table(), report.dead())
 
 
-def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table]:
-    """Output tables, one a shard, in plan order. Parts are written to a folder of their own and removed as they are
-    read, so that disk and memory hold only what is on its way.
+def stream(spec: JobSpec, observer: Observer | None = None) -> Generator[pa.Table, None, Report]:
+    """Output tables, one a shard, in plan order, and at last the report. Parts are written to a folder of their own and
+    removed as they are read, so that disk and memory hold only what is on its way. Raises GateFailed as soon as
+    `min_ok` can no longer hold.
     """
     import pyarrow.parquet as pq
 
@@ -125,11 +150,13 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Iterator[pa.Table
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
         root = os.path.join(folder, "stream")
         target = replace(spec.sink or Sink(root), uri=root, format="parquet", merge=False, partition_by=(), storage={})
-        run = Run(replace(spec, sink=target, gates=Gates(allow_empty=True)), observer=observer, stream=True)
+        gates = replace(spec.gates, allow_empty=True)
+        run = Run(replace(spec, sink=target, gates=gates), observer=observer, stream=True)
         for done in run.shards():
             for part in done.parts:
                 if part.role == "rows":
                     yield pq.read_table(os.path.join(run.root, part.work), partitioning=None)
+        return run.report
 
 
 @contextlib.contextmanager

@@ -151,23 +151,23 @@ def test_debug_shows_the_traceback(folder: Folder) -> None:
 
 def test_a_gate_that_does_not_hold_is_exit_3_with_the_report(folder: Folder) -> None:
     """Nothing is published; --accept publishes after a person has looked."""
-    done = folder.apply("bad", "out", "--min-ok", "0.999")
+    done = folder.apply("bad", "out", "--min-ok", "1")
     assert done.code == 3 and "min_ok" in done.err and not list(folder.path.glob("out/*.parquet"))
-    accepted = folder.apply("bad", "out", "--min-ok", "0.999", "--accept")
+    accepted = folder.apply("bad", "out", "--min-ok", "1", "--accept")
     assert accepted.code == 0 and figure(accepted.out, "dead") == 1
 
 
 @pytest.mark.parametrize("rows", [10, 60], ids=["early", "at the end"])
 def test_a_person_can_look_after_a_gate_has_failed(folder: Folder, rows: int) -> None:
     """The message and status say how: the letters, though nothing is published, and the way out."""
-    shape = ("--min-ok", "0.999", "--shard-rows", str(rows))
+    shape = ("--min-ok", "1", "--shard-rows", str(rows))
     failed = folder.apply("bad", "out", *shape)
-    assert failed.code == 3 and "gristmill dead out shows them, --accept publishes" in failed.err
+    assert failed.code == 3 and "gristmill dead out shows them; --accept, accept=True, publishes" in failed.err
     looked = folder.run("dead", "out")
     assert looked.code == 0 and "rows.parquet:7\n  ValueError: seven is not allowed\n" in looked.out
     assert looked.err.count("\n") == 1 and "nothing is published" in looked.err
     text = folder.run("status", "out").out
-    assert "a gate did not hold" in text and "gristmill dead out shows them, --accept publishes" in text
+    assert "a gate did not hold" in text and "gristmill dead out shows them; --accept, accept=True, publishes" in text
 
 
 # ---------------------------------------------------------------- looking at a sink

@@ -95,6 +95,20 @@ def too_few(batch: dict[str, Any]) -> dict[str, Any]:
     return {"y": batch["x"][1:]}
 
 
+def test_a_torchscript_file_s_types_are_said(spark: Any, tmp_path: Path) -> None:
+    """What such a file returns only a run tells: the error says what to write, and that works."""
+    torch = pytest.importorskip("torch")
+    path = str(tmp_path / "m.pt")
+    torch.jit.save(torch.jit.trace(torch.nn.Flatten(0), torch.zeros(3, 1)), path)
+    model = gm.TorchScriptModel(path, features=("x",), output="y")
+    with pytest.raises(gm.BadModel) as told:
+        predict_udf(model)
+    assert 'predict_udf(model, returns={"y": "list<float32>"})' in str(told.value)
+    rows = spark.range(20).selectExpr("double(id) AS x")
+    same = predict_udf(model, returns={"y": "float64"})
+    assert {r.x: r.y for r in rows.select("x", same()).collect()} == {float(n): float(n) for n in range(20)}
+
+
 def test_what_cannot_be(spark: Any, minilm_onnx: Path) -> None:
     """Told where the expression is made: no types, columns that the model does not read, an unknown policy."""
     with pytest.raises(gm.BadModel, match="returns="):

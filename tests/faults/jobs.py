@@ -13,8 +13,9 @@ from gristmill.running import Run, Verbs
 
 
 def job(source: Any, sink: Any, fn: str, args: dict[str, Any] | None = None, **options: Any) -> gm.Job:
-    """A function of victims.py over a source, keeping ids. `engine` may be the fields of an EngineSpec."""
+    """A function of victims.py over a source, keeping ids, no gate. `engine` may be the fields of an EngineSpec."""
     keep = options.pop("keep", ["id"])
+    options.setdefault("gates", {"min_ok": 0.0})  # what becomes of rows is looked at, however many die
     model = gm.model(getattr(victims, fn), **(args or {}))
     if "engine" in options:
         options["engine"] = engine_of(options["engine"])

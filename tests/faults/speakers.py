@@ -61,3 +61,11 @@ def stops_at(batch: Batch, row: int, unless: str, seconds: float = 0.01) -> Batc
     if row in batch["id"].tolist() and not os.path.exists(unless):
         return {"y": batch["x"][:-1]}
     return {"y": batch["x"]}
+
+
+def picky(batch: Batch, bad: list[int]) -> Batch:
+    """Raises for a batch that holds a bad row."""
+    for i in batch["id"].tolist():
+        if i in bad:
+            raise ValueError(f"row {i} is bad")
+    return {"y": batch["x"]}

@@ -101,3 +101,13 @@ class Scorer:
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {"y": batch["x"] * self.factor}
+
+
+def refuses(staged: Any) -> bool:
+    """An audit that refuses."""
+    return False
+
+
+def looks(staged: Any) -> None:
+    """An audit that finds all well."""
+    assert staged.counts.ok == staged.counts.rows_in

@@ -190,7 +190,8 @@ def test_a_word_that_fails_is_retried_without_its_neighbours(tmp_path: Path) -> 
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
     sink = gm.sink(str(tmp_path / "out"), keep=["word"])
     model = gm.model(functions.picky_words, bad="bad")
-    report = gm.Job(str(tmp_path / "in.parquet"), model, sink, steps=[gm.flat_map(functions.split)]).run()
+    half = {"min_ok": 0.5}
+    report = gm.Job(str(tmp_path / "in.parquet"), model, sink, steps=[gm.flat_map(functions.split)], gates=half).run()
     assert (report.rows_in, report.rows_ok, report.rows_dead) == (4, 5, 2)
     assert (report.counts.expanded, report.counts.derived) == (4, 7)
     fixed = gm.Job(str(tmp_path / "in.parquet"), gm.model(functions.picky_words, bad="none"), sink,
@@ -507,6 +508,28 @@ def test_an_audit_is_one_function_or_several_and_not_for_previews(numbers: str, 
     assert job.run().rows_ok == 1000
     with pytest.raises(gm.BadJob, match="which cannot be called"):
         gm.Job(numbers, functions.double, str(tmp_path / "out"), audit=["whole"])
+
+
+def test_an_audit_is_named_in_a_job_file(numbers: str, tmp_path: Path) -> None:
+    """MODULE:NAME, one or several; imported before anything runs, with a clear error; in the schema, and written."""
+    from gristmill.plan.jobfile import dump
+    from gristmill.plan.jobschema import json_schema
+
+    body = f"source: '{numbers}'\nmodel: {{call: 'functions:double'}}\nsink: '{tmp_path / 'out'}'\n"
+    (tmp_path / "job.yaml").write_text(body + "engine: {workers: 0}\naudit: functions:refuses\n")
+    job = gm.load_job(str(tmp_path / "job.yaml"))
+    with pytest.raises(gm.GateFailed, match="audit refuses refused the result"):
+        job.run()
+    (tmp_path / "again.yaml").write_text(dump(job.spec))
+    assert gm.load_job(str(tmp_path / "again.yaml")).spec == job.spec
+    for audit, says in (("functions:refuse", "has no 'refuse'.*refuses"), ("os:sep", "audit: os:sep is a str"),
+                        ("functions", "which cannot be called")):  # fmt: skip
+        (tmp_path / "job.yaml").write_text(body + f"audit: ['{audit}']\n")
+        with pytest.raises(gm.BadJob, match=says):
+            gm.load_job(str(tmp_path / "job.yaml")).run()
+    (tmp_path / "job.yaml").write_text(body + "engine: {workers: 0}\naudit: [functions:looks, functions:looks]\n")
+    assert gm.load_job(str(tmp_path / "job.yaml")).run().rows_ok == 1000  # what it only looked at goes on
+    assert {"type": "string"} in json_schema()["properties"]["audit"]["anyOf"]
 
 
 def test_scripts_without_a_main_guard_and_from_standard_input(numbers: str, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_classify_jsonl_to_jsonl(sentiment_classifier_onnx: Path, reviews: pa.Ta
     lines[7] = '{"id": 7, "text": '
     lines[9] = '{"id": 9, "text": null}'
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    options = ["--text", "text", "--model", str(sentiment_classifier_onnx), "--format", "jsonl", "--keep", "id"]
+    options = ["--text", "text", "--model", str(sentiment_classifier_onnx), "--format", "jsonl", "--keep", "id",
+               "--min-ok", "0.9"]  # fmt: skip
     done = subprocess.run(
         [*GRISTMILL, "classify", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *options],
         capture_output=True,

@@ -117,3 +117,25 @@ def test_what_cannot_be_tuned_is_said(folder: Path) -> None:
     assert "whole numbers" in done.stderr
     (folder / "job.yaml").write_text("sink: {uri: out}\n")
     assert command(folder).returncode == 2
+
+
+def slower(batch):
+    """A row takes longer the more there are of them."""
+    import time
+
+    time.sleep(1e-7 * len(batch["x"]) ** 2)
+    return {"y": batch["x"]}
+
+
+def test_budgets_that_are_asked_for_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As given, also where smaller ones were much faster and the usual sample is smaller; or a line says why not."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    pq.write_table(pa.table({"x": range(2500)}), tmp_path / "in.parquet")
+    job = gm.Job(str(tmp_path / "in.parquet"), slower, str(tmp_path / "out"), workers=1)
+    found = job.tune([10, 500, 1000, 2000, 4000, 8000], rounds=1)
+    assert [m.budget for m in found.budgets] == [10, 500, 1000, 2000, 4000]
+    assert found.notes[-1].startswith("budget 8,000 was not tried: a call of 4,000 holds the whole sample")
+    monkeypatch.setattr("gristmill.tuning.sweeping.LONGEST_CALL", 0.2)
+    found = job.tune([10, 1000, 2400], rounds=2)
+    assert [m.budget for m in found.budgets] == [10, 1000]
+    assert found.notes[-1] == "budget 2,400 was not tried: its call would take more than 0.2 s"

@@ -17,6 +17,7 @@ from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress
 from gristmill.observe.progress import Several, make_observer
 from gristmill.observe.report import Report
+from gristmill.observe.tables import Table
 from gristmill.plan.job import JobSpec
 from gristmill.plan.secret import Secret, scrub, secrets_in
 
@@ -85,17 +86,30 @@ def shown(spec: JobSpec, given: Mapping[str, Any], work: Callable[[Observer], Re
 
 
 def preview(spec: JobSpec, given: Mapping[str, Any]) -> int:
-    """Score some rows and print them."""
+    """Score some rows and print them, and those that failed beside them. Raises RunFailed where all did."""
     from gristmill.observe.tables import of_arrow
     from gristmill.viewing import preview as some
 
     with watched(spec, given["progress"]) as observer:
-        table = some(spec, given["preview"], observer)
+        found = some(spec, given["preview"], observer)
     if given["as_json"]:
-        print_rows(table)
+        print_rows(found.rows)
     else:
-        of_arrow(table, title=f"{units.plural(table.num_rows, 'row')}, nothing was written").show(sys.stdout)
+        of_arrow(found.rows, title=f"{units.plural(found.rows.num_rows, 'row')}, nothing was written").show(sys.stdout)
+    if found.dead.num_rows:
+        _failed(found.dead).show(sys.stderr if given["as_json"] else sys.stdout)
+    if (failure := found.failure()) is not None:
+        raise failure
     return 0
+
+
+def _failed(dead: Any) -> Table:
+    """The rows of a preview that failed."""
+    rows = tuple(
+        (f"{os.path.basename(row['source'])}:{row['position']}", row["stage"], row["error"], row["message"])
+        for row in dead.to_pylist()
+    )
+    return Table(("row", "stage", "error", "message"), rows, title=f"{units.plural(len(rows), 'row')} failed")
 
 
 @contextmanager

@@ -29,6 +29,10 @@ class Digests:
         return table_digest(self.by_file)
 
 
+class OtherFiles(BadModel):
+    """A model's files are not those of the digest that is wanted."""
+
+
 def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str) -> Digests:
     """Digests of `files`, named from `root`. Raises BadModel if `pinned` is neither that of all nor of one of them."""
     by_file = {_relative(path, root): file_digest(path) for path in sorted(set(files))}
@@ -36,7 +40,7 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
     if pinned is not None:
         wanted = pinned.strip().lower().removeprefix("sha256:")
         if wanted != found.all and wanted not in by_file.values():
-            raise BadModel(
+            raise OtherFiles(
                 f"{name}: sha256 is pinned as {wanted}, the files have {found.all}: these are not the files that were "
                 "pinned; get those, or pin the new digest after a look at what changed"
             )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from gristmill.errors import BadModel
+from gristmill.errors import BadModel, PlanChanged
+from gristmill.models.files import OtherFiles
 from gristmill.plan.contracts import Model, ModelInfo, Place
 from gristmill.plan.specs import (
     FunctionModel,
@@ -53,6 +55,30 @@ def describe(spec: Any, schema: pa.Schema | None) -> ModelInfo:
 def open(spec: Any, place: Place) -> Model:
     """The model, loaded at a place: the place says device and threads, the spec backend and dtype. Slow."""
     return _home(spec).open_model(spec, place)  # type: ignore[no-any-return]
+
+
+def open_planned(spec: Any, place: Place) -> Model:
+    """As `open`, of a spec that has the digest found at plan time. Raises PlanChanged where its files are others."""
+    try:
+        return open(spec, place)
+    except BadModel:
+        check_planned(spec)
+        raise
+
+
+def check_planned(spec: Any) -> None:
+    """Raises PlanChanged where a model's files are not those of the digest found at plan time, or make no model."""
+    if getattr(spec, "sha256", None) is None:
+        return
+    try:
+        describe(spec, None)
+    except BadModel as e:
+        if isinstance(e, OtherFiles) or Path(spec.model).exists():  # else it may never have been on this machine
+            raise PlanChanged(
+                f"{spec.name}: its files were changed after the run was planned, with {spec.sha256[:12]}: put those "
+                f"back and run again, or --restart with what is there now ({e})"
+            ) from e
+        raise
 
 
 def encoder_files(spec: Any) -> Any:

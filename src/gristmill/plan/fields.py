@@ -17,6 +17,7 @@ ABOUT: dict[str, str] = {
     "job.on_new_files": "What a later run does when the source has new files: refuse, or append them",
     "job.running": "How the job runs; nothing here changes what is computed for a row beyond the last bits",
     "job.gates": "What must hold before anything is published, beyond the exact accounting that is always on",
+    "job.audit": "MODULE:NAME of a function, or several, that may refuse the staged result before it is published",
     "job.engine": "What runs the job: local, ray or spark, with the engine's own options",
     "job.profiles": "Named changes to this job, chosen with --profile; each is a part of a job, merged over it",
     # -- source
@@ -90,7 +91,7 @@ ABOUT: dict[str, str] = {
     "running.batch_timeout": "Seconds that a model call may always take; it may also take 20 times the slowest seen",
     "running.worker_memory": "Bytes at which a worker is replaced by a fresh one",
     "running.log": "Also write JSON log lines to this file",
-    "gates.min_ok": "The least share of rows that must be scored, for example 0.99",
+    "gates.min_ok": "The least share of rows that must be scored; one dead row is always allowed, unless it is 1",
     "gates.warn_failed": "The share of dead rows that is worth a warning",
     "gates.allow_empty": "Let a source without rows succeed",
     "engine.name": "local, ray or spark",

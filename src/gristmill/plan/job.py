@@ -78,7 +78,11 @@ class Sink:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A job, ready to be planned. `sink` None means that the answers are returned."""
+    """A job, ready to be planned. `sink` None means that the answers are returned.
+
+    `audit` are functions, or their names as "module:name", that are given the staged result (`gating.Staged`) before it
+    is published; one that returns False, or raises, refuses it.
+    """
 
     source: Source
     model: ModelSpec
@@ -98,8 +102,11 @@ class JobSpec:
         several = hooks if isinstance(hooks, (list, tuple)) else () if hooks is None else (hooks,)
         object.__setattr__(self, "audit", tuple(several))
         for hook in self.audit:
-            if not callable(hook):
-                raise BadJob(f"audit has {hook!r}, which cannot be called: give functions of the staged result")
+            if not (callable(hook) or (isinstance(hook, str) and all(hook.partition(":")))):
+                raise BadJob(
+                    f"audit has {hook!r}, which cannot be called: give functions of the staged result, or their names, "
+                    "MODULE:NAME"
+                )
         for name, allowed in (
             ("on_null", ("dead", "skip", "keep")),
             ("on_nan", ("dead", "keep")),

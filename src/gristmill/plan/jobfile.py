@@ -208,8 +208,6 @@ def dump(spec: JobSpec) -> str:
 
     if spec.source.data is not None:
         raise BadJob("the source is a table in memory, which a job file cannot hold: write it to a file first")
-    if spec.audit:
-        raise BadJob("audit hooks are Python, which a job file cannot hold: keep the job in a .py file")
     body: dict[str, Any] = {"source": _differing(spec.source, drop=("data",))}
     body["source"]["uri"] = _one_or_many(spec.source.uri)
     if spec.steps:
@@ -224,6 +222,8 @@ def dump(spec: JobSpec) -> str:
     if spec.engine.options:
         engine = {**engine, "name": spec.engine.name, **spec.engine.options}
     sections = {"gates": _differing(spec.gates), "engine": engine, "running": _differing(spec.running)}
+    if spec.audit:
+        choices["audit"] = [target_name(Call(hook)) for hook in spec.audit]
     return write_document(_plain({**body, **choices, **{name: item for name, item in sections.items() if item}}))
 
 

@@ -127,6 +127,7 @@ JobSection = _model(
         **_top("sink", SinkSection | None, default=None),
         **_fields(JobSpec, "job", only=("on_null", "on_nan", "on_new_files")),
         **_top("gates", GatesSection, default_factory=GatesSection),
+        **_top("audit", str | list[str], default_factory=list),
         **_top("engine", EngineSection, default_factory=EngineSection),
         **_top("running", RunningSection, default_factory=RunningSection),
         **_top("profiles", dict[str, dict[str, Any]], default_factory=dict),
@@ -178,7 +179,7 @@ def _built(document: Document, job: Any) -> JobSpec:
     for name in ("steps", "post"):
         made[name] = tuple(_step(document, (name, i), section) for i, section in enumerate(getattr(job, name)))
     made["model"] = _model_spec(document, job.model)
-    made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files")}
+    made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit")}
     spec: JobSpec = _placed(document, (), JobSpec, made)
     return spec
 

@@ -229,10 +229,12 @@ def ray(
 class Gates:
     """What must hold before anything is published, beyond the exact accounting that is always on.
 
-    `min_ok` is the least share of rows scored (of those not filtered); a share of dead rows over `warn_failed` warns.
+    `min_ok` is the least share of rows scored (of those not filtered); below it nothing is published. One dead row is
+    always allowed, so that a job of a few rows does not fail for it, unless `min_ok` is 1. A share of dead rows over
+    `warn_failed` warns.
     """
 
-    min_ok: float = 0.0
+    min_ok: float = 0.99
     warn_failed: float = 0.001
     allow_empty: bool = False
 
@@ -241,3 +243,10 @@ class Gates:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
                 raise BadJob(f"gates.{name} is {value!r}: give a share between 0 and 1, for example 0.99")
+
+    def allowed(self, rows: int) -> int:
+        """How many of so many rows may be dead."""
+        from decimal import Decimal
+
+        share = Decimal(str(self.min_ok))  # 0.99 of 100 rows are 99 exactly
+        return 0 if share == 1 else max(1, int(rows * (1 - share)))

@@ -17,13 +17,14 @@ from gristmill.worker.trial import Trial, TrialStages
 class Answer:
     """What all workers together reached: tokens (or rows) a second, padding left out, and the share that was padding.
 
-    `failed` says why there is no rate ("memory").
+    `failed` says why there is no rate ("memory"); `whole`, that one call held all rows there were.
     """
 
     rate: float
     padding: float
     seconds: float
     failed: str = ""
+    whole: bool = False
 
 
 class Bench:
@@ -47,7 +48,8 @@ class Bench:
                 found.append(event.value)
         failed = next((str(f["failed"]) for f in found if f.get("failed")), "")
         rate = 0.0 if failed else sum(f["rate"] for f in found)
-        return Answer(rate, found[0]["padding"], max(f["seconds"] for f in found), failed)
+        whole = all(f.get("whole", False) for f in found)
+        return Answer(rate, found[0]["padding"], max(f["seconds"] for f in found), failed, whole)
 
     def close(self) -> None:
         """End the workers."""

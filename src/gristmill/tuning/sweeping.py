@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from gristmill.commit.store import LocalFiles
 from gristmill.errors import BadJob
 from gristmill.plan import shard
 from gristmill.plan.job import JobSpec, Sink
+from gristmill.plan.options import Gates
 from gristmill.plan.processes import import_path, starting
 from gristmill.plan.shard import Piece, Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
@@ -32,6 +34,7 @@ ROW_BUDGETS = (16, 64, 256, 1024, 4096, 16_384)
 LONGEST_CALL = 10.0  # seconds: a larger budget is not tried where its call would take longer
 SAMPLE_ROWS = 1024
 GPU_SAMPLE_ROWS = 8192
+MOST_SAMPLED = 65_536  # rows, where budgets of rows are asked for that are larger
 SPREAD = 4  # places of the source that the sample is taken from
 A_TRIAL = 4096  # tokens or rows that a trial computes at least
 
@@ -90,15 +93,16 @@ def tune(
     spec: JobSpec, budgets_tried: Sequence[int] | None = None, *, rounds: int = 3, say: Say = lambda _: None
 ) -> Tuned:
     """Measure a job's model on its own rows. Scores the sample some times over, and writes nothing but what it found,
-    for the runs to come. Raises BadJob and RunFailed.
+    for the runs to come. `budgets_tried` are tried as they are, or a note says why not. Raises BadJob and RunFailed.
     """
     starting("a sweep")
     if spec.engine.workers == 0:
         raise BadJob("tune measures workers, and workers is 0: give a number, or auto")
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, ExitStack() as open_benches:
-        chosen = backends.settle(planning.resolve(spec, folder))
+        ungated = replace(spec, gates=Gates(min_ok=0.0))  # nothing is published
+        chosen = backends.settle(planning.resolve(ungated, folder))
         r = chosen.resolved
-        sweep = _Sweep(r, folder, rounds, say, open_benches)
+        sweep = _Sweep(r, folder, rounds, say, open_benches, budgets_tried)
         arrangements = sweep.arrangements()
         best = max(arrangements, key=lambda m: m.rate).arrangement if arrangements else _own(r)
         measured = sweep.budgets(best, sorted(set(budgets_tried or _budgets(r))))
@@ -110,20 +114,28 @@ def tune(
         plain = planning.budget_of(r)
         return Tuned(
             r.model.name, "tokens" if plain.by_tokens else "rows", tuple(arrangements), tuple(measured), best, found,
-            plain.tokens if plain.by_tokens else plain.rows, _own(r), chosen.notes,
+            plain.tokens if plain.by_tokens else plain.rows, _own(r), (*chosen.notes, *sweep.untried),
         )  # fmt: skip
 
 
 class _Sweep:
-    """The benches of one sweep: one an arrangement, kept open so that they can take turns."""
+    """The benches of one sweep: one an arrangement, kept open so that they can take turns. `untried` says of budgets
+    that were `asked` for why they were not tried.
+    """
 
-    def __init__(self, r: Resolved, folder: str, rounds: int, say: Say, stack: ExitStack) -> None:
+    def __init__(
+        self, r: Resolved, folder: str, rounds: int, say: Say, stack: ExitStack, asked: Sequence[int] | None
+    ) -> None:
+        self.untried: list[str] = []
         self._r = r
         self._rounds = rounds
         self._say = say
         self._stack = stack
+        self._asked = asked is not None
         self._benches: dict[Arrangement, Bench] = {}
         rows = GPU_SAMPLE_ROWS if r.place.device.startswith("cuda") else SAMPLE_ROWS
+        if asked and not planning.budget_of(r).by_tokens:
+            rows = max(rows, min(MOST_SAMPLED, max(asked)))
         self._task = Task("probe", Shard(0, _spread(r, rows)), folder=folder, root=folder, rows=rows)
         self._sink = Sink(folder)
 
@@ -151,25 +163,33 @@ class _Sweep:
             for candidate in list(left):
                 if candidate not in left:
                     continue
-                answer = self._bench(candidate[0]).measure(
-                    Trial(self._task, candidate[1], self._shares(candidate[1], number))
-                )
+                arrangement, budget = candidate
+                answer = self._bench(arrangement).measure(Trial(self._task, budget, self._shares(budget, number)))
                 answers[candidate].append(answer)
-                self._say(
-                    f"round {number + 1} of {self._rounds}: {candidate[0]}, {candidate[1]:,}: {answer.rate:,.0f}/s"
-                )
-                if self._hopeless(candidate, answers):
-                    left = [c for c in left if c[0] != candidate[0] or c[1] < candidate[1]]
+                self._say(f"round {number + 1} of {self._rounds}: {arrangement}, {budget:,}: {answer.rate:,.0f}/s")
+                same = {b: a[-1].rate for (other, b), a in answers.items() if a and other == arrangement and b < budget}
+                least, why = self._hopeless(budget, answer, same)
+                out = [c for c in left if c[0] == arrangement and c[1] >= least]
+                left = [c for c in left if c not in out]
+                self._leave_out([b for other, b in out if not answers[other, b]], why)
         return [_line(a, b, found) for (a, b), found in answers.items() if found]
 
-    def _hopeless(
-        self, candidate: tuple[Arrangement, int], answers: dict[tuple[Arrangement, int], list[Answer]]
-    ) -> bool:
-        """Whether this budget and all larger ones need no more trials."""
-        latest = answers[candidate][-1]
-        smaller = [a[-1].rate for c, a in answers.items() if a and c[0] == candidate[0] and c[1] < candidate[1]]
-        slow = bool(smaller) and latest.rate < HOPELESS * max(smaller)
-        return bool(latest.failed) or slow or (bool(smaller) and candidate[1] / latest.rate > LONGEST_CALL)
+    def _leave_out(self, tried_never: list[int], why: str) -> None:
+        for budget in tried_never if self._asked else ():
+            self.untried.append(f"budget {budget:,} was not tried: {why}")
+            self._say(self.untried[-1])
+
+    def _hopeless(self, budget: int, latest: Answer, smaller: dict[int, float]) -> tuple[float, str]:
+        """From which budget on none needs more trials, and why; infinity where all do."""
+        if latest.failed:
+            return budget, f"{latest.failed} ran out at {budget:,}"
+        if latest.whole:
+            return budget + 1, f"a call of {budget:,} holds the whole sample of {self._task.rows:,} rows at most"
+        longest = LONGEST_CALL * latest.rate
+        if self._asked:
+            return max(budget + 1, longest), f"its call would take more than {LONGEST_CALL:g} s"
+        slow = bool(smaller) and (latest.rate < HOPELESS * max(smaller.values()) or budget > longest)
+        return budget if slow else math.inf, ""
 
     def _shares(self, budget: int, number: int) -> tuple[float, ...]:
         count = int(np.clip(-(-A_TRIAL // budget), 2, 16))

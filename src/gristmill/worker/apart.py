@@ -48,7 +48,9 @@ class PrepareWorker:
     """Makes windows of shards, in order; each a Portion, then a last one, with the failure that ended them if any."""
 
     def __init__(self, recipe: Recipe, name: str) -> None:
-        from gristmill.models.registry import open_preparer
+        from gristmill.models.registry import check_planned, open_preparer
+
+        check_planned(recipe.model)
 
         self._name = name
         self._recipe = recipe

@@ -103,7 +103,8 @@ class TrialWorker:
             return {"rate": 0.0, "padding": 0.0, "seconds": float(seconds.sum()), "failed": "memory"}
         # The mean over tokens of the seconds that a token takes in its batch: all rows' time over all tokens.
         a_token = float(np.mean(seconds / useful[picked]))
-        return {"rate": 1 / a_token, "padding": 1 - float(ends[-1]) / max(1, padded), "seconds": float(seconds.sum())}
+        told = {"rate": 1 / a_token, "padding": 1 - float(ends[-1]) / max(1, padded), "seconds": float(seconds.sum())}
+        return {**told, "whole": len(batches) == 1}
 
     def _rows(self, task: Task) -> Prepared:
         tables = [w.rows for w in self._prepare.windows(task)]

@@ -105,11 +105,11 @@ class ShardWorker:
     """Scores shards, one after the other, preparing the next while the model is busy with this one."""
 
     def __init__(self, stages: ShardStages, name: str) -> None:
-        from gristmill.models.registry import open as open_model
+        from gristmill.models.registry import open_planned
 
         self._recipe = stages.recipe
         self._name = name
-        self._model = open_model(stages.recipe.model, stages.recipe.place)
+        self._model = open_planned(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
         self._files = stages.recipe.files

@@ -1,0 +1,56 @@
+"""What a run warns of, as Python's own warnings: for scripts, in which nobody watches a bar."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from gristmill.errors import GristmillWarning
+from gristmill.observe.events import Note, Observer, Progress
+
+
+class Warned:
+    """Passes on what a run says, and makes a GristmillWarning of what it warns of, but for dead rows, which its caller
+    tells of when the run has ended.
+
+    Where a filter makes exceptions of warnings, a run is not stopped in the middle: `settle` raises the first.
+    """
+
+    def __init__(self, behind: Observer) -> None:
+        self._behind = behind
+        self._raised: GristmillWarning | None = None
+
+    def progress(self, now: Progress) -> None:
+        """Passed on."""
+        self._behind.progress(now)
+
+    def note(self, note: Note) -> None:
+        """Passed on, or a warning."""
+        if note.level != "warning":
+            self._behind.note(note)
+        elif "rows_dead" not in note.fields:
+            self.warn(note.text)
+
+    def warn(self, text: str) -> None:
+        """A warning, at the place of the user's code that called."""
+        try:
+            warnings.warn(text, GristmillWarning, stacklevel=_outside())
+        except GristmillWarning as e:
+            self._raised = self._raised or e
+
+    def settle(self) -> None:
+        """The run has ended."""
+        if self._raised is not None:
+            raise self._raised
+
+    def close(self) -> None:
+        """Passed on."""
+        self._behind.close()
+
+
+def _outside() -> int:
+    """How many frames up, from the caller's own as 1, the first is that is not of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "gristmill":
+        frame, level = frame.f_back, level + 1
+    return level
