@@ -33,5 +33,6 @@ def run(
         steps=[gm.step(victims.odd)],
         workers=0,
         shard_rows=20,
+        gates={"min_ok": 0.0},
     )
     Run(job.spec, Verbs(**verbs), files=Recorded(journal, Harm(**harm) if harm else None)).run()

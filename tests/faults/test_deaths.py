@@ -169,7 +169,8 @@ def test_fault_21_rows_that_end_the_process_in_a_step(quick: Path, kind: str) ->
     root, heard = str(quick / "out"), Heard()
     step = {"step": gm.step(victims.harmful_step), "flat_map": gm.flat_map(victims.harmful_row)}[kind]
     sink = gm.sink(root, keep=["id"], row_id="rid")
-    job = gm.Job(source, gm.model(victims.scored, bad=[90]), sink, steps=[step], workers=1, shard_rows=16)
+    model, gates = gm.model(victims.scored, bad=[90]), {"min_ok": 0.9}
+    job = gm.Job(source, model, sink, steps=[step], workers=1, shard_rows=16, gates=gates)
     report = job.run(observer=heard)
     assert (report.rows_ok, sorted(oracles.dead_ids(root))) == (117, [85, 86, 90])
     assert oracles.ok_ids(root) == [i for i in range(120) if i not in (85, 86, 90)]

@@ -78,9 +78,9 @@ def test_columns_that_a_step_makes_are_checked_when_they_are_there(source: str, 
 
 
 def test_null_counts_break_a_gate_before_anything_runs(source: str, tmp_path: Path) -> None:
-    """One of ten rows is null in a column that may not be: min_ok 0.95 cannot hold."""
+    """One of ten rows is null in a column that may not be: min_ok 1 cannot hold."""
     with pytest.raises(gm.GateFailed, match="1 of 10 rows are null"):
-        job(source, tmp_path, gates=gm.Gates(min_ok=0.95)).run()
+        job(source, tmp_path, gates=gm.Gates(min_ok=1)).run()
 
 
 def test_a_step_gets_what_it_takes(source: str, tmp_path: Path) -> None:
