@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -193,6 +195,52 @@ def test_shortage_in_words() -> None:
     assert shortage(rare, 1, 1, total, total) == "waiting for 8 GB of memory, the cluster has 4 GB of memory"
     total["memory"] *= 4
     assert shortage(rare, 1, 1, total, total) == "waiting for a node with A100, the cluster has none"
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "found"),
+    [
+        ("A100", {}, "A100"), ("A100_80G", {}, "A100"), ("A100-80GB", {}, "A100"), ("nvidia-a100", {}, "A100"),
+        ("H100_80GB", {}, "H100"), ("NVIDIA H100 80GB HBM3", {}, "H100"), ("Tesla T4", {}, "T4"), ("l40s", {}, "L40S"),
+        ("A100_80G", {"accelerator_type:A100-80G": 1, "accelerator_type:A100": 1}, "A100-80G"),
+        ("A100_40G", {"accelerator_type:A100-80G": 1}, "A100-80G"),
+        ("A100_80G", {"accelerator_type:A100-40G": 1}, "A100"),
+        ("ours", {"accelerator_type:ours": 1}, "ours"), ("rtx_4090", {"accelerator_type:GeForce-RTX-4090": 1},
+                                                         "GeForce-RTX-4090"),
+    ],
+)  # fmt: skip
+def test_fault_66_types_of_gpus_as_others_write_them(asked: str, there: dict[str, float], found: str) -> None:
+    """The cluster's name, or Ray's."""
+    wanted = needs(RayOptions(accelerator_type=asked), gpu=True, there=there)
+    assert [name for name in wanted if ":" in name] == [f"accelerator_type:{found}"]
+
+
+@pytest.mark.parametrize("asked", ["A1OO", "nvidia", "RTX", "", "80GB"])
+def test_fault_66_no_type_of_gpus(asked: str) -> None:
+    """Refused: Ray would wait for ever."""
+    with pytest.raises(gm.BadJob, match=r"is no known type of GPU: .*the cluster has V100"):
+        needs(RayOptions(accelerator_type=asked or "?"), gpu=True, there={"accelerator_type:V100": 1})
+
+
+def test_fault_66_a_map_says_what_it_waits_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within seconds, what it lacks and what the cluster has; when that comes, it goes on."""
+    said, nodes = [], []
+
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            said.append(text)
+            if "waiting" in text and not nodes:
+                kind = {"accelerator_type:H100": 1}
+                nodes.append(cluster.add_node(num_cpus=1, num_gpus=1, resources=kind, object_store_memory=MEMORY))
+            return len(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Terminal())
+        found = gm.map(abs, [-1], engine="ray", func_gpu="H100_80GB")
+    assert found == [1]
+    assert "abs: waiting for a node with H100, the cluster has none" in "".join(said)
+    for node in nodes:
+        cluster.remove_node(node)
 
 
 def test_options_are_checked_before_anything_runs(numbers: str, tmp_path: Path) -> None:

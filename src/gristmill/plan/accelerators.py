@@ -11,6 +11,7 @@ COMMON = (
     "L20", "L40", "L40S", "RTX-4090", "RTX-5090", "RTX-6000",
 )  # fmt: skip
 _BRANDS = {"nvidia", "tesla", "geforce", "quadro", "gpu", "amd", "intel"}
+_DIGIT = re.compile(r"\d").search
 _MEMORY = re.compile(r"(\d+)g(?:i?b)?")
 
 
@@ -22,7 +23,9 @@ def meant(asked: str, names: Iterable[str]) -> str | None:
     found: list[tuple[tuple[bool, bool, bool, int], str]] = []
     for name in sorted(set(names)):
         its, has = _read(name)
-        alike = bool(words) and bool(its) and (its <= words or words <= its)
+        alike = (its <= words or words <= its) and any(
+            map(_DIGIT, its if len(its) < len(words) else words)
+        )  # a brand is no type
         if name == asked or (alike and (not memory or not has or memory <= has)):
             found.append(((name == asked, its == words, memory == has, -len(its ^ words)), name))
     return max(found)[1] if found else None
