@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -151,6 +152,25 @@ def test_exceptions_come_back_as_their_own_type() -> None:
         gm.map(called.raises, [0, 1])
     assert "in raises" in str(raised.value.__cause__)
     assert raised.value.__notes__ == ["input 1: 1"] and raised.value.input_index == 1  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Nothing can be set on it."""
+
+    code: int
+
+
+def refuses(code: int) -> None:
+    """Raises one of those."""
+    raise Frozen(code)
+
+
+def test_exceptions_that_are_frozen() -> None:
+    """They come back as they are, with cause, note and index, although nothing can be set on them."""
+    (found,) = gm.map(refuses, [7], return_exceptions=True)
+    assert found == Frozen(7) and found.input_index == 0 and found.__notes__ == ["input 0: 7"]
+    assert "in refuses" in str(found.__cause__)
 
 
 @pytest.mark.parametrize(("number", "says"), [(3, "SystemExit"), (4, "ValueError")])
@@ -388,6 +408,63 @@ def test_the_engine_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path
                          ("engine: {workers: 0}\n", "local")):  # fmt: skip
         file.write_text(f"source: x.parquet\nmodel: {{call: 'os:getpid'}}\nsink: out\n{engine}")
         assert gm.load_job(str(file)).spec.engine.name == name
+
+
+class Claims(list[int]):
+    """A list that says it is of another length."""
+
+    def __init__(self, count: int, says: int) -> None:
+        super().__init__(range(count))
+        self.says = says
+
+    def __len__(self) -> int:
+        return self.says
+
+
+@pytest.mark.parametrize(("count", "says"), [(3, 5), (2000, 2), (5, 5), (1, 400), (300, 1)])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_length_is_only_a_hint(count: int, says: int, ordered: bool) -> None:
+    """All inputs are called and none is waited for, whatever `len` says; a list may grow meanwhile."""
+    with within(40):
+        found = gm.remote_parallel_map(called.double, Claims(count, says), ordered=ordered)
+    assert sorted(found) == [2 * x for x in range(count)]
+
+
+def test_a_list_that_grows() -> None:
+    """As with the built-in map, what a consumer adds is called too."""
+    values, found = [1, 2, 3], []
+    for value in gm.remote_parallel_map(called.double, values, generator=True, max_parallelism=1):
+        found.append(value)
+        if len(values) < 6:
+            values.append(value + 10)
+    assert sorted(found) == sorted(2 * x for x in values) and len(found) == 6
+
+
+def test_results_half_sent() -> None:
+    """A worker that is killed in the middle of a long message: its input alone is lost, and nothing is printed here."""
+    code = (
+        "import os, threading, time, gristmill as gm\n"
+        "def large(x):\n"
+        "    if x == 5:\n"
+        "        threading.Thread(target=lambda: (time.sleep(0.02), os.kill(os.getpid(), 9))).start()\n"
+        "        return [bytearray(os.urandom(900_000)) for _ in range(400)]\n"
+        "    return x\n"
+        "found = gm.map(large, range(8), return_exceptions=True)\n"
+        "print([x for x in found if isinstance(x, int)], type(found[5]).__name__)\n"
+        "found = gm.map(kills, range(20), retries=9)\n"
+        "print([len(x) for x in found] == [900_000] * 20)\n"
+    )
+    code = code.replace(
+        "found = gm.map(kills",
+        "def kills(x):\n"
+        "    if x % 5 == 3:\n"
+        "        threading.Timer(0.001, lambda: os.kill(os.getpid(), 9)).start()\n"
+        "    return b'x' * 900_000\n"
+        "found = gm.map(kills",
+        1,
+    )
+    done = run_script(code)
+    assert (done.stdout, done.stderr) == ("[0, 1, 2, 3, 4, 6, 7] WorkerLost\nTrue\n", ""), done.stderr
 
 
 # ---------------------------------------------------------------- scripts and signals

@@ -58,7 +58,10 @@ def receive(pipe: BinaryIO) -> Any:
     header = pipe.read(_HEADER.size)
     if len(header) < _HEADER.size:
         raise EOFError
-    data = pipe.read(_HEADER.unpack(header)[0])
+    length = _HEADER.unpack(header)[0]
+    data = pipe.read(length)
+    if len(data) < length:  # it was killed while it spoke
+        raise EOFError
     return pickle.loads(data)
 
 

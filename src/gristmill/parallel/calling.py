@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import math
 import os
 import sys
 import threading
@@ -91,6 +92,10 @@ class CallWorker:
         self._stages = stages
         self._name = name
         self._stopping = threading.Event()
+
+    def silence(self) -> float:
+        """Seconds for which it may give no sign of life: a call without a timeout may hold the GIL for ever."""
+        return math.inf if self._stages.timeout is None else self._stages.timeout
 
     def stop(self) -> None:
         """No further call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -52,7 +53,8 @@ class Order:
 
 
 class Inputs:
-    """Numbered inputs, taken a few at a time. `total` is how many there are, None where only reading will tell.
+    """Numbered inputs, taken a few at a time. `total` is how many there are by their own account, which is no more than
+    a hint; None where only reading will tell.
 
     Where that is not known they are read by a thread of their own, so that results are not held up by a slow iterator;
     `ahead` inputs are read beyond what was taken. Those that turn out to be Known go to `known` instead, for whoever
@@ -77,9 +79,14 @@ class Inputs:
         raised.
         """
         if self.total is not None:
-            taken = [pair for _, pair in zip(range(most), self._numbered, strict=False)]
-            self._ended = self._ended or len(taken) < most
+            taken = [self._held.popleft() for _ in range(min(most, len(self._held)))]
+            taken += itertools.islice(self._numbered, most - len(taken))
             self._taken += len(taken)
+            if len(taken) < most:
+                self._ended = True
+            elif self._taken >= self.total:  # as its length says: but is it true?
+                self._held.extend(itertools.islice(self._numbered, 1))
+                self.total, self._ended = self._taken + len(self._held), not self._held
             return taken
         with self._change:
             if not self._held and not self._ended:
@@ -114,14 +121,14 @@ class Inputs:
     def ended(self) -> bool:
         """Whether all have been taken."""
         if self.total is not None:
-            return self._taken >= self.total or self._ended
+            return self._ended
         with self._change:
             return self._ended and not self._held and self._error is None
 
     @property
     def left(self) -> int | None:
         """How many have not been taken, where that is known."""
-        return None if self.total is None else self.total - self._taken
+        return None if self.total is None else 0 if self._ended else self.total - self._taken
 
     def close(self) -> None:
         """Read no further."""

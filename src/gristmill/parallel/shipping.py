@@ -113,7 +113,7 @@ def _made(found: Any) -> Any:
         return found
     kind, arguments, attributes = found
     error = kind.__new__(kind, *arguments)
-    error.args = arguments
+    BaseException.__setattr__(error, "args", arguments)  # its class may be frozen
     error.__dict__.update(attributes)
     return error
 
@@ -140,13 +140,9 @@ def revived(fault: Fault, number: int, value: Any) -> Exception:
     else:
         error = raised(fault)
     if failure.traceback:
-        error.__cause__ = RemoteTraceback(failure.traceback)
-    vars(error)["input_index"] = number
+        BaseException.__setattr__(error, "__cause__", RemoteTraceback(failure.traceback))  # its class may be frozen
     note = f"input {number}: {short(value)}"
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:  # Python 3.10 shows no notes; they can be read all the same
-        vars(error)["__notes__"] = [*getattr(error, "__notes__", []), note]
+    vars(error).update(input_index=number, __notes__=[*getattr(error, "__notes__", []), note])
     return error
 
 
