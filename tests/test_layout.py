@@ -29,6 +29,7 @@ ORDER = [
     {"backends"},
     {"budgets"},
     {"feeding"},
+    {"rereading"},
     {"choosing"},
     {"retrying"},
     {"shipping"},

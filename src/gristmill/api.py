@@ -182,11 +182,16 @@ def status(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> dict[s
     return of_root(*_place(sink_or_job, storage))
 
 
-def verify(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> Any:
-    """Recount and re-hash what is published. The verdict has .ok, .lines and .as_dict(); `storage` as in `status`."""
+def verify(sink_or_job: Any, storage: Mapping[str, Any] | None = None, *, source: bool = False) -> Any:
+    """Recount and re-hash what is published. The verdict has .ok, .lines and .as_dict(); `storage` as in `status`.
+
+    With `source` the source is read again, and must hold what every shard read; give the job where reaching it needs
+    options or secrets.
+    """
     from gristmill.viewing import verify as of_root
 
-    return of_root(*_place(sink_or_job, storage))
+    job = _job(sink_or_job)
+    return of_root(*_place(job or sink_or_job, storage), source=job.spec.source if job and source else source)
 
 
 # ---------------------------------------------------------------- inside
@@ -272,20 +277,28 @@ def _watching() -> Observer | None:
     return make_observer("auto", sys.stderr) if is_terminal(sys.stderr) else None
 
 
-def _place(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> tuple[str, Any]:
-    from gristmill.commit.places import opened
+def _job(sink_or_job: Any) -> Job | None:
+    """The job that is given or named; None for a sink."""
     from gristmill.plan.jobfile import is_job
-    from gristmill.running import sink_place
 
     if isinstance(sink_or_job, Job):
-        if sink_or_job.spec.sink is None:
+        return sink_or_job
+    text: str = os.fspath(sink_or_job)
+    return load_job(text) if not os.path.isdir(text) and is_job(text) else None
+
+
+def _place(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> tuple[str, Any]:
+    from gristmill.commit.places import opened
+    from gristmill.running import sink_place
+
+    job = _job(sink_or_job)
+    if job is not None:
+        if job.spec.sink is None:
             raise BadJob("the job has no sink")
-        return sink_place(sink_or_job.spec.sink)
+        return sink_place(job.spec.sink)
     text: str = os.fspath(sink_or_job)
     if os.path.isdir(text):
         return opened(text)
-    if is_job(text):
-        return _place(load_job(text))
     if "://" in text:
         return opened(text, storage)
     raise BadJob(f"{text}: no such sink or job: give the folder a job writes to, or the job")

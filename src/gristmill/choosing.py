@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from gristmill import rereading
 from gristmill.commit import generation as generations
 from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
@@ -35,10 +36,14 @@ class Choice:
     later: tuple[str, ...] = ()
 
 
+def _quietly(text: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Held:
     """What a sink holds: its latest publication, all claims, and the claim that can still become the next publication,
-    if there is one: the last that was made from the latest.
+    if there is one: the last that was made from the latest. `tell` is told which source files are read again.
     """
 
     root: str
@@ -46,15 +51,16 @@ class Held:
     latest: Publication | None
     claims: tuple[Generation, ...]
     unfinished: Generation | None
+    tell: Callable[[str], None] = _quietly
 
     @staticmethod
-    def by(root: str, files: Files) -> Held:
+    def by(root: str, files: Files, tell: Callable[[str], None] = _quietly) -> Held:
         """The sink at `root`."""
         latest = publication.latest(root, files)
         number = 0 if latest is None else latest.number
         claims = tuple(generations.generations(root, files))
         open_ = [g for g in claims if not g.lost and g.predecessor == number]
-        return Held(root, files, latest, claims, open_[-1] if open_ else None)
+        return Held(root, files, latest, claims, open_[-1] if open_ else None, tell)
 
     def claim(self, kind: Verb, r: Resolved) -> Generation:
         """Begin the next generation on top of what is published. `append` and `retry-dead` add to it."""
@@ -79,17 +85,30 @@ class Held:
                 raise CorruptStore(f"{self.root}: the claim of generation {number} is lost: start anew with --restart")
         return [known[number] for number in numbers]
 
+    def inputs(self, members: Sequence[Generation], r: Resolved) -> dict[str, str]:
+        """Input digests of several generations by path, to be compared with those of the job: a file that was touched
+        since, and holds what was read of it, has the job's.
+        """
+        merged: dict[str, str] = {}
+        for member in members:
+            merged.update(generations.stored_inputs(member))
+        return rereading.reconciled(r, members, merged, self.tell)
+
     def base_of(self, generation: Generation) -> Publication | None:
         """The publication that an unfinished generation adds to."""
         return None if generation.base is None else self.latest
 
 
-def choose(files: Files, root: str, uri: str, r: Resolved, *, restart: bool, append: bool) -> Choice:
-    """Compare what the sink holds with the job. Raises PlanChanged, with a readable difference."""
-    held = Held.by(root, files)
+def choose(
+    files: Files, root: str, uri: str, r: Resolved, *, restart: bool, append: bool, tell: Callable[[str], None]
+) -> Choice:
+    """Compare what the sink holds with the job. Raises PlanChanged, with a readable difference. `tell` is told which
+    files are read again to be compared.
+    """
+    held = Held.by(root, files, tell)
     begun = held.unfinished
     if restart:
-        if begun is not None and begun.kind == "restart" and _whole(begun, r):
+        if begun is not None and begun.kind == "restart" and _whole(held, begun, r):
             return Choice(begun, begun.planned, r)
         return Choice(held.claim("restart" if held.claims else "new", r), False, r)
     if begun is not None and (begun.planned or begun.kind in ("append", "restart")):
@@ -99,12 +118,12 @@ def choose(files: Files, root: str, uri: str, r: Resolved, *, restart: bool, app
     return _finished(held, held.latest, uri, r, append)
 
 
-def _whole(begun: Generation, r: Resolved) -> bool:
+def _whole(held: Held, begun: Generation, r: Resolved) -> bool:
     """Whether a restart can go on: planned for the same, with no committed file lost."""
     try:
         if not begun.planned:
             return not _meant(begun, r.fingerprint)
-        if compared(begun, r.fingerprint, inputs_of([begun])):
+        if compared(begun, r.fingerprint, held.inputs([begun], r)):
             return False
     except CorruptStore:
         return False
@@ -115,7 +134,7 @@ def _whole(begun: Generation, r: Resolved) -> bool:
 
 def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved) -> Choice:
     base = held.base_of(begun)
-    before = inputs_of(held.members(base)) if base is not None else {}
+    before = held.inputs(held.members(base), r) if base is not None else {}
     if not begun.planned:
         now = restricted(r, [p for p in r.fingerprint.inputs if p not in before])
         lines = [*_changed(before, r.fingerprint), *_meant(begun, now.fingerprint)]
@@ -126,7 +145,7 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved) -> Choice:
             f"{uri}: a run with --{begun.kind} has begun here, for something else:\n{fingerprint.listed(lines)}\n"
             f"put it back, or {way}"
         )
-    planned = inputs_of([begun])
+    planned = held.inputs([begun], r)
     known = {**before, **planned}
     now = restricted(r, list(known))
     lines = compared(begun, now.fingerprint, known)
@@ -141,7 +160,7 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved) -> Choice:
 
 def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bool) -> Choice:
     members = held.members()
-    stored = inputs_of(members)
+    stored = held.inputs(members, r)
     lines = compared(members[-1], r.fingerprint, stored)
     if not lines:
         return Choice(None, True, r, latest)
@@ -179,14 +198,6 @@ def _changed(inputs: Mapping[str, str], now: Fingerprint) -> list[str]:
     return fingerprint.differences(
         {**now.as_dict(), "inputs": fingerprint.digest_of(inputs)}, replace(now, inputs=ours), inputs
     )
-
-
-def inputs_of(members: Sequence[Generation]) -> dict[str, str]:
-    """Input digests of several generations by path."""
-    merged: dict[str, str] = {}
-    for member in members:
-        merged.update(generations.stored_inputs(member))
-    return merged
 
 
 def restricted(r: Resolved, paths: Collection[str]) -> Resolved:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.choosing import Choice, Held, compared, inputs_of
+from gristmill.choosing import Choice, Held, compared
 from gristmill.commit import publication
 from gristmill.commit.generation import Generation
 from gristmill.commit.reading import dead_letters, letters_of
@@ -52,15 +53,17 @@ def _wanted(only: Only) -> dict[str, dict[int, set[int] | None]]:
     return found
 
 
-def choose(files: Files, root: str, uri: str, r: Resolved, *, accept_code_change: bool) -> Choice:
+def choose(
+    files: Files, root: str, uri: str, r: Resolved, *, accept_code_change: bool, tell: Callable[[str], None]
+) -> Choice:
     """A retry generation over the live dead letters, or the unfinished one. Raises PlanChanged, BadJob."""
-    held = Held.by(root, files)
+    held = Held.by(root, files, tell)
     base = publication.published(root, files)
     begun = held.unfinished if held.unfinished is not None and held.unfinished.planned else None
     if begun is not None and begun.kind != "retry-dead":
         raise BadJob(f"{uri}: an unfinished run is here: finish it before its dead letters are scored again")
     members = held.members()
-    stored = inputs_of(members)
+    stored = held.inputs([*members, *([] if begun is None else [begun])], r)
     if begun is not None and not compared(begun, r.fingerprint, stored):
         return Choice(begun, True, r, base)
     lines = compared(members[-1], r.fingerprint, stored)

@@ -24,6 +24,7 @@ from gristmill import (
     machine,
     planning,
     reporting,
+    rereading,
     retrying,
     shipping,
     tables,
@@ -39,7 +40,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, GateFailed, GristmillError, RunFailed, SinkBusy
+from gristmill.errors import BadJob, GateFailed, GristmillError, RunFailed, SinkBusy, SourceChanged
 from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Report
@@ -57,6 +58,7 @@ from gristmill.tally import Tally
 from gristmill.worker.recipe import Task
 from gristmill.worker.work import ShardStages
 
+MOST_TOUCHED = 3  # times that a run goes on after its source was touched: something may be writing to it all the time
 PROBE_ROWS = 64  # what comes of them tells the schema of the output
 LEASE_LOOK = 2.0  # seconds between two looks whether this run still holds its sink
 TIMED_ROWS = 16  # where that is known, only the pace is to be found, while the other workers wait
@@ -193,7 +195,7 @@ class Run:
             r = planning.resolve(self._plannable(), None, known) if self.spec.source.data is None else None
             self._open_sink()
             folder = generations.meta(self.root)
-            with self._files.lease(self.sink.uri, folder, lambda text: self._note("info", text)) as self._lease:
+            with self._files.lease(self.sink.uri, folder, self._tell) as self._lease:
                 yield from self._held(r)
         except GristmillError as e:
             if e.report is None and self._plan is not None:
@@ -227,7 +229,7 @@ class Run:
         self._say(generation=self.generation.number)
         self._look = self._how_to_look()
         if choice.resumed:
-            self._plan = generations.read_plan(self.generation)
+            self._plan = rereading.with_files(generations.read_plan(self.generation), r)
         self._settle()
         with self._stops.heeded():
             yield from self._score()
@@ -289,13 +291,13 @@ class Run:
     def _chosen(self, r: Resolved) -> choosing.Choice:
         v, uri = self._verbs, self.sink.uri
         if v.retry:
-            return retrying.choose(self._files, self.root, uri, r, accept_code_change=v.accept_code_change)
-        return choosing.choose(self._files, self.root, uri, r, restart=v.restart, append=self.appends)
+            code = v.accept_code_change
+            return retrying.choose(self._files, self.root, uri, r, accept_code_change=code, tell=self._tell)
+        return choosing.choose(self._files, self.root, uri, r, restart=v.restart, append=self.appends, tell=self._tell)
 
     # ------------------------------------------------ scoring
 
     def _score(self) -> Iterator[Receipt]:
-        r = self.resolved
         feed = self._feed()
         if self._plan is None:
             feed.probe = self._probe_task(self._first_rows())
@@ -305,15 +307,36 @@ class Run:
             if len(done) == len(self.plan.shards) and not self._stream and self._all_read():
                 return
             feed.begin(self._task, (n for n in range(len(self.plan.shards)) if n not in done))
-        yield from self._driven(r, feed)
-        while not self._all_read():
+        touched = 0
+        while True:
+            try:
+                yield from self._driven(self.resolved, feed)
+            except SourceChanged as e:
+                touched += 1
+                if self._stream or self._plan is None or touched > MOST_TOUCHED or not self._as_planned():
+                    raise
+                self._note("warning", f"{e}: it holds what was read of it, so that the run goes on")
+            if self._all_read():
+                return
             missing = [n for n in range(len(self.plan.shards)) if n not in self._receipts]
-            self._note(
-                "warning", f"{len(missing)} shards have no readable receipt ({missing[:5]}): they are done again"
-            )
-            again = self._feed()
-            again.begin(self._task, missing)
-            yield from self._driven(r, again)
+            if not touched:
+                self._note(
+                    "warning", f"{len(missing)} shards have no readable receipt ({missing[:5]}): they are done again"
+                )
+            feed = self._feed()
+            feed.begin(self._task, missing)
+
+    def _as_planned(self) -> bool:
+        """Whether source files that were touched during the run still hold what was read of them: then the plan goes on
+        with them as they are now.
+        """
+        r = rereading.looked_again(self.resolved)
+        stored = generations.stored_inputs(self.generation)
+        now = rereading.reconciled(r, [self.generation], stored, self._tell)
+        if now != {path: r.fingerprint.inputs.get(path) for path in now}:
+            return False
+        self.resolved, self._plan = r, rereading.with_files(self.plan, r)
+        return True
 
     def _feed(self) -> ShardFeed:
         r = self.resolved
@@ -416,6 +439,7 @@ class Run:
         about = {
             "fingerprint": r.fingerprint.as_dict(),
             "output_schema": self._schema(answer["schema"]),
+            "reads": rereading.described(shipping.reader(r)),
             "sink_format": r.sink_format.name,
             "partition_by": list(self.sink.partition_by),
             "model": {"name": self.spec.model.name, "digest": r.info.digest, "version": shipping.model_version(r)},
@@ -487,6 +511,9 @@ class Run:
     def appends(self) -> bool:
         """Whether a person has said that new files are to be appended."""
         return self._verbs.append or self.spec.on_new_files == "append"
+
+    def _tell(self, text: str) -> None:
+        self._note("info", text)
 
     def _note(self, level: Any, text: str, **fields: Any) -> None:
         self._notes.append(text)

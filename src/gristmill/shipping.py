@@ -25,14 +25,19 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
     """What the workers of a resolved job are given."""
     job = r.job
     leave = tuple(r.info.columns or ())
-    where = None if r.blank else job.source.where
     return Recipe(
-        Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(job.source.options)),
+        reader(r),
         job.steps, _pinned(r), job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, batch,
         files=files, secrets=tuple(secrets_in(job)),
     )  # fmt: skip
+
+
+def reader(r: Resolved) -> Reader:
+    """How the job's source is read."""
+    where = None if r.blank else r.job.source.where
+    return Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(r.job.source.options))
 
 
 def _pinned(r: Resolved) -> Any:

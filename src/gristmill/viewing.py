@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill import backends, planning, tables
+from gristmill import backends, planning, rereading, tables
 from gristmill.choosing import Held
 from gristmill.commit import generation as generations
 from gristmill.commit import publication, receipt
@@ -24,7 +24,7 @@ from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.plan import shard
 from gristmill.plan.contracts import Files, ModelInfo
-from gristmill.plan.job import JobSpec, Sink
+from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.options import Gates
 from gristmill.plan.processes import starting
 from gristmill.running import Run
@@ -207,9 +207,17 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
     return out
 
 
-def verify(root: str, files: Files = LOCAL, *, deep: bool = False) -> verifying.Verdict:
-    """Recount and re-hash every published file; see `commit.verify`."""
+def verify(root: str, files: Files = LOCAL, *, deep: bool = False, source: Source | bool = False) -> verifying.Verdict:
+    """Recount and re-hash every published file; see `commit.verify`. With `source` (True, or that of the job, which has
+    the credentials) what every shard read is read again, too.
+    """
     from gristmill.io.registry import sink_format
 
     body = publication.published(root, files).body
-    return verifying.verify(root, sink_format(body["sink_format"]), files, deep=deep)
+    verdict = verifying.verify(root, sink_format(body["sink_format"]), files, deep=deep)
+    if source is False:
+        return verdict
+    wrong = rereading.verify(Held.by(root, files).members(), source if isinstance(source, Source) else None)
+    if not wrong:
+        return replace(verdict, lines=(*verdict.lines, "source: holds what every shard read"))
+    return replace(verdict, ok=False, lines=(*(() if verdict.ok else verdict.lines), *wrong))

@@ -116,6 +116,11 @@ def harmful_row(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"x": row["x"]}]
 
 
+def twice(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row as two."""
+    return [{"x": row["x"]}, {"x": -row["x"]}]
+
+
 def once(batch: Batch, marker: str, at: int, what: str, log: str | None = None) -> Batch:
     """Does harm at row `at`, once: the file `marker` tells that it has."""
     _log(log, batch)
@@ -228,7 +233,18 @@ def touches(batch: Batch, path: str, at: int, marker: str) -> Batch:
     """Changes a source file while it is being read, once."""
     if at in batch["id"].tolist() and not os.path.exists(marker):
         open(marker, "w").close()
-        os.utime(path, ns=(1, 1))
+        os.utime(path, ns=(1_500_000_000_000_000_000, 1_500_000_000_000_000_000))
+    return _answer(batch)
+
+
+def rewrites(batch: Batch, path: str, by: str, at: int, marker: str) -> Batch:
+    """Puts the content of `by` into a source file while it is being read, once, under the time that it had."""
+    if at in batch["id"].tolist() and not os.path.exists(marker):
+        open(marker, "w").close()
+        stat = os.stat(path)
+        with open(by, "rb") as other, open(path, "r+b") as file:
+            file.write(other.read())
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     return _answer(batch)
 
 

@@ -53,15 +53,23 @@ def status(target: str, **given: Any) -> int:
 
 def place(target: str, given: Mapping[str, Any]) -> tuple[str, Any]:
     """The sink's root and file layer: of a path or URI as it is, of a job as the job says. Raises BadJob."""
-    from gristmill.plan.jobfile import is_job, load
     from gristmill.running import sink_place
 
-    if "://" in target or not is_job(target):
+    spec = named(target, given)
+    if spec is None:
         return _existing(target)
-    spec = load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
     if spec.sink is None:
         raise BadJob(f"{target}: the job has no sink")
     return sink_place(spec.sink)
+
+
+def named(target: str, given: Mapping[str, Any]) -> JobSpec | None:
+    """The job that is named; None for a sink."""
+    from gristmill.plan.jobfile import is_job, load
+
+    if "://" in target or not is_job(target):
+        return None
+    return load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
 
 
 _STATES = {
@@ -212,20 +220,23 @@ def _listed(letters: Any, tracebacks: bool) -> None:
 VERIFY = """
 gristmill verify emb/
 gristmill verify job.yaml --json
+gristmill verify job.yaml --source
 """
 
 
 @click.command(cls=Command, examples=VERIFY)
 @click.argument("target", metavar="SINK|JOB")
+@words.option("--source", is_flag=True, group="How it runs", help="Read the source again, too: what every shard read")
 @words.sets
 @words.variables
 @words.as_json
 @words.debug
-def verify(target: str, **given: Any) -> int:
+def verify(target: str, source: bool, **given: Any) -> int:
     """Recount and re-hash every published file against _SUCCESS. Exits 1, naming the files, where something differs."""
     from gristmill.viewing import verify as verdict_of
 
-    verdict = verdict_of(*place(target, given))
+    job = named(target, given) if source else None
+    verdict = verdict_of(*place(target, given), source=source if job is None else job.source)
     if given["as_json"]:
         sys.stdout.write(json.dumps(verdict.as_dict(), default=str, ensure_ascii=False) + "\n")
     else:

@@ -186,8 +186,8 @@ def read_plan(generation: Generation) -> Plan:
         tables[what] = table
     listing = tables["files"]
     sources = [
-        SourceFile(p, s, t)
-        for p, s, t in zip(*(listing.column(c).to_pylist() for c in ("path", "size", "stamp")), strict=True)
+        SourceFile(*row)
+        for row in zip(*(listing.column(c).to_pylist() for c in ("path", "size", "stamp", "touched")), strict=True)
     ]
     return Plan(about, ShardTable(tables["shards"], sources, listing.column("extent").to_numpy()))
 
@@ -230,6 +230,7 @@ def _file_table(infos: list[FileInfo]) -> pa.Table:
             "path": pa.array([i.file.path for i in infos], pa.string()),
             "size": pa.array([i.file.size for i in infos], pa.int64()),
             "stamp": pa.array([i.file.stamp for i in infos], pa.string()),
+            "touched": pa.array([i.file.touched for i in infos], pa.string()),
             "digest": pa.array([input_digest(i) for i in infos], pa.string()),
             "extent": pa.array(np.array([i.extent for i in infos], dtype=np.int64)),
         }

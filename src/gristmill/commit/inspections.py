@@ -10,10 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.commit.generation import Generation, decode_schema, encode_schema, stored_files
+from gristmill.commit.store import join, seal, unseal
+from gristmill.errors import CorruptStore
 from gristmill.plan.contracts import FileInfo, SourceFile
 from gristmill.plan.fingerprint import digest_of
 
 _LOOKED_AT = b"gristmill.looked_at"  # in the table's metadata: digest of the format and options they were read with
+_SAME = "same.json"
 _SCHEMAS = b"gristmill.schemas"  # the distinct schemas, which files refer to by number
 
 
@@ -43,7 +46,6 @@ def as_table(infos: Sequence[FileInfo], how: str) -> pa.Table:
     numbers = [schemas.setdefault(encode_schema(i.schema), len(schemas)) for i in infos]
     table = pa.table(
         {
-            "touched": pa.array([i.file.touched for i in infos], pa.string()),
             "layout": pa.array([i.layout for i in infos], pa.string()),
             "cuts": _lists([i.cuts for i in infos]),
             "cut_rows": _lists([i.cut_rows for i in infos]),
@@ -66,13 +68,56 @@ def of_generations(members: Iterable[Generation]) -> Inspections:
             table = stored_files(member)
             if table is not None:
                 how = (table.schema.metadata or {}).get(_LOOKED_AT, b"").decode()
-                found.setdefault(how, {}).update(_infos(table))
+                found.setdefault(how, {}).update(_infos(table, _noted(member)))
     return Inspections(found)
 
 
-def _infos(table: pa.Table) -> dict[str, FileInfo]:
-    if "cuts" not in table.column_names:
-        return {}  # a plan of an earlier version
+def planned_files(members: Iterable[Generation]) -> dict[str, FileInfo]:
+    """The files of stored plans by path, the latest counting."""
+    found: dict[str, FileInfo] = {}
+    for table in map(stored_files, members):
+        found.update({} if table is None else _infos(table, {}))
+    return found
+
+
+# ---------------------------------------------------------------- files that were touched, and found to be the same
+
+Seen = tuple[int, str, str]  # size, stamp, touched
+
+
+def last_seen(members: Iterable[Generation]) -> dict[str, Seen]:
+    """How files looked when they were last known to hold what the plans' shards read, by path."""
+    found: dict[str, Seen] = {}
+    for member in members:
+        table = stored_files(member)
+        if table is not None:
+            path, *seen = (table.column(name).to_pylist() for name in ("path", "size", "stamp", "touched"))
+            found.update(zip(path, zip(*seen, strict=True), strict=True))
+        found.update(_noted(member))
+    return found
+
+
+def noted_same(members: Iterable[Generation]) -> set[str]:
+    """Files that have been touched since they were planned, and were found to be the same."""
+    return {path for member in members for path in _noted(member)}
+
+
+def note_same(member: Generation, files: Sequence[SourceFile]) -> None:
+    """Note, beside a plan, how these files look now: they were read again and hold what its shards read."""
+    if files:
+        noted = {**_noted(member), **{f.path: (f.size, f.stamp, f.touched) for f in files}}
+        member.files.write_over(join(member.folder, _SAME), seal({"files": noted}))
+
+
+def _noted(member: Generation) -> dict[str, Seen]:
+    try:
+        noted = unseal(join(member.folder, _SAME), member.files)["files"]
+    except (FileNotFoundError, CorruptStore):
+        return {}  # the files are read once more
+    return {path: (size, stamp, touched) for path, (size, stamp, touched) in noted.items()}
+
+
+def _infos(table: pa.Table, noted: Mapping[str, Seen]) -> dict[str, FileInfo]:
     schemas = [decode_schema(text) for text in json.loads(table.schema.metadata[_SCHEMAS])]
     names = ("path", "size", "stamp", "touched", "extent", "layout", "divisible", "row_bytes", "nulls", "schema")
     plain = zip(*(table.column(name).to_pylist() for name in names), strict=True)
@@ -83,7 +128,7 @@ def _infos(table: pa.Table) -> dict[str, FileInfo]:
     ):
         assert cuts is not None
         counted = None if nulls is None else json.loads(nulls)
-        file = SourceFile(path, size, stamp, touched)
+        file = SourceFile(path, *noted.get(path, (size, stamp, touched)))
         infos[path] = FileInfo(file, extent, cuts, divisible, schemas[schema], rows, counted, layout, row_bytes)
     return infos
 

@@ -29,7 +29,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A committed shard: its counts (Counts.values()), its files, who did it, and figures for the report."""
+    """A committed shard: its counts (Counts.values()), its files, who did it, figures for the report, and the digest of
+    what it `read` of each of its pieces (io.content).
+    """
 
     shard: int
     nonce: str
@@ -37,6 +39,7 @@ class Receipt:
     parts: tuple[Part, ...]
     figures: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
+    read: tuple[str, ...] = ()
     version: int = 0
 
     def sealed(self) -> bytes:
@@ -48,6 +51,7 @@ class Receipt:
             "parts": [vars(p) for p in self.parts],
             "figures": dict(self.figures),
             "errors": dict(self.errors),
+            "read": list(self.read),
         }
         return seal(body)
 
@@ -64,6 +68,7 @@ class Receipt:
                 tuple(Part(**p) for p in body["parts"]),
                 body["figures"],
                 body["errors"],
+                tuple(body["read"]),
                 int(match.group(2) or 0) if match else 0,
             )
         except (KeyError, TypeError) as e:

@@ -121,7 +121,15 @@ _layouts: dict[Any, Layout] = {}  # a header is at the start, and a compressed f
 
 
 def _layout_of(file: SourceFile, stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Layout:
-    key = (file.path, file.size, file.stamp, dialect, str(options.get("header")), str(options.get("names")))
+    key = (
+        file.path,
+        file.size,
+        file.stamp,
+        file.touched,
+        dialect,
+        str(options.get("header")),
+        str(options.get("names")),
+    )
     if key not in _layouts:
         if len(_layouts) >= 256:
             _layouts.clear()

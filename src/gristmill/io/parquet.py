@@ -67,7 +67,7 @@ class ParquetSource:
         wanted = as_ranges(ranges)
         if not len(wanted):
             return
-        key = (info.file.path, info.file.size, info.file.stamp)
+        key = (info.file.path, info.file.size, info.file.stamp, info.file.touched)
         opened = _waiting.take(key, lambda: _Opened(info.file, fs))
         sound = False
         try:

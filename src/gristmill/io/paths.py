@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,9 +16,10 @@ from gristmill.errors import BadSource, MissingExtra, SourceChanged
 from gristmill.io.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing
 from gristmill.io.redact import redact
 from gristmill.plan.contracts import SourceFile
+from gristmill.plan.fingerprint import written
 from gristmill.plan.job import Source
 
-__all__ = ["Storage", "changed", "open_input", "redact", "resolve"]
+__all__ = ["Storage", "changed", "look", "mounted", "open_input", "redact", "resolve"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
@@ -111,17 +112,32 @@ def open_input(fs: Storage, path: str) -> Any:
         raise BadSource(f"{path}: not readable ({redact(e.strerror or str(e))})") from e
 
 
-def changed(fs: Storage, file: SourceFile) -> str | None:
-    """How a file differs now from its listing, in words; None where it is the same."""
+def mounted(uris: Sequence[str], storage: Mapping[str, Any]) -> Storage:
+    """What opens these URIs, and paths that came of them. Nothing is looked for."""
+    mounts: list[Mount] = []
+    for uri in uris:
+        if _SCHEME.match(uri) and not any(mount.prefix and mount.holds(uri) for mount in mounts):
+            mounts.append(_place(uri, storage)[1])
+    return Storage(tuple(m for m in mounts if m.prefix))
+
+
+def look(fs: Storage, file: SourceFile) -> SourceFile:
+    """A listed file as it stands now. Raises SourceChanged where it is gone."""
     mount = fs.mount(file.path)
     now = mount.listing.look(mount.inner(file.path))
     if now is None:
-        return f"{file.path}: gone since the plan was made"
+        raise SourceChanged(f"{file.path}: gone since the plan was made")
+    return SourceFile(file.path, now.size, now.stamp, now.touched)
+
+
+def changed(fs: Storage, file: SourceFile) -> str | None:
+    """How a file differs now from its listing, in words; None where it is the same. Raises SourceChanged as `look`."""
+    now = look(fs, file)
     if now.size != file.size:
-        return f"{file.path}: {now.size} bytes now, {file.size} in the plan"
+        return f"{now.size:,} bytes, planned with {file.size:,}"
     if now.stamp != file.stamp:
-        return f"{file.path}: written since the plan was made (stamp {now.stamp}, in the plan {file.stamp})"
-    return None
+        return written(now.stamp, file.stamp)
+    return "its inode was changed" if now.touched != file.touched else None
 
 
 # ---------------------------------------------------------------- from a URI to a mount

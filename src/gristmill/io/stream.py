@@ -40,7 +40,7 @@ def compressed(path: str) -> str | None:
 @contextmanager
 def opened(file: SourceFile, fs: Storage) -> Iterator[Stream]:
     """The file's stream, alone: one that waits, else a new one. It waits again afterwards, unless reading failed."""
-    key = (file.path, file.size, file.stamp)
+    key = (file.path, file.size, file.stamp, file.touched)
     stream = _waiting.take(key, lambda: _open(file, fs))
     sound = False
     try:

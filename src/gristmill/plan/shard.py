@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -161,6 +161,18 @@ class ShardTable:
         a, b = int(self._bounds[number]), int(self._bounds[number + 1])
         pieces = tuple(self._pieces(a, b))
         return Shard(number, pieces, self.rows_of(number))
+
+    def of(self, files: Mapping[str, SourceFile]) -> ShardTable:
+        """The same shards, of files as they are given by path; the others stay as they were planned."""
+        return ShardTable(self.table, [files.get(f.path, f) for f in self.files], self.extents)
+
+    def reading(self, paths: Collection[str] | None) -> list[int]:
+        """Numbers of the shards that read one of these files; of all shards for None."""
+        if paths is None:
+            return list(range(len(self)))
+        wanted = [i for i, f in enumerate(self.files) if f.path in paths]
+        found: list[int] = np.unique(self._columns["shard"][np.isin(self._columns["file"], wanted)]).tolist()
+        return found
 
     def _pieces(self, a: int, b: int) -> Iterator[Piece]:
         c = self._columns

@@ -44,6 +44,7 @@ class ShardCommit:
         self._figures: dict[str, float] = {}
         self._errors: dict[str, int] = {}
         self._inputs: dict[str, int] = {}
+        self._read: list[str] = []
         self._finished: list[WorkFile] = []
 
     def add(self, scored: Scored) -> None:
@@ -65,6 +66,7 @@ class ShardCommit:
             path, position = paths[int(who.piece[dead.row])], int(who.position[dead.row])
             self._bury(self._prepare.letter(dead, scored.window.rows, path, position, int(who.copy[dead.row])))
         self._counts = self._counts + scored.counts
+        self._read += scored.window.read
         for name, value in scored.figures.items():
             self._figures[name] = self._figures.get(name, 0.0) + value
 
@@ -80,7 +82,8 @@ class ShardCommit:
         parts = tuple(receipts.measure(self._files, f, self._task.root) for f in self._finished)
         self._files.settle([f.path for f in self._finished])
         figures = {**self._figures, **{f"input:{k}": float(v) for k, v in self._inputs.items()}}
-        mine = Receipt(self._task.shard.number, self.nonce, counts.values(), parts, figures, self._errors)
+        number, read = self._task.shard.number, tuple(self._read)
+        mine = Receipt(number, self.nonce, counts.values(), parts, figures, self._errors, read)
         standing = receipts.commit(self._files, join(self._task.folder, "receipts"), mine)
         if standing.nonce != self.nonce:
             self.abort()

@@ -14,11 +14,13 @@ import pyarrow as pa
 
 from gristmill.batching.windows import WindowSize, gather
 from gristmill.errors import BadOutput, RunFailed
+from gristmill.io.content import Content
 from gristmill.io.lossless import Lossy, together
-from gristmill.plan.contracts import BadRow, Block, FileInfo, Model, Prepared, Reading, Refusal
+from gristmill.plan.contracts import BadRow, Block, Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Piece
 from gristmill.worker.failures import DeadRow
+from gristmill.worker.reading import blocks, reading
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import LoadedStep
 
@@ -90,7 +92,8 @@ class Chunk:
 @dataclass(frozen=True)
 class Window:
     """Rows of one shard ready for the model, in source order. Also what travels between machines when stages are
-    apart. `seconds` were spent on reading, steps and tokenising.
+    apart. `seconds` were spent on reading, steps and tokenising; `read` are the digests of pieces whose reading has
+    come to its end, in order: together the windows of a shard have one for each.
     """
 
     rows: pa.Table
@@ -99,6 +102,7 @@ class Window:
     counts: Counts
     letters: tuple[Letter, ...]
     seconds: float = 0.0
+    read: tuple[str, ...] = ()
 
 
 @dataclass
@@ -122,13 +126,7 @@ class Prepare:
         self._recipe = recipe
         self._model = model
         self._steps = [LoadedStep(s) for s in recipe.steps]
-        reader = recipe.reader
-        where = None
-        if reader.where is not None:
-            from gristmill.io.where import SqlWhere
-
-            where = SqlWhere(reader.where, reader.schema)
-        self._reading = Reading(reader.columns, reader.schema, where, options=reader.options)
+        self._reading = reading(recipe.reader)
         # Where there is more to do than to read, the model need not wait for all of a window.
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
 
@@ -136,22 +134,27 @@ class Prepare:
         """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, rows are noted
         before steps and model.prepare get them, and those that killed workers are taken apart.
         """
-        most = self._recipe.batch.window
-        size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
+        read: list[str] = []
         empty, begun = True, time.perf_counter()
-        for chunks in gather(self._chunks(task, suspects), size):
+        for window in self._windows(task, suspects, read):
             empty = False
-            whole = self._gathered(chunks)
-            if suspects is None:
-                window = self._prepared(whole)
-                yield replace(window, seconds=time.perf_counter() - begun)
-            else:
-                yield from self._noted(whole, suspects)
+            yield replace(window, seconds=time.perf_counter() - begun, read=tuple(read))
+            read.clear()
             begun = time.perf_counter()
-        if empty:
+        if empty or read:  # the last window may have been full just when the last piece ended
             none = np.empty(0, dtype=np.int64)
             rows = self._recipe.reader.schema.empty_table()
-            yield Window(rows, Identity(none, none, none), Prepared(0, None), Counts(), ())
+            yield Window(rows, Identity(none, none, none), Prepared(0, None), Counts(), (), read=tuple(read))
+
+    def _windows(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Window]:
+        most = self._recipe.batch.window
+        size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
+        for chunks in gather(self._chunks(task, suspects, read), size):
+            whole = self._gathered(chunks)
+            if suspects is None:
+                yield self._prepared(whole)
+            else:
+                yield from self._noted(whole, suspects)
 
     def _gathered(self, chunks: list[Chunk]) -> Chunk:
         try:
@@ -178,21 +181,22 @@ class Prepare:
 
     # ------------------------------------------------ reading
 
-    def _chunks(self, task: Task, suspects: Suspects | None) -> Iterator[Chunk]:
-        groups: Iterator[list[_Read]] = gather(self._read(task), WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
+    def _chunks(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Chunk]:
+        groups: Iterator[list[_Read]] = gather(self._read(task, read), WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
         for group in groups:
             chunk = self._stepped(task, group, suspects)
             most = self._recipe.batch.window
             for start in range(0, max(1, chunk.rows.num_rows), most):
                 yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
 
-    def _read(self, task: Task) -> Iterator[_Read]:
+    def _read(self, task: Task, read: list[str]) -> Iterator[_Read]:
+        """The pieces' blocks; to `read` comes the digest of each piece, once all of it has been read."""
         reader = self._recipe.reader
         left = task.rows
         for number, piece in enumerate(task.shard.pieces):
-            info = FileInfo(piece.file, piece.extent, np.array([0, piece.extent]), True, reader.schema)
-            ranges = np.array(piece.ranges, dtype=np.int64).reshape(-1, 2)
-            for block in reader.format.read(info, reader.fs, ranges, self._reading):
+            content = Content()
+            for block in blocks(reader, self._reading, piece):
+                content.add(block)
                 if left is not None:
                     block = _head(block, left)
                     left -= block.rows.num_rows
@@ -200,6 +204,7 @@ class Prepare:
                 if left is not None and left <= 0:
                     return
             _refuse_changed(reader.fs, piece)
+            read.append(content.hexdigest())
 
     # ------------------------------------------------ steps
 
@@ -380,6 +385,6 @@ def _refuse_changed(fs: Any, piece: Piece) -> None:
     difference = changed(fs, piece.file)
     if difference is not None:
         raise SourceChanged(
-            f"{piece.file.path}: changed while the run was reading it ({difference}): run again with --restart, "
-            "or put the planned file back"
+            f"{piece.file.path}: changed while the run was reading it ({difference}): put the planned file back "
+            "and run again, or begin anew with --restart"
         )

@@ -1,0 +1,191 @@
+"""Reading the source again: where a file may have been touched since its shards read it, the digests in their receipts
+decide whether it is still the same. Also what `verify --source` does, for every file.
+
+A local file may have been touched where its modification time or the change time of its inode is another, which a
+rewrite cannot set back; where a store tells neither, its ETag, version or time of writing is relied on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gristmill import machine
+from gristmill.commit import inspections
+from gristmill.commit import receipt as receipts
+from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema, read_plan
+from gristmill.errors import GristmillError
+from gristmill.io import paths
+from gristmill.io.registry import format_options, source_format
+from gristmill.plan import fingerprint
+from gristmill.plan.contracts import FileInfo, SourceFile
+from gristmill.plan.job import Source
+from gristmill.plan.secret import reveal
+from gristmill.plan.shard import Piece
+from gristmill.planning import Resolved
+from gristmill.worker import reading
+from gristmill.worker.recipe import Reader
+
+Tell = Callable[[str], None]
+
+
+# ---------------------------------------------------------------- how a plan's shards read
+
+
+def described(reader: Reader) -> dict[str, Any]:
+    """A reader as a plan stores it: without the file system, whose credentials are nobody's to keep."""
+    return {
+        "format": reader.format.name,
+        "columns": None if reader.columns is None else list(reader.columns),
+        "schema": encode_schema(reader.schema),
+        "where": reader.where,
+        "options": json.loads(json.dumps(dict(reader.options), default=str)),
+    }
+
+
+def _reader(plan: Plan, fs: Any) -> Reader:
+    told = plan.about["reads"]
+    columns = None if told["columns"] is None else tuple(told["columns"])
+    form = source_format(Source(("",), format=told["format"]), ())
+    return Reader(form, fs, columns, decode_schema(told["schema"]), told["where"], told["options"])
+
+
+# ---------------------------------------------------------------- files that may have been touched
+
+
+def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, str], tell: Tell) -> dict[str, str]:
+    """`stored`, the digests of planned inputs by path, as they are to be compared with the job's.
+
+    Files of the planned size that may have been touched are read again, where shards have read them. Where all of them
+    find the rows they read, the file is the planned one: its digest is the job's, and it is noted, so that the next run
+    need not read it. Where one does not, its digest is unlike any, with the reason in it.
+    """
+    known = inspections.last_seen(members)
+    touched = {
+        f.file.path: f
+        for f in r.files
+        if f.file.path in known and f.file.size == known[f.file.path][0] and _seen(f.file) != known[f.file.path]
+    }
+    out = dict(stored)
+    if touched:
+        planned = inspections.planned_files(members)
+        same = {path: f for path, f in touched.items() if _laid_out_alike(f, planned[path])}
+        reasons = _differing(_readings(members, r.fs, same), tell)
+        for path, f in same.items():
+            digest = fingerprint.input_digest(f)
+            if path in reasons and _seen(f.file)[:2] == known[path][:2]:
+                reasons[path] += ", though its size and time are those of the plan"
+            out[path] = fingerprint.other_content(digest, reasons[path]) if path in reasons else digest
+        for path in touched.keys() - same.keys():
+            out[path] = fingerprint.other_content(stored[path], "its rows are stored otherwise than planned")
+        inspections.note_same(members[-1], [f.file for path, f in same.items() if path not in reasons])
+    now = {f.file.path: f for f in r.files}
+    for path in inspections.noted_same(members):
+        if path in now and path not in touched and _seen(now[path].file) == known[path]:
+            out[path] = fingerprint.input_digest(now[path])
+    return out
+
+
+def _seen(file: SourceFile) -> tuple[int, str, str]:
+    return file.size, file.stamp, file.touched
+
+
+def _laid_out_alike(now: FileInfo, planned: FileInfo) -> bool:
+    """Whether the plan's ranges, also those that no shard has read yet, begin and end where rows do."""
+    return (now.layout, now.extent) == (planned.layout, planned.extent) and np.array_equal(now.cuts, planned.cuts)
+
+
+def with_files(plan: Plan, r: Resolved) -> Plan:
+    """The plan with its files as they stand now, after they were found to be the planned ones: from here on, a file
+    that is touched once more is noticed.
+    """
+    now = {f.file.path: f.file for f in r.files}
+    return replace(plan, shards=plan.shards.of(now))
+
+
+def looked_again(r: Resolved) -> Resolved:
+    """The job with its files as they stand at this moment. Raises BadSource where one cannot be read any more,
+    SourceChanged where it is gone.
+    """
+    options, files = format_options(r.job.source), []
+    for info in r.files:
+        now = paths.look(r.fs, info.file)
+        same = _seen(now) == _seen(info.file)
+        files.append(info if same else r.source_format.inspect(now, r.fs, options))
+    inputs = {f.file.path: fingerprint.input_digest(f) for f in files}
+    return replace(r, files=tuple(files), fingerprint=replace(r.fingerprint, inputs=inputs))
+
+
+# ---------------------------------------------------------------- reading what shards read
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A piece that a committed shard read: what it read then, and how to read it now."""
+
+    generation: int
+    shard: int
+    piece: Piece
+    digest: str
+    reader: Reader
+
+    def wrong(self) -> str | None:
+        """What differs now, in words; None where nothing does."""
+        where = f"shard {self.shard} of generation {self.generation}"
+        try:
+            # As it stands: a reader of the planned file may still be open, and would read what is deleted.
+            piece = replace(self.piece, file=paths.look(self.reader.fs, self.piece.file))
+            now = reading.digest_of(self.reader, reading.reading(self.reader), piece)
+        except GristmillError as e:
+            return f"what {where} read of it cannot be read any more: {e}"
+        return None if now == self.digest else f"it does not hold what {where} read of it"
+
+
+def _readings(members: Sequence[Generation], fs: Any, files: Mapping[str, FileInfo] | None) -> Iterator[_Again]:
+    """What the committed shards of some generations read of some files, or of all."""
+    for member in members:
+        plan = read_plan(member)
+        if files is not None:
+            plan = replace(plan, shards=plan.shards.of({path: f.file for path, f in files.items()}))
+        standing, reader = receipts.listed(member.receipts, member.files), _reader(plan, fs)
+        for number in plan.shards.reading(None if files is None else files.keys()):
+            done = receipts.valid(standing.get(number, []), member.files)
+            if done is None:
+                continue
+            for piece, digest in zip(plan.shards[number].pieces, done.read, strict=True):
+                if files is None or piece.file.path in files:
+                    yield _Again(member.number, number, piece, digest, reader)
+
+
+def _differing(readings: Iterator[_Again], tell: Tell | None = None) -> dict[str, str]:
+    """Why files are not what was read of them, by path; those that are do not appear."""
+    todo = list(readings)
+    counts: dict[str, int] = {}
+    for again in todo:
+        counts[again.piece.file.path] = counts.get(again.piece.file.path, 0) + 1
+    for path, count in counts.items() if tell is not None else ():
+        assert tell is not None
+        tell(f"{path} was touched since it was read: what {count} committed shards read of it is read again")
+    reasons: dict[str, str] = {}
+    with ThreadPoolExecutor(machine.cores()) as pool:
+        for again, wrong in zip(todo, pool.map(_Again.wrong, todo), strict=True):
+            if wrong is not None:
+                reasons.setdefault(again.piece.file.path, wrong)
+    return reasons
+
+
+def verify(members: Sequence[Generation], source: Source | None = None) -> list[str]:
+    """Read again what every shard of some generations read: a line for each file that is not what it was, none where
+    all is well. Files are opened by the paths in the plans, or as the `source` of the job says.
+    """
+    found: list[str] = []
+    for member in members:
+        files = [f.path for f in read_plan(member).shards.files]
+        fs = paths.mounted(*((files, {}) if source is None else (reveal(source.uri), reveal(source.storage))))
+        found += [f"{path}: {why}" for path, why in _differing(_readings([member], fs, None)).items()]
+    return found

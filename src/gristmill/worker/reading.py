@@ -1,0 +1,37 @@
+"""Reading a piece of a source: what workers do, and whoever reads the same again to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gristmill.io.content import Content
+from gristmill.plan.contracts import Block, FileInfo, Reading
+from gristmill.plan.shard import Piece
+from gristmill.worker.recipe import Reader
+
+
+def reading(reader: Reader) -> Reading:
+    """What is read of each file, with the condition ready to be used."""
+    where = None
+    if reader.where is not None:
+        from gristmill.io.where import SqlWhere
+
+        where = SqlWhere(reader.where, reader.schema)
+    return Reading(reader.columns, reader.schema, where, options=reader.options)
+
+
+def blocks(reader: Reader, wanted: Reading, piece: Piece) -> Iterator[Block]:
+    """The rows of a piece. Raises BadSource where they cannot be read, SourceChanged where the file is gone."""
+    info = FileInfo(piece.file, piece.extent, np.array([0, piece.extent]), True, reader.schema)
+    ranges = np.array(piece.ranges, dtype=np.int64).reshape(-1, 2)
+    yield from reader.format.read(info, reader.fs, ranges, wanted)
+
+
+def digest_of(reader: Reader, wanted: Reading, piece: Piece) -> str:
+    """The digest of what a piece holds now: as in its shard's receipt, if that is what the shard read."""
+    content = Content()
+    for block in blocks(reader, wanted, piece):
+        content.add(block)
+    return content.hexdigest()
