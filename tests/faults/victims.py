@@ -361,3 +361,11 @@ def deadly_post(batch: Batch, bad: str) -> Batch:
     """A step after the model that dies of some rows."""
     _killed_at("post", batch["twin"], bad)
     return {"z": batch["y"]}
+
+
+def hangs_apart(batch: Batch, marker: str) -> Batch:
+    """A step that does not return where it runs in a process of its own, and lets no other thread run there."""
+    if "worker.beside" in " ".join(sys.orig_argv):
+        open(marker, "w").close()
+        hold_the_gil()
+    return {"x": batch["x"]}

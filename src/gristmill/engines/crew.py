@@ -1,20 +1,23 @@
-"""The crew: what engines share whose workers last. Workers are started as the feed wants them, given items, heard, and
-replaced when they die; how one is started and reached is the engine's own.
+"""The crew: what engines share whose workers last. Workers are started as the feed wants them, given items, heard,
+replaced when they die and given up when they are silent; how one is started and reached is the engine's own.
 """
 
 from __future__ import annotations
 
 import itertools
 import queue
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from gristmill.plan.contracts import DONE, WAIT, Death, Event, Feed, Item, Left, Outcome, Printed, Started
+from gristmill.plan.beats import Vigil
+from gristmill.plan.contracts import DONE, WAIT, Alive, Death, Event, Feed, Item, Left, Outcome, Printed, Started
 
 HELD = 2  # items a worker holds at least: it prepares one while it predicts the other
 BEAT = 0.25  # seconds between two looks at the clock and at signals, when nothing happens
 TAIL = 16_000  # bytes of a worker's last words kept as evidence
+LEAVING = 10.0  # seconds that a worker with nothing left to do may be silent before it is ended
 
 
 class Link(Protocol):
@@ -27,7 +30,7 @@ class Link(Protocol):
         ...
 
     def drop(self) -> None:
-        """It is not needed any more; called only while it is not ready."""
+        """It is not needed any more, or has been silent for too long: end it by force, without waiting for that."""
         ...
 
 
@@ -68,7 +71,7 @@ def held_by(stages: Any) -> int:
 
 class Crew:
     """Up to `most` workers. `start` makes the link of a worker of that name and number, or None for "not yet"; what
-    workers report, and their `Ended`, it puts into `events`.
+    workers report, and their `Ended`, it puts into `events`. `clock` gives seconds.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Crew:
         start: Callable[[str, int], Link | None],
         events: queue.SimpleQueue[Event],
         held: int = HELD,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members: dict[str, Member] = {}
         self._feed = feed
@@ -86,6 +90,9 @@ class Crew:
         self._events = events
         self._held = held
         self._serial = itertools.count()
+        self._clock = clock
+        self._vigil = Vigil()
+        self._looked = clock()
 
     def events(self) -> Iterator[Event]:
         """Events until the feed is done and everybody has left; the first as soon as workers have been started."""
@@ -97,6 +104,7 @@ class Crew:
             self._give()
             if not self.members:
                 return
+            yield from self._given_up()
             try:
                 event = self._events.get(timeout=BEAT)
             except queue.Empty:
@@ -120,6 +128,7 @@ class Crew:
         for member in [m for m in reversed(self.members.values()) if not m.link.ready][: max(0, surplus)]:
             member.link.drop()
             del self.members[member.name]
+            self._vigil.forget(member.name)
 
     def _give(self) -> None:
         """Give workers with room what the feed has for them."""
@@ -133,6 +142,28 @@ class Crew:
                     member.held.append(item.key)
                 member.link.give(None if item is DONE else item)
 
+    def _given_up(self) -> Iterator[Event]:
+        """Workers that have given no sign of life for too long: nobody's fault; others do what they held."""
+        now = self._clock()
+        if now - self._looked < BEAT or not self._events.empty():  # what they have said is heard first
+            return
+        self._looked = now
+        for m in self.members.values():
+            self._vigil.watch(m.name) if m.link.ready else self._vigil.rest(m.name)
+        leaving = {m.name: LEAVING for m in self.members.values() if m.done and not m.held}
+        for name, seconds in self._vigil.late(now, leaving):
+            self.members[name].link.drop()
+            how = f"given up after {seconds:.0f} s without a sign of life: stopped, stuck or out of reach"
+            yield from self._gone(self.members[name], Ended(name, lost=how))
+
+    def _gone(self, member: Member, ended: Ended) -> Iterator[Event]:
+        del self.members[member.name]
+        self._vigil.forget(member.name)
+        if member.left is not None:
+            yield replace(member.left, keys=tuple(member.held))
+        elif not member.done or member.held:
+            yield _death(member, ended)
+
     def _seen(self, event: Event) -> Iterator[Event]:
         if isinstance(event, Aside):
             lost = event.event.keys if isinstance(event.event, Death) else ()
@@ -144,11 +175,11 @@ class Crew:
             return
         member = found
         if isinstance(event, Ended):
-            del self.members[event.worker]
-            if member.left is not None:
-                yield replace(member.left, keys=tuple(member.held))
-            elif not member.done or member.held:
-                yield _death(member, event)
+            yield from self._gone(member, event)
+            return
+        self._vigil.heard(member.name, event.limit if isinstance(event, Alive) else None)
+        if isinstance(event, Alive):
+            yield Event("")
             return
         if isinstance(event, Left):
             member.done, member.left = True, event  # told to the feed when the worker has ended

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.processes import import_path, thread_variables
+from gristmill.plan.spawning import Spawner
 
 MOST = 2  # started ahead: planning takes as long as the imports of about so many
 _START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({parent}, {imports!r})"
@@ -28,36 +27,6 @@ def start(path: Sequence[str], environment: Mapping[str, str], imports: Sequence
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
         start_new_session=True,  # a Ctrl-C at the terminal is the driver's to handle
     )
-
-
-class Spawner:
-    """Starts processes from one thread that lasts: parent-death signals are sent when the *thread* that forked ends."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises, called in that thread."""
-        self._calls.put(function)
-        answer = self._answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        """End the thread, and with it what it has started."""
-        self._calls.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while (function := self._calls.get()) is not None:
-            try:
-                self._answers.put(function())
-            except BaseException as e:  # crosses to the caller's thread, where it is raised
-                self._answers.put(e)
 
 
 # ---------------------------------------------------------------- ahead of time

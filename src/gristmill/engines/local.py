@@ -9,20 +9,22 @@ import itertools
 import os
 import pickle
 import queue
-import signal
+import selectors
 import struct
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 from gristmill.engines import interpreter
 from gristmill.engines.crew import BEAT, HELD, Crew, Ended, held_by
-from gristmill.engines.interpreter import SPARES, Spawner
+from gristmill.engines.interpreter import SPARES
 from gristmill.engines.overheard import Overheard
+from gristmill.plan.beats import give_signs, sign
 from gristmill.plan.contracts import (
     DONE,
     WAIT,
@@ -40,8 +42,10 @@ from gristmill.plan.contracts import (
 )
 from gristmill.plan.ending import ENDING
 from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
+from gristmill.plan.spawning import Spawner, die_with
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
+KILLED = 1.0  # seconds that the kernel has to end those that are killed
 WITHDRAWN = -1  # the number of a portion that says that no more of its item will come
 _HEADER = struct.Struct("<Q")
 
@@ -119,29 +123,76 @@ class Process:
     ) -> None:
         popen = SPARES.take(path, environment) or interpreter.start(path, environment)
         self.popen = popen
-        assert popen.stdin is not None
-        with contextlib.suppress(OSError):
-            send(popen.stdin, (name, {**os.environ, **environment}, payload))  # type: ignore[arg-type]
+        self.outbox = Outbox(popen)
+        self.outbox.put((name, {**os.environ, **environment}, payload))
         overheard = Overheard()
         listening = [_thread(_listen, popen, name, emit), _thread(_overhear, popen, overheard, name, emit)]
         _thread(_await, popen, overheard, name, emit, listening)
 
     def give(self, item: Item | Portion | None) -> None:
         """See crew.Link; also a portion of an item that was given."""
-        assert self.popen.stdin is not None
-        with contextlib.suppress(OSError):  # a broken pipe is a death, which its own event reports
-            send(self.popen.stdin, item)  # type: ignore[arg-type]
+        self.outbox.put(item)
 
     def drop(self) -> None:
-        """See crew.Link: it was ready from the start."""
+        """See crew.Link. Whether it dies of it, and when, is up to the kernel."""
+        self.popen.kill()
+
+
+class Outbox:
+    """Messages to a worker, in order. Never waits for the worker, which may be stopped: what its pipe has no room for
+    is written by a thread, as there is room.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        assert popen.stdin is not None
+        self._pipe = popen.stdin
+        self._lock = threading.Lock()
+        self._late: deque[memoryview] = deque()
+        os.set_blocking(self._pipe.fileno(), False)
+
+    def put(self, message: Any) -> None:
+        """Send it, or have it sent. A broken pipe is a death, which is reported by another way."""
+        data = pickle.dumps(message, protocol=5)
+        with self._lock:
+            waiting = bool(self._late)
+            self._late += [memoryview(_HEADER.pack(len(data)) + data)]
+            if not waiting and not self._sent():
+                _thread(self._send_late)
+
+    def close(self) -> None:
+        """No more: the worker sees the end of its input."""
+        with self._lock, contextlib.suppress(OSError):
+            self._late.clear()
+            self._pipe.close()
+
+    def _send_late(self) -> None:
+        while True:
+            with self._lock:
+                if self._sent():
+                    return
+            with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as room:  # closed meanwhile
+                room.register(self._pipe, selectors.EVENT_WRITE)
+                room.select(0.5)
+
+    def _sent(self) -> bool:
+        """Write what there is room for; whether that was all."""
+        try:
+            while self._late:
+                written = os.write(self._pipe.fileno(), self._late[0])
+                self._late[0] = self._late[0][written:]
+                if not self._late[0]:
+                    self._late.popleft()
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError):
+            self._late.clear()
+        return True
 
 
 def end(processes: Sequence[Process], grace: float) -> None:
     """Ask processes to stop, and kill those that have not after `grace` seconds."""
     for process in processes:
-        if process.popen.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.popen.stdin.close()  # end of input: stop
+        process.outbox.close()  # end of input: stop
     deadline = time.monotonic() + grace
     try:
         for process in processes:
@@ -151,7 +202,10 @@ def end(processes: Sequence[Process], grace: float) -> None:
         for process in processes:
             if process.popen.poll() is None:
                 process.popen.kill()
-            process.popen.wait()
+        deadline = time.monotonic() + KILLED
+        for process in processes:  # one that is stuck in the kernel ends when that lets it go
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _thread(target: Any, *args: Any) -> threading.Thread:
@@ -202,7 +256,7 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
     commands, reports = _own_pipes()
     print_whole_lines()
     heed_no_signals()
-    _die_with(parent)
+    die_with(parent)
     for module in imports:
         importlib.import_module(module)
     try:
@@ -222,6 +276,7 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
     opened: list[Any] = []
     _thread(_obey, commands, items, opened, lambda key: emit(Taken(name, key)))
     code = 0
+    give_signs(name, opened, emit)
     try:
         worker = pickle.loads(payload).open(name, emit)
         opened.append(worker)
@@ -229,6 +284,8 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
         gc.enable()
         host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
         emit(Started(name, time.monotonic() - begun, {"host": host}))
+        if (alive := sign(name, opened)) is not None:  # loading has another limit
+            emit(alive)
         worker.work(iter(items.get, None), emit)
     except BrokenPipeError:
         code = 0  # the driver is gone
@@ -315,18 +372,6 @@ class _Inbox:
                 yield portion.body
         finally:
             self._forget(self._key)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel for a kill when the driver dies (Linux); elsewhere the end of the command pipe does it."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 # ---------------------------------------------------------------- no processes at all

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, cast
 
 from gristmill.engines.crew import Crew, Ended, held_by
-from gristmill.engines.interpreter import Spawner
 from gristmill.engines.local import GRACE, Process, end
 from gristmill.engines.ray_cluster import connected, needs, shortage
 from gristmill.plan.contracts import Event, Feed, Item, Portion, SplitStages, Stages, Waiting
 from gristmill.plan.options import RayOptions
+from gristmill.plan.spawning import Spawner
 
 PATIENCE = 2.0  # seconds without a place after which the wait is said aloud
 
@@ -55,6 +55,8 @@ class Ray:
             try:
                 for event in crew.events():
                     yield event
+                    if actors.apart is not None:
+                        actors.apart.look(time.monotonic())
                     if (reason := actors.waiting(wanted)) is not None:
                         yield Waiting("", reason)
             finally:

@@ -16,7 +16,9 @@ from typing import Any
 from gristmill.engines.crew import TAIL, Aside, Ended
 from gristmill.engines.local import WITHDRAWN
 from gristmill.engines.ray import Actor, Host
+from gristmill.plan.beats import Vigil
 from gristmill.plan.contracts import (
+    Alive,
     Death,
     Event,
     Item,
@@ -93,6 +95,7 @@ class Apart:
         self._queues: dict[Actor, queue.SimpleQueue[_Carry]] = {}
         self._carries: dict[tuple[Actor, str], _Carry] = {}
         self._lock = threading.Lock()
+        self._vigil = Vigil()  # over those whose next portion is waited for: others may have nobody who listens
 
     def give(self, worker: Actor, item: Item | None) -> Item | None:
         """The item as its worker is given it; its first stage is begun elsewhere if it may be."""
@@ -143,6 +146,7 @@ class Apart:
                     ended = self._carried(carry, preparer)
                 except self._ray.exceptions.RayError as e:
                     preparer.drop()
+                    self._vigil.forget(preparer.name)
                     ended = Ended(preparer.name, lost=f"its actor was lost: {type(e).__name__}", evidence=str(e))
                 if ended is None:
                     self._idle.put(preparer)
@@ -160,8 +164,10 @@ class Apart:
                     carry.to.portion.remote(portion, body)
             if more:
                 call = preparer.host.next.options(num_returns=2, concurrency_group="next")
+                self._vigil.watch(preparer.name)
                 head, body = call.remote(preparer.name, carry.item.key)
                 event = ray.get(head)
+                self._vigil.rest(preparer.name)
                 if isinstance(event, Ended):
                     return event
                 waiting.append((event, body))
@@ -199,7 +205,14 @@ class Apart:
             preparer.begin(name, call, lambda event: self._heard(preparer, event))
         return preparer
 
+    def look(self, now: float) -> None:
+        """Give up preparers that have been silent for too long: whoever waits for one is told that it was lost."""
+        for name, _ in self._vigil.late(now):
+            for preparer in [p for p in self.preparers if p.name == name]:
+                preparer.drop()
+
     def _heard(self, preparer: Actor, event: Event) -> None:
+        self._vigil.heard(event.worker, event.limit if isinstance(event, Alive) else None)
         if isinstance(event, Printed):
             preparer.tail = (preparer.tail + event.text.encode("utf-8", "replace"))[-TAIL:]
         if isinstance(event, (Printed, Outcome)):  # an outcome without a key: it could not be opened

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.engines.crew import BEAT, Crew
-from gristmill.engines.interpreter import Spawner
 from gristmill.engines.local import GRACE, Process, end
 from gristmill.engines.spark_session import first_line, session
 from gristmill.plan.contracts import (
@@ -34,6 +33,7 @@ from gristmill.plan.contracts import (
     Waiting,
 )
 from gristmill.plan.options import SparkOptions
+from gristmill.plan.spawning import Spawner
 
 ROUND = 10_000  # items of one round at most: what the driver of Spark keeps of a task is several kilobytes
 PATIENCE = 5.0  # seconds without a running task after which the wait is said aloud

@@ -7,6 +7,7 @@ formats with one row a file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -448,6 +449,13 @@ class Started(Event):
 
 
 @dataclass(frozen=True)
+class Alive(Event):
+    """A sign of life of a worker, which may be silent for `limit` seconds from now before it is given up."""
+
+    limit: float = math.inf
+
+
+@dataclass(frozen=True)
 class Tick(Event):
     """How far an attempt at an item is, not yet committed: source rows whose answers are there, as nearly as windows
     tell, and how many of the item's positions lie behind.
@@ -554,7 +562,9 @@ Emit = Callable[[Event], None]
 
 
 class Worker(Protocol):
-    """User code at work in one process."""
+    """User code at work in one process. Where it has `silence()`, that says for how many seconds it may be silent until
+    it is given up (None: give no sign of life now); else it is never given up.
+    """
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
         """Run items until there are no more, emitting an Outcome for each; may pull one ahead of the one it runs."""

@@ -62,6 +62,10 @@ class PrepareWorker:
         """Let the window at hand end, then leave."""
         self._stopping.set()
 
+    def silence(self) -> float:
+        """See contracts.Worker."""
+        return self._watch.limit
+
     def work(self, items: Iterator[Item], emit: Emit) -> None:
         """Each item's windows, as fast as they are taken."""
         for item in items:

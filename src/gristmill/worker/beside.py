@@ -19,16 +19,20 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gristmill.errors import BadJob
-from gristmill.plan.contracts import Elsewhere, Event, Item, Outcome, Portion
+from gristmill.plan.beats import LOADING, give_signs, patience, sign
+from gristmill.plan.contracts import Alive, Elsewhere, Event, Item, Outcome, Portion
 from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
+from gristmill.plan.spawning import Spawner, die_with
 from gristmill.worker.work import ShardStages
 
 WAITING = 3  # windows that one process may have made and its worker not taken
-_START = "import sys; sys.path[:] = {path!r}; from gristmill.worker.beside import serve; serve({fd})"
+_START = "import sys; sys.path[:] = {path!r}; from gristmill.worker.beside import serve; serve({fd}, {parent})"
 _LENGTH = struct.Struct("<Q")
+_TIMEVAL = struct.Struct("@ll")
 _TAKEN = None  # said to a process: one of its windows was taken
 
 
@@ -41,6 +45,7 @@ class Beside:
         self._stages = stages
         self._names = [f"{name}.{number}" for number in range(count)]
         self._processes: list[_Process] = []
+        self._spawner = Spawner()
 
     def ahead(self, items: Iterator[Item]) -> Iterator[Item]:
         """The items in order; those that may be done apart have portions, which are being made from now on."""
@@ -54,7 +59,7 @@ class Beside:
             if item.portions is None and self._stages.apart(item):
                 number = next(turn) % len(self._names)
                 if number == len(self._processes):
-                    self._processes.append(_Process(self._stages, self._names[number]))
+                    self._processes.append(_Process(self._stages, self._names[number], self._spawner))
                 item = replace(item, portions=self._processes[number].begin(item))
             ready.put(item)
         ready.put(None)
@@ -68,7 +73,7 @@ class Beside:
 class _Process:
     """One of them, as its worker sees it."""
 
-    def __init__(self, stages: ShardStages, name: str) -> None:
+    def __init__(self, stages: ShardStages, name: str, spawner: Spawner) -> None:
         import cloudpickle
 
         self._name = name
@@ -76,12 +81,15 @@ class _Process:
         self._socket, theirs = socket.socketpair()
         first = stages.first()
         with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno())],
+            start = partial(
+                subprocess.Popen[bytes],
+                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **first.environment(0)},
             )
+            self._popen: subprocess.Popen[bytes] = spawner.call(start)
+        self._wait_for(LOADING)
         _send(self._socket, cloudpickle.dumps((first, name), protocol=5))
 
     def begin(self, item: Item) -> Iterator[memoryview]:
@@ -96,6 +104,8 @@ class _Process:
             event, body = self._receive()
             if isinstance(event, Outcome):  # it could not be opened
                 raise Elsewhere(event.error)
+            if isinstance(event, Alive):
+                self._wait_for(event.limit)
             if not isinstance(event, Portion) or event.key != ticket:
                 continue  # of an item that was dropped in the middle
             if event.failure is not None:
@@ -111,6 +121,8 @@ class _Process:
             if not told:
                 raise EOFError
             event = pickle.loads(_receive(self._socket))
+        except BlockingIOError:
+            self._give_up()
         except (EOFError, ConnectionError):
             self._die_alike()
         if not files:
@@ -121,6 +133,25 @@ class _Process:
             return event, memoryview(mmap.mmap(files[0], 0, access=mmap.ACCESS_READ))
         finally:
             os.close(files[0])
+
+    def _wait_for(self, limit: float) -> None:
+        """How long it may be silent, as the kernel counts it: of what is sent there is no limit."""
+        self._patience = patience(limit)
+        whole, part = divmod(self._patience, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(whole), int(part * 1e6)))
+
+    def _give_up(self) -> None:
+        """A process that is stopped or stuck is nobody's fault: its worker ends as if killed from outside, and another
+        one does what it held. It may not die as long as the kernel holds it, which is not waited for.
+        """
+        print(
+            f"the process of the steps ({self._name}) is given up after {self._patience:.0f} s without a sign of life: "
+            "stopped, stuck or out of reach",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._popen.kill()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _die_alike(self) -> None:
         """A process that died in a step takes its worker with it, in the same way: what follows is as if the step had
@@ -143,14 +174,15 @@ class _Process:
 # ---------------------------------------------------------------- in the process
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, parent: int) -> None:
     """The whole life of such a process: make windows of the items it is sent, a few ahead of who takes them."""
     print_whole_lines()
     with socket.socket(fileno=fd) as line:
         heed_no_signals()
+        die_with(parent)
         become_worker()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        room = threading.Semaphore(WAITING)
+        room, speaking = threading.Semaphore(WAITING), threading.Lock()
         try:
             stages, name = pickle.loads(_receive(line))
         except EOFError:
@@ -163,15 +195,22 @@ def serve(fd: int) -> None:
                 event = replace(event, body=None)
             told = pickle.dumps(event, protocol=5)
             if body is None:
-                line.sendall(b"\0")
-            else:
-                room.acquire()
-                with _memory(body) as file:
-                    socket.send_fds(line, [b"\1"], [file.fileno()])
-            _send(line, told)
+                with speaking:
+                    line.sendall(b"\0")
+                    _send(line, told)
+                return
+            room.acquire()
+            with _memory(body) as file, speaking:
+                socket.send_fds(line, [b"\1"], [file.fileno()])
+                _send(line, told)
 
+        opened: list[Any] = []
+        give_signs(name, opened, emit)
         try:
             worker = stages.open(name, emit)
+            opened.append(worker)
+            if (alive := sign(name, opened)) is not None:
+                emit(alive)
             worker.work(iter(items.get, None), emit)
         except BrokenPipeError:
             os._exit(0)  # the worker is gone

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ import pyarrow as pa
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
+from gristmill.plan.beats import LOADING
 from gristmill.plan.contracts import Elsewhere, Emit, Failure, Item, Left, Outcome, Tick
 from gristmill.plan.failing import failure_of
 from gristmill.plan.processes import thread_variables
@@ -125,6 +127,7 @@ class ShardWorker:
             "writing": 0.0,
         }  # seconds in which the model had nothing to do, by what it waited for
         self._at_hand = 0  # items being read now
+        self._writing: float | None = None  # since when
         self._most = stages.recipe.running.worker_memory if stages.timed else None
         self._leaving = ""
         self._beside = None
@@ -136,6 +139,14 @@ class ShardWorker:
     def stop(self) -> None:
         """Let the batch at hand end, then leave."""
         self._stopping.set()
+
+    def silence(self) -> float | None:
+        """See contracts.Worker. What is at hand has its limit from the watch; a write that does not come back, which
+        nothing can end, has that of loading.
+        """
+        since = self._writing
+        stuck = since is not None and time.monotonic() - since > max(self._watch.limit, LOADING)
+        return None if stuck else self._watch.limit
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
         """Run items to their outcomes. The calling thread predicts; two others prepare and write."""
@@ -191,6 +202,8 @@ class ShardWorker:
             here = item.portions is None  # else there is nothing to time while portions are waited for
             self._at_hand += here
             try:
+                if here:
+                    self._watch.beat()
                 suspects = of_task(item.value, self._files) if item.value.careful else None
                 for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
@@ -289,6 +302,7 @@ class ShardWorker:
         commits: dict[str, ShardCommit] = {}
         failed: set[str] = set()  # attempts whose outcome is said already; what follows of them is dropped
         while (parcel := scored.get()) is not None:
+            self._writing = time.monotonic()
             if parcel.item.key not in failed and (error := self._written(parcel, commits, emit)) is not None:
                 key = parcel.item.key
                 failed.add(key)
@@ -297,6 +311,7 @@ class ShardWorker:
                     broken.abort()
                 if not isinstance(error, Elsewhere) or error.failure is not None:
                     emit(Outcome(self._name, key, None, scrubbed(classified(error), self._recipe.secrets)))
+            self._writing = None
             if parcel.answered is not None:
                 parcel.answered.set()
         for commit in commits.values():
@@ -429,6 +444,11 @@ class Watch:
         self._armed = -1e9
         self._lock = threading.Lock()
 
+    @property
+    def limit(self) -> float:
+        """Seconds."""
+        return math.inf if self._least is None else max(self._least, SLOWEST * self._slowest)
+
     def beat(self) -> None:
         """A sign of life."""
         if self._least is None:
@@ -438,7 +458,7 @@ class Watch:
             if self._since is not None:
                 self._slowest = max(self._slowest, now - self._since)
             self._since = now
-            limit = max(self._least, SLOWEST * self._slowest)
+            limit = self.limit
             if now - self._armed > limit / 50:  # arming starts a thread: not at every batch of a quick model
                 self._armed = now
                 faulthandler.dump_traceback_later(limit * 1.02, exit=True)
