@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -16,9 +17,10 @@ from gristmill.plan.contracts import DONE, WAIT, Death, Emit, Event, Failure, It
 
 @dataclass(frozen=True)
 class Stages:
-    """Workers that do what an item says. `harm` is done while they are opened."""
+    """Workers that do what an item says. `harm` is done while they are opened; they may be silent for `silence` s."""
 
     harm: str = ""
+    silence: float = math.inf
 
     def environment(self, index: int) -> Mapping[str, str]:
         return {"WORKER_INDEX": str(index)}
@@ -28,14 +30,15 @@ class Stages:
             raise ValueError("cannot be opened")
         if self.harm == "exit":
             os._exit(9)
-        return Worker(name)
+        return Worker(name, self.silence)
 
 
 class Worker:
     """Does items: ("echo", value), ("print", text), ("die", how), ("sleep", seconds), ("leave", ""), ("big", bytes)."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, silence: float = math.inf) -> None:
         self.name = name
+        self.silence = lambda: silence
         self.stopping = threading.Event()
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:

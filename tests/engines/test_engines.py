@@ -64,6 +64,16 @@ def driven(engine: Any, feed: Feed, stages: Stages | None = None) -> Feed:
     return feed
 
 
+def test_fault_58_a_worker_that_stops_is_given_up(two: Any) -> None:
+    """It is nobody's fault, the driver is not held up by what it cannot send it, and all items end."""
+    items: list[tuple[str, Any]] = [("die", int(signal.SIGSTOP)), *[("echo", "x" * 500_000)] * 8]
+    feed = driven(two, Feed(items), Stages(silence=1.0))
+    assert sorted(feed.ended) == list(range(9))
+    (death,) = feed.deaths()
+    assert "without a sign of life" in death.lost
+    assert death.signal is None
+
+
 def test_every_item_ends_once(engine: Any) -> None:
     """Each item has one outcome, values of any size come back whole, errors come back as failures."""
     items: list[tuple[str, Any]] = [("echo", n) for n in range(50)]
