@@ -459,7 +459,8 @@ class Run:
         """The output schema of this generation's plan: its base's, where it has one, which the first rows must fit."""
         base = self.generation.schema
         if base is None:
-            return probed or generations.encode_schema(shipping.schema_without_rows(self.resolved))
+            form, known = self.resolved.sink_format, shipping.schema_without_rows(self.resolved)
+            return probed or generations.encode_schema(form.stored(known))
         if probed is None:
             return base
         found = generations.decode_schema(base), generations.decode_schema(probed)

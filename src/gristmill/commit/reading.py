@@ -15,6 +15,7 @@ from gristmill.commit.publication import Live, latest, published
 from gristmill.commit.receipt import standing
 from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadSource
+from gristmill.io.jsonread import as_arrow
 from gristmill.plan.contracts import Files
 
 
@@ -38,12 +39,13 @@ def read(sink: str, storage: Mapping[str, Any] | None = None, files: Files | Non
     if not parts:
         return ds.dataset(schema.empty_table())
     paths = readable(root, parts, files)
+    form, system, keys = ds.ParquetFileFormat(), _opener(root, parts, files), body["partition_by"]
     if body["sink_format"] == "jsonl":
-        return _json_dataset(paths, parts[0].name, schema, files)
-    form, system = ds.ParquetFileFormat(), _opener(root, parts, files)
-    hive = ds.HivePartitioning(pa.schema([schema.field(k) for k in body["partition_by"]]))
+        inside = pa.schema([f for f in schema if f.name not in keys])
+        form, system = ds.IpcFileFormat(), as_arrow(system, inside)
+    hive = ds.HivePartitioning(pa.schema([schema.field(k) for k in keys]))
     fragments = [
-        form.make_fragment(path, system, hive.parse(f.name) if body["partition_by"] else None)
+        form.make_fragment(path, system, hive.parse(f.name) if keys else None)
         for path, f in zip(paths, parts, strict=True)
     ]
     return ds.FileSystemDataset(fragments, schema, form, system)
@@ -65,21 +67,6 @@ def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:
     folders = {f.work.rpartition("/")[0] for f in parts}
     there = {f"{folder}/{name}" for folder in folders for name in files.names(join(root, folder))}
     return [join(root, f.work if f.work in there else f.name) for f in parts]
-
-
-def _json_dataset(paths: list[str], name: str, schema: pa.Schema, files: Files) -> Any:
-    import pyarrow.dataset as ds
-    import pyarrow.json as pj
-
-    if not name.endswith((".gz", ".zst")):
-        return ds.dataset(paths, schema=schema, format="json", filesystem=files.arrow())
-    options = pj.ParseOptions(explicit_schema=schema)
-    tables = []
-    for path in paths:
-        with files.local(path) as local:
-            stream = pa.input_stream(local, compression="gzip" if name.endswith(".gz") else "zstd")
-            tables.append(pj.read_json(stream, parse_options=options))
-    return ds.dataset(tables)
 
 
 DEAD = pa.schema(

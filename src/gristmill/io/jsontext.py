@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gristmill.errors import BadOutput
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["json_lines"]
+
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # from 1970: the first of the year 1, the last of 9999
 
 _SLICE_BYTES = 16 << 20  # of columns turned to text at once: Arrow's strings hold 2 GB, and text is larger than numbers
 _SLICE_ROWS = 1 << 16
@@ -22,8 +26,10 @@ _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "
 def json_lines(rows: pa.Table) -> Iterator[memoryview]:
     """The rows as JSON, one object a line, in pieces of bytes.
 
-    Floats are the shortest text that reads back as the same float; NaN and infinity, which JSON lacks, are null.
-    Bytes are base64, times ISO 8601 (in UTC with a Z where they have a zone), a duration is its number of units.
+    Floats are the shortest text that reads back as the same float; NaN and infinity, which JSON lacks, are the texts
+    NaN, Infinity and -Infinity. Bytes are base64, times ISO 8601 (in UTC with a Z where they have a zone), a duration
+    is its number of units, a map a list of objects with `key` and `value`. `jsonread` reads all of it back.
+    Raises BadOutput for a day before the year 1 or after 9999, which ISO 8601 cannot write.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -77,7 +83,10 @@ def _text(values: pa.Array) -> pa.Array:
         text = _float_text(values)
     elif t.is_string(kind) or t.is_large_string(kind):
         text = _quoted(values.cast(pa.string()))
-    elif t.is_date(kind) or t.is_time(kind):
+    elif t.is_date(kind):
+        _check_years(values.cast(pa.date32()).cast(pa.int32()))
+        text = _between('"', values.cast(pa.string()), '"')
+    elif t.is_time(kind):
         text = _between('"', values.cast(pa.string()), '"')
     elif t.is_timestamp(kind):
         text = _time_text(values)
@@ -87,10 +96,12 @@ def _text(values: pa.Array) -> pa.Array:
         text = _list_text(values)
     elif t.is_struct(kind):
         text = _struct_text(values)
+    elif t.is_map(kind):
+        entries = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        return _text(values.cast(pa.list_(entries)))
     else:
-        text = pa.array(
-            [None if v is None else json.dumps(_plain(v), ensure_ascii=False) for v in values.to_pylist()], pa.string()
-        )
+        coded = [None if v is None else f'"{base64.b64encode(v).decode("ascii")}"' for v in values.to_pylist()]
+        text = pa.array(coded, pa.string())
     return pc.fill_null(text, "null") if text.null_count else text
 
 
@@ -102,7 +113,9 @@ def _float_text(values: pa.Array) -> pa.Array:
         values = values.cast(pa.float32())
     finite = pc.is_finite(values)
     if pc.all(finite, min_count=0).as_py() is False:
-        values = pc.if_else(finite, values, pa.scalar(None, values.type))
+        names = pc.if_else(pc.greater(values, 0.0), '"Infinity"', pc.if_else(pc.is_nan(values), '"NaN"', '"-Infinity"'))
+        written = _float_text(pc.if_else(finite, values, pa.scalar(None, values.type)))
+        return pc.if_else(pc.invert(finite), names, written)
     text = values.cast(pa.string())
     whole = pc.equal(pc.trunc(values), values)
     if pc.any(whole).as_py():
@@ -116,9 +129,23 @@ def _time_text(values: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     zone = values.type.tz
+    if values.type.unit != "ns":
+        days = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}[values.type.unit]
+        _check_years(pc.divide(values.cast(pa.int64()), days))
     text = values.cast(pa.timestamp(values.type.unit)).cast(pa.string())
     text = pc.replace_substring(text, " ", "T", max_replacements=1)
     return _between('"', text, 'Z"' if zone else '"')
+
+
+def _check_years(days: pa.Array) -> None:
+    import pyarrow.compute as pc
+
+    least, most = (v.as_py() for v in pc.min_max(days).values())
+    if least is not None and not (least >= _FIRST_DAY and most <= _LAST_DAY):
+        raise BadOutput(
+            "a date or time is before the year 1 or after 9999, which JSON Lines cannot hold: use parquet, or make it "
+            "another value in a step"
+        )
 
 
 def _quoted(values: pa.Array) -> pa.Array:
@@ -172,14 +199,3 @@ def _struct_text(values: pa.Array) -> pa.Array:
     else:
         text = pc.binary_join_element_wise(*pieces, pa.scalar("}"), pa.scalar(""))
     return pc.if_else(values.is_valid(), text, pa.scalar(None, pa.string())) if values.null_count else text
-
-
-def _plain(value: Any) -> Any:
-    """What is left: bytes, maps, unions."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["infer"]
+
+_MANY_DIGITS = re.compile(rb"(?<![\d.])\d{19,}(?![\d.eE])")
 
 
 def infer(path: str, sample: Sequence[Lines], types: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -65,13 +68,22 @@ def _types(part: Lines, mixed: dict[str, str]) -> Iterator[tuple[str, pa.DataTyp
         view = pa.py_buffer(part.data)[first:last]
         try:
             table = pj.read_json(pa.BufferReader(view), read_options=pj.ReadOptions(block_size=last - first + 16))
-            if table.num_rows == len(part):
+            # pyarrow takes integers beyond 64 bits for floats, and rounds them.
+            if table.num_rows == len(part) and not (_MANY_DIGITS.search(view) and _floats(table.schema)):
                 where = f"after byte {part.position[0]}"
                 yield from ((f.name, _as_text(f.type), where) for f in table.schema)
                 return
         except (pa.ArrowException, UnicodeDecodeError):
             pass
     yield from _by_line(part, mixed)
+
+
+def _floats(kind: pa.Schema | pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.Schema):
+        return any(_floats(f.type) for f in kind)
+    return pa.types.is_floating(kind) or any(_floats(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
@@ -120,7 +132,13 @@ def _kind(value: Any) -> pa.DataType:
     if isinstance(value, bool):
         return pa.bool_()
     if isinstance(value, int):
-        return pa.int64() if -(1 << 63) <= value < 1 << 63 else pa.float64()
+        if -(1 << 63) <= value < 1 << 63:
+            return pa.int64()
+        if 0 < value < 1 << 64:
+            return pa.uint64()
+        raise _Conflict(
+            f"an integer of {len(str(abs(value)))} digits, beyond 64 bits"
+        )  # as a float it would be rounded
     if isinstance(value, float):
         return pa.float64()
     if isinstance(value, str):

@@ -37,6 +37,10 @@ class NpySink:
         known(options, ("vector",), "npy sink")
         return NpyWriter(files, folder, stem, nonce, schema, vector_column(schema, options.get("vector")))
 
+    def stored(self, schema: pa.Schema) -> pa.Schema:
+        """As it is."""
+        return schema
+
     def count(self, path: str, role: str) -> int:
         """Rows by the header, which the file's size must agree with."""
         if role == "ids":

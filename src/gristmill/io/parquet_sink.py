@@ -39,6 +39,10 @@ class ParquetSink:
             raise BadJob(f"parquet sink compression is {codec!r}: it is one of {', '.join(_CODECS)}")
         return ParquetWriter(files, folder, stem, nonce, schema, codec, options)
 
+    def stored(self, schema: pa.Schema) -> pa.Schema:
+        """As it is."""
+        return schema
+
     def count(self, path: str, role: str) -> int:
         """Rows by the footer; raises CorruptStore where there is none that can be read."""
         import pyarrow as pa

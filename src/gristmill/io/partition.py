@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.errors import BadJob
+from gristmill.io.schema import plain
 from gristmill.plan.contracts import Files, SinkFormat, WorkFile, Writer
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["folder_name", "partitioned"]
 
+LONGEST = 255  # bytes of a name, on every file system in use
 HELD_BYTES = 64 << 20  # of rows that wait in memory, over all partitions of a shard
 NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for null; an empty text goes there too, as with them
 _ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")  # as Hive's FileUtils.escapePathName
@@ -41,18 +43,48 @@ class Partitioned:
         self.name = form.name
         self.suffix = form.suffix
 
-    def writer(
-        self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]
-    ) -> Writer:
-        import pyarrow as pa
-
+    def stored(self, schema: pa.Schema) -> pa.Schema:
+        """As the files' format has it, keys without encoding. Raises BadJob for types that cannot name folders."""
+        schema = self.form.stored(schema)
         for name in self.columns:
             if name not in schema.names:
                 raise BadJob(
                     f"partition_by has {name!r}, which is no output column: those are {', '.join(schema.names)}"
                 )
-            if pa.types.is_nested(schema.field(name).type):
-                raise BadJob(f"partition_by has {name!r}, a {schema.field(name).type}, which cannot name a folder")
+            field = schema.field(name)
+            kind = plain(field.type)
+            if not _names_folders(kind):
+                raise BadJob(
+                    f"partition_by has {name!r}, a {kind}, which cannot name a folder that reads back as it was: make "
+                    "it text in a step"
+                )
+            schema = schema.set(schema.names.index(name), field.with_type(kind))
+        return schema
+
+    def refused(self, rows: pa.Table) -> dict[int, tuple[str, str]]:
+        """Rows whose keys cannot name a folder, with error and message: an empty text, NaN, what is too long."""
+        import pyarrow as pa
+
+        found: dict[int, tuple[str, str]] = {}
+        for name in (n for n in self.columns if n in rows.column_names):
+            column = rows.column(name)
+            if not _names_folders(plain(column.type)):
+                continue  # told when the schema is planned
+            encoded = column.cast(plain(column.type)).dictionary_encode().combine_chunks()
+            wrong = [_unreadable(name, value, plain(column.type)) for value in encoded.dictionary]
+            if any(wrong):
+                bad = pa.array([w is not None for w in wrong]).take(encoded.indices).fill_null(False)
+                for row in np.flatnonzero(bad.to_numpy(zero_copy_only=False)).tolist():
+                    message = wrong[encoded.indices[row].as_py()]
+                    found.setdefault(row, ("PartitionKey", f"column {name!r} {message}"))
+        return found
+
+    def writer(
+        self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]
+    ) -> Writer:
+        import pyarrow as pa
+
+        self.stored(schema)
         rest = pa.schema([f for f in schema if f.name not in self.columns])
         if not len(rest):
             raise BadJob(
@@ -182,6 +214,40 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return pc.fill_null(column.cast(pa.string()), "")
+
+
+def _names_folders(kind: pa.DataType) -> bool:
+    """Whether a reader makes of a folder's name what the value was."""
+    import pyarrow as pa
+
+    t = pa.types
+    tests = (
+        t.is_boolean, t.is_integer, t.is_float32, t.is_float64, t.is_string, t.is_large_string, t.is_null, t.is_date,
+        t.is_time, t.is_timestamp,
+    )  # fmt: skip
+    return any(test(kind) for test in tests)
+
+
+def _unreadable(name: str, value: pa.Scalar, kind: pa.DataType) -> str | None:
+    """Why no folder's name can be a value: it is tried with Arrow's own reader."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    if not value.is_valid:
+        return None
+    text = value.cast(pa.string()).as_py()
+    if text == "":
+        return "is an empty text, which a folder's name cannot tell from null: put another text or null there in a step"
+    segment = _segment(name, text)
+    if (size := len(segment.encode())) > LONGEST:
+        return f"makes a folder's name of {size} bytes, of which there may be {LONGEST}: shorten it in a step"
+    try:
+        read = ds.HivePartitioning(pa.schema([(name, kind)])).parse(f"/{segment}/")
+    except (pa.ArrowException, NotImplementedError):
+        read = None
+    if read is None or not read.equals(ds.field(name) == value):
+        return f"is {text}, which does not read back from a folder's name: make it another value in a step"
+    return None
 
 
 def _segment(name: str, value: str) -> str:

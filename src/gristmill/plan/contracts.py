@@ -315,6 +315,10 @@ class SinkFormat(Protocol):
         """Opens work files named `<folder>/<stem>…<suffix>.<nonce>.tmp`."""
         ...
 
+    def stored(self, schema: pa.Schema) -> pa.Schema:
+        """The schema that its files can hold, which rows are cast to. Raises BadJob for a type that it cannot hold."""
+        ...
+
     def count(self, path: str, role: str) -> int:
         """Rows in a finished file, read back from it. Raises if it is not whole."""
         ...

@@ -273,6 +273,10 @@ class Predict:
             names += [n for n in rows.column_names if n not in before.column_names]
         if self._post:
             rows, identity, place = self._finite(rows, names, identity, place, dead)
+        if self._recipe.sink.partition_by and (unnamed := self._recipe.sink_format.refused(rows)):
+            dead += [DeadRow(int(place[i]), "model", error, text) for i, (error, text) in sorted(unnamed.items())]
+            keep = np.setdiff1d(np.arange(rows.num_rows), list(unnamed))
+            rows, identity, place = rows.take(keep), identity.take(keep), place[keep]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
         sparse = any(ROWS in (t.schema.metadata or {}) for _, t in outputs) or any(s.sparse for s in self._post)

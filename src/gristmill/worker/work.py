@@ -350,7 +350,8 @@ class ShardWorker:
             answer["ok"] += rows.num_rows
             answer["figures"] = {k: v + answer["figures"].get(k, 0.0) for k, v in figures.items()}
             if answer["schema"] is None and rows.num_rows:
-                answer.update(schema=encode_schema(rows.schema), results=list(body.results))
+                schema = self._recipe.sink_format.stored(rows.schema)
+                answer.update(schema=encode_schema(schema), results=list(body.results))
             return
         emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
 

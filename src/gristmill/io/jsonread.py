@@ -1,0 +1,270 @@
+"""Reading back what the JSON Lines sink wrote: the inverse of `jsontext`. Every type that can be written reads back
+equal, though JSON has few: columns are parsed as types that it has, then made what the schema says.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from decimal import Decimal
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from gristmill.errors import BadJob, CorruptStore
+from gristmill.io.lossless import is_list, rebuilt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["as_arrow", "stored"]
+
+_BLOCK = 8 << 20  # bytes of text parsed at once; a row that is longer is read whole
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd"}
+_SPECIAL = re.compile(rb'"(?:NaN|-?Infinity)"')
+
+
+def stored(schema: pa.Schema) -> pa.Schema:
+    """The schema as JSON Lines keep it: encodings and views as what they hold. Raises BadJob for what they cannot."""
+    import pyarrow as pa
+
+    fields = []
+    for field in schema:
+        try:
+            fields.append(field.with_type(_stored(field.type)))
+        except TypeError as e:
+            raise BadJob(
+                f"column {field.name!r} is {field.type}, and a jsonl sink cannot hold {e}: use parquet, or make it "
+                "another type in a step"
+            ) from None
+    return pa.schema(fields)
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    t = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _stored(kind.storage_type)
+    if t.is_dictionary(kind) or t.is_run_end_encoded(kind):
+        return _stored(kind.value_type)
+    if t.is_string_view(kind) or t.is_binary_view(kind):
+        return pa.string() if t.is_string_view(kind) else pa.binary()
+    if t.is_fixed_size_list(kind):
+        return pa.list_(_stored(kind.value_type), kind.list_size)
+    if is_list(kind):
+        large = t.is_large_list(kind) or t.is_large_list_view(kind)
+        return (pa.large_list if large else pa.list_)(_stored(kind.value_type))
+    if t.is_map(kind):
+        return pa.map_(_stored(kind.key_type), _stored(kind.item_type))
+    if t.is_struct(kind):
+        names = [f.name for f in kind]
+        if len(set(names)) < len(names):
+            raise TypeError(f"a struct with two fields of one name ({', '.join(names)})")
+        return pa.struct([f.with_type(_stored(f.type)) for f in kind])
+    if t.is_union(kind) or t.is_interval(kind):
+        raise TypeError(str(kind))
+    return kind
+
+
+# ---------------------------------------------------------------- the file system
+
+
+def as_arrow(files: Any, schema: pa.Schema) -> Any:
+    """A pyarrow file system in which JSON Lines files of `files`, plain or compressed, are Arrow files with the columns
+    of `schema`: so a Dataset of them reads file by file, as often as it is asked. Each is converted on disk, in a file
+    that goes when it is closed, block by block.
+    """
+    import pyarrow.fs as pafs
+
+    return pafs.PyFileSystem(_shown()(files, stored(schema)))
+
+
+@cache
+def _shown() -> type:
+    """The class, made when it is needed: its base is pyarrow's, which is slow to import."""
+    import pyarrow.fs as pafs
+
+    class Shown(pafs.FileSystemHandler):  # type: ignore[misc]
+        """Reads; whatever else a file system can do is not asked for."""
+
+        def __init__(self, files: Any, schema: pa.Schema) -> None:
+            self.files = files
+            self.schema = schema
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Shown) and (self.files, self.schema) == (other.files, other.schema)
+
+        def __hash__(self) -> int:
+            return hash(Shown)
+
+        def __reduce__(self) -> Any:
+            return _opened_again, (self.files, self.schema)
+
+        def get_type_name(self) -> str:
+            return "gristmill-jsonl"
+
+        def normalize_path(self, path: str) -> str:
+            return str(self.files.normalize_path(path))
+
+        def get_file_info(self, paths: list[str]) -> Any:
+            return self.files.get_file_info(paths)
+
+        def get_file_info_selector(self, selector: Any) -> Any:
+            return self.files.get_file_info(selector)
+
+        def open_input_file(self, path: str) -> Any:
+            return _converted(self.files, path, self.schema)
+
+        open_input_stream = open_input_file
+
+        def _refused(self, *args: Any, **more: Any) -> Any:
+            raise NotImplementedError("a result is read, not written")
+
+        create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refused
+        move = copy_file = open_output_stream = open_append_stream = _refused
+
+    return Shown
+
+
+def _opened_again(files: Any, schema: pa.Schema) -> Any:
+    return _shown()(files, schema)
+
+
+def _converted(files: Any, path: str, schema: pa.Schema) -> Any:
+    """A JSON Lines file as an Arrow file, on disk but without a name."""
+    import pyarrow as pa
+
+    handle, name = tempfile.mkstemp(prefix="gristmill-read-", suffix=".tmp")
+    os.close(handle)
+    try:
+        with pa.OSFile(name, "wb") as out, pa.ipc.new_file(out, schema) as writer:
+            for text in _blocks(files, path):
+                writer.write_batch(_parsed(text, schema, path))
+        return pa.memory_map(name)
+    finally:
+        os.unlink(name)
+
+
+def _blocks(files: Any, path: str) -> Iterator[bytes]:
+    """The file in pieces of whole lines."""
+    with files.open_input_stream(path, compression=None) as first:
+        codec = _MAGIC.get(first.read(2))
+    with contextlib.closing(files.open_input_stream(path, compression=codec)) as stream:
+        rest = b""
+        while data := stream.read(_BLOCK):
+            cut = data.rfind(b"\n") + 1
+            if cut == 0:
+                rest += data
+                continue
+            yield rest + data[:cut]
+            rest = data[cut:]
+    if rest:
+        raise CorruptStore(f"{path}: the last line is cut off")
+
+
+# ---------------------------------------------------------------- text to rows
+
+
+def _parsed(text: bytes, schema: pa.Schema, path: str) -> pa.RecordBatch:
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    wire = pa.schema([pa.field(f.name, _wire(f.type)) for f in schema])
+    try:
+        if _SPECIAL.search(text) and any(_floats(f.type) for f in schema):
+            rows = _with_specials(text, wire)
+        else:
+            rows = pj.read_json(
+                pa.BufferReader(text),
+                read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 16),
+                parse_options=pj.ParseOptions(explicit_schema=wire, unexpected_field_behavior="ignore"),
+            )
+        arrays = [rebuilt(_one(rows.column(f.name)), f.type, _leaf) for f in schema]
+    except (pa.ArrowException, ValueError) as e:
+        raise CorruptStore(f"{path}: cannot be read as what was written: {e}") from e
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    import pyarrow as pa
+
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
+
+
+def _wire(kind: pa.DataType) -> pa.DataType:
+    """The type that pyarrow's JSON reader parses it as."""
+    import pyarrow as pa
+
+    t = pa.types
+    if t.is_null(kind) or t.is_boolean(kind) or t.is_integer(kind) or t.is_decimal(kind):
+        return kind
+    if t.is_floating(kind):
+        return pa.float32() if t.is_float16(kind) else kind
+    if t.is_duration(kind):
+        return pa.int64()
+    if is_list(kind):
+        return pa.list_(_wire(kind.value_type))
+    if t.is_struct(kind):
+        return pa.struct([pa.field(f.name, _wire(f.type)) for f in kind])
+    if t.is_map(kind):
+        return pa.list_(pa.struct([("key", _wire(kind.key_type)), ("value", _wire(kind.item_type))]))
+    return pa.string()  # text, times, and bytes as base64
+
+
+def _leaf(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values as they were parsed, as what they were."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    t = pa.types
+    if t.is_date64(kind):
+        return values.cast(pa.date32()).cast(kind)
+    if t.is_time(kind):
+        day = pc.binary_join_element_wise(pa.scalar("1970-01-01T"), values, pa.scalar(""))
+        return day.cast(pa.timestamp(kind.unit)).cast(kind)
+    if t.is_timestamp(kind) and kind.tz:
+        return values.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
+    if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind):
+        return pa.array([None if v is None else base64.b64decode(v) for v in values.to_pylist()], kind)
+    return values.cast(kind)
+
+
+# ---------------------------------------------------------------- NaN and infinity, which JSON lacks
+
+
+def _floats(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_floating(kind):
+        return True
+    return any(_floats(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _with_specials(text: bytes, wire: pa.Schema) -> pa.Table:
+    """Line by line: where a float is a text, pyarrow's reader gives up, and a text may read NaN, too."""
+    import pyarrow as pa
+
+    rows = [json.loads(line, parse_float=Decimal) for line in text.splitlines()]
+    columns = [[_value(row.get(f.name), f.type) for row in rows] for f in wire]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, wire, strict=True)], schema=wire)
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_floating(kind):
+        return float(value)
+    if pa.types.is_decimal(kind):
+        return Decimal(value)
+    if pa.types.is_list(kind):
+        return [_value(v, kind.value_type) for v in value]
+    if pa.types.is_struct(kind):
+        return {f.name: _value(value.get(f.name), f.type) for f in kind}
+    return value
