@@ -355,7 +355,7 @@ def test_a_listing_cut_by_head_ends_quietly(folder: Folder) -> None:
     (folder.path / "scoring.py").write_text(
         "def most_bad(batch):\n    assert (batch['x'] < 3).all(), 'x' * 3000\n    return {'y': batch['x']}\n"
     )
-    assert folder.apply("most_bad", "out2").code == 0
+    assert folder.apply("most_bad", "out2", "--min-ok", "0").code == 0
     running = folder.start("dead", "out2", "--json", "--limit", "0")
     assert running.stdout.read(10)
     running.stdout.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from heard import Heard
 
 import gristmill as gm
 from gristmill.observe.events import Note, Progress
+from gristmill.observe.report import Counts, WorkerPace
+from gristmill.observe.summary import show_report
 
 
 @dataclass
@@ -148,3 +151,36 @@ def test_fault_67_a_resumed_run_begins_where_it_stood(tmp_path: Path) -> None:
     first = next(now for now in watched.seen if now.rows_done)
     assert first.rows_done >= 250 * 4
     watched.assert_monotonic(2000)
+
+
+def test_fault_79_figures_are_right_or_none(tmp_path: Path) -> None:
+    """Of a run that is over in a moment no share of the workers' time is told; of one that was stopped before it had
+    committed anything, no counts.
+    """
+    report = gm.Job(_parquet(tmp_path / "in", 20), speakers.scored, str(tmp_path / "out"), workers=1).run()
+    assert report.busy is None and report.held_back == {}
+    shown = io.StringIO()
+    show_report(report, shown)
+    assert "busy" not in shown.getvalue() and "rows in" in shown.getvalue()
+    model = gm.model(speakers.stops_at, row=3, unless=str(tmp_path / "never"))
+    with pytest.raises(gm.RunFailed) as failed:
+        gm.Job(str(tmp_path / "in"), model, str(tmp_path / "other"), workers=1, shard_rows=10, batch_rows=2).run()
+    stopped = failed.value.report or replace(report, state="stopped", counts=Counts(), shards_done=0, files=0)
+    shown = io.StringIO()
+    show_report(stopped, shown)
+    assert "rows in" not in shown.getvalue() and "committed" not in shown.getvalue()
+    assert re.search(r"shards +0  of ", shown.getvalue())
+
+
+def test_the_report_says_what_each_worker_did(tmp_path: Path) -> None:
+    """Rows, seconds and rows a second of each, in the table and as JSON; together they are the run's."""
+    model = gm.model(speakers.scored, seconds=0.05)
+    job = gm.Job(_parquet(tmp_path / "in", 1000), model, str(tmp_path / "out"), workers=2, shard_rows=50, batch_rows=25)
+    report = job.run()
+    paces = report.as_dict()["per_worker"]
+    assert sum(p["rows"] for p in paces) == 1000 and {p["worker"] for p in paces} <= {"w0", "w1"}
+    assert all(p["host"] and p["rows_per_second"] == pytest.approx(p["rows"] / p["seconds"], rel=0.01) for p in paces)
+    assert report.busy is not None and 0.1 < report.busy <= 1
+    shown = io.StringIO()
+    show_report(replace(report, per_worker=(*report.per_worker[:1], WorkerPace("w1", "h", 400, 2.0))), shown)
+    assert re.search(r"  w1 +200/s  .*h, 400 rows, 2.00 s at work", shown.getvalue())
