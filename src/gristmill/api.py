@@ -17,7 +17,7 @@ from gristmill.plan.options import default_engine
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder, as_model
 from gristmill.plan.specs import model as function_model
 
-_SINK = ("keep", "row_id", "key", "partition_by", "merge", "model_version", "overwrite", "dead_payload")
+_SINK = ("keep", "drop", "row_id", "key", "partition_by", "merge", "model_version", "overwrite", "dead_payload")
 _SOURCE = ("columns", "where", "limit", "sample", "seed", "types", "on_bad_file")
 _VERBS = ("restart", "append", "accept", "observer")
 

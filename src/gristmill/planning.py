@@ -136,10 +136,12 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
     identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name)
+    nulls = _nulls(files)
+    said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[: gpus // room.per_gpu], identity, tuple(skipped),
-        _nulls(files), how, where,
+        0, room.gpus[: gpus // room.per_gpu], identity, (*skipped, *said),
+        nulls, how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -384,6 +386,9 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
         for name in names:
             if name not in there.names and name not in more:
                 raise _no_column(name, there, what)
+    for name in sink.drop:
+        if name not in there.names and not job.post and name not in (info.outputs or (name,)):
+            raise _no_column(name, pa.schema([*there, *((n, pa.null()) for n in info.outputs or ())]), "drop")
     for name in sink.partition_by:
         if name not in there.names and name not in (info.outputs or (name,)):
             raise _no_column(name, there, "partition_by")
@@ -427,7 +432,8 @@ def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:
     device = getattr(model, "device", "auto")
     if device == "auto":
         device = "cuda" if gpu and not isinstance(model, FunctionModel) else "cpu"
-    return Place(device, getattr(model, "dtype", "auto"), 1, getattr(model, "backend", "auto"))
+    dtype, backend = getattr(model, "dtype", "auto"), getattr(model, "backend", "auto")
+    return Place(device, dtype, 1, backend, keep_nulls=job.on_null == "keep")
 
 
 def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:

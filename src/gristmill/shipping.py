@@ -28,7 +28,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
     return Recipe(
         reader(r),
         job.steps, _pinned(r), job.post,
-        Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r)),
+        Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r), sink.drop),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.on_null, job.on_nan, batch,
         files=files, secrets=tuple(secrets_in(job)),
     )  # fmt: skip
@@ -81,6 +81,9 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
     if not answer["schema"]:
         return
     names = generations.decode_schema(answer["schema"]).names
+    for dropped in sink.drop:
+        if dropped not in answer["columns"]:
+            raise BadJob(f"drop names column {dropped!r}, which no row has: they have {', '.join(answer['columns'])}")
     kept = [n for n in (r.keep or ()) if n in answer["results"]]
     doubled = kept or [n for n in names if names.count(n) > 1]
     if doubled:
@@ -137,5 +140,6 @@ def _narrows(kind: pa.DataType, to: pa.DataType) -> bool:
 def schema_without_rows(r: Resolved) -> pa.Schema:
     """What the output looks like where no row came out, as far as that is known."""
     names = r.keep if r.keep is not None else tuple(n for n in r.schema.names if n not in (r.info.columns or ()))
-    fields = [r.schema.field(n) for n in names if n in r.schema.names]
-    return pa.schema([*fields, *(r.info.schema or ())])
+    fields = [*(r.schema.field(n) for n in names if n in r.schema.names), *(r.info.schema or ())]
+    drop = r.job.sink.drop if r.job.sink is not None else ()
+    return pa.schema([f for f in fields if f.name not in drop])

@@ -75,6 +75,7 @@ def plan(spec: JobSpec) -> PlanView:
     ]
     known = r.info.schema
     output += [(n, str(known.field(n).type) if known is not None else None) for n in r.info.outputs or ()]
+    output = [(n, kind) for n, kind in output if spec.sink is None or n not in spec.sink.drop]
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     return PlanView(
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),

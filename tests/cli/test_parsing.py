@@ -46,7 +46,7 @@ def test_several_sources_as_a_shell_s_glob_gives_them() -> None:
 
 EVERY_FLAG = """
 --where "lang = 'en'" --columns t,id --limit 9 --seed 3 --source-format csv --on-bad-file skip --on-new-files append
---keep "id, lang" --keep day --output vector --format jsonl --partition-by day --row-id rid --key id
+--keep "id, lang" --keep day --drop vector --output vector --format jsonl --partition-by day --row-id rid --key id
 --model-version mv --overwrite --on-null skip --on-nan keep --min-ok 0.9 --warn-failed 0.5 --allow-empty
 --engine ray --workers 4-64 --gpus auto --threads 2 --batch-tokens auto --batch-rows 64 --batch-timeout 5
 --shard-rows 100 --worker-memory 1000 --log log.jsonl --device cpu --dtype int8 --backend onnx --max-length 128
@@ -62,7 +62,9 @@ def test_every_common_flag_reaches_its_place() -> None:
     )
     made = gm.TextEmbedder("m", "t", "vector", "p: ", "q", "cls", False, 64, 128, "onnx", "int8", "cpu", True, "ab")
     assert spec.model == made
-    assert spec.sink == Sink("out", "jsonl", ("id", "lang", "day"), "rid", ("id",), ("day",), False, "mv", True)
+    assert spec.sink == Sink(
+        "out", "jsonl", ("id", "lang", "day"), "rid", ("id",), ("day",), False, "mv", True, drop=("vector",)
+    )
     assert typed(*EMBED, "--merge").sink == Sink("out", merge=True)
     assert (spec.on_null, spec.on_nan, spec.on_new_files) == ("skip", "keep", "append")
     assert spec.running == Running("auto", 64, 100, batch_timeout=5.0, worker_memory=1000, log="log.jsonl")

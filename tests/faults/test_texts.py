@@ -42,7 +42,7 @@ def embedded(rows: pa.Table, folder: Path, name: str = "out", **options: Any) ->
     ("on_null", "ok", "dead", "filtered"), [("dead", 3, 1, 0), ("skip", 3, 0, 1), ("keep", 4, 0, 0)]
 )
 def test_fault_10_null_and_empty_texts(quick: Path, on_null: str, ok: int, dead: int, filtered: int) -> None:
-    """A null is a dead letter, left out, or a null vector, as asked; an empty text is a text; "None" is a word."""
+    """A null is a dead letter, left out, or scored as the empty text, as asked; "None" is a word."""
     rows = pa.table({"id": [0, 1, 2, 3], "text": ["a film", None, "", "None"]})
     report = embedded(rows, quick, on_null=on_null)
     assert (report.rows_ok, report.rows_dead, report.rows_filtered) == (ok, dead, filtered)
@@ -50,7 +50,7 @@ def test_fault_10_null_and_empty_texts(quick: Path, on_null: str, ok: int, dead:
     found = dict(zip(table["id"].to_pylist(), vectors(table), strict=True))
     assert np.isfinite(found[2]).all() and not np.allclose(found[2], found[3])
     if on_null == "keep":
-        assert table.filter(pa.array(table["id"].to_numpy() == 1))["embedding"].null_count == 1
+        assert np.array_equal(found[1], found[2])
     else:
         assert 1 not in found
     if on_null == "dead":

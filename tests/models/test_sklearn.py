@@ -21,7 +21,7 @@ import kit
 from gristmill.errors import BadModel
 from gristmill.models import registry
 from gristmill.plan.contracts import Place
-from gristmill.plan.specs import SklearnModel
+from gristmill.plan.specs import SklearnModel, TorchScriptModel
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame({"a": RNG.random(200), "b": RNG.random(200), "c": RNG.choice(["x", "y"], 200)})
@@ -193,3 +193,77 @@ def test_skops_files(tmp_path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     output, _ = run(SklearnModel(str(path), allow_pickle=True, sha256=digest), table())
     assert output["prediction"].to_pylist() == trees.predict(FRAME[["a", "b"]]).tolist()
+
+
+# ---------------------------------------------------------------- nulls that parts of a pipeline take
+
+
+def _mixed(fit_on: pa.Table, *, imputes: bool):
+    """A pipeline whose ColumnTransformer imputes numbers and words, or words alone."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    words = make_pipeline(SimpleImputer(strategy="constant", fill_value="?"), OneHotEncoder(handle_unknown="ignore"))
+    numbers = SimpleImputer() if imputes else "passthrough"
+    parts = ColumnTransformer([("numbers", numbers, ["a", "b"]), ("words", words, ["kind"])])
+    frame = fit_on.to_pandas()
+    return make_pipeline(parts, LogisticRegression()).fit(frame[["a", "b", "kind"]], frame["y"])
+
+
+TRAINED = pa.table({"a": [0.0, 1, 2, 3], "b": [1.0, 0, 3, 1], "kind": ["u", "v", "u", "v"], "y": [0, 1, 0, 1]})
+NULLS = pa.table({"id": [0, 1, 2], "a": [1.0, None, 2.0], "b": [0.5, 1.0, None], "kind": ["u", None, "v"]})
+
+
+def _job(tmp_path, estimator, **options):
+    import joblib
+
+    import gristmill as gm
+
+    path = tmp_path / "model.joblib"
+    joblib.dump(estimator, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    spec = SklearnModel(str(path), allow_pickle=True, sha256=digest)
+    return gm.Job(NULLS, spec, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=0, **options)
+
+
+@pytest.mark.parametrize("on_null", ["dead", "keep"])
+def test_fault_76_a_pipeline_that_imputes_is_asked(tmp_path, on_null):
+    """Nulls that a ColumnTransformer deals with reach it: the answers are the pipeline's own, and a note says so."""
+    estimator = _mixed(TRAINED, imputes=True)
+    report = _job(tmp_path, estimator, on_null=on_null).run()
+    found = report.read().to_table().to_pydict()
+    assert found["prediction"] == estimator.predict(NULLS.to_pandas()[["a", "b", "kind"]]).tolist()
+    assert (found["id"], report.rows_dead) == ([0, 1, 2], 0)
+    assert any("gave a row of nulls an answer" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("on_null", "errors"), [("dead", ["NullFeature"] * 2), ("keep", ["ValueError"] * 2)])
+def test_fault_76_no_row_is_ok_without_an_answer(tmp_path, on_null, errors):
+    """Where the pipeline fails on nulls, `keep` still gives it the rows, and their failures are dead letters."""
+    report = _job(tmp_path, _mixed(TRAINED, imputes=False), on_null=on_null, gates={"min_ok": 0.1}).run()
+    assert report.read().to_table()["id"].to_pylist() == [0]
+    assert report.dead()["error"].to_pylist() == errors
+    assert (report.rows_ok, report.rows_dead) == (1, 2)
+
+
+def test_fault_76_nulls_kept_reach_graphs_too(tmp_path):
+    """TorchScript over floats is given NaN under `keep`: a NaN answer is a dead letter, one that it replaces is not."""
+    import torch
+
+    import gristmill as gm
+
+    class Filled(torch.nn.Module):
+        def forward(self, x):
+            return torch.nan_to_num(x[:, 0], nan=-1.0) + x[:, 1]
+
+    torch.jit.script(Filled()).save(str(tmp_path / "filled.pt"))
+    job = gm.Job(
+        NULLS, TorchScriptModel(str(tmp_path / "filled.pt"), features=("a", "b"), output="y"),
+        gm.sink(str(tmp_path / "out"), keep=["id"]), workers=0, on_null="keep", gates={"min_ok": 0.1},
+    )  # fmt: skip
+    report = job.run()
+    assert report.read().to_table().to_pydict() == {"id": [0, 1], "y": [1.5, 0.0]}
+    assert report.dead()["error"].to_pylist() == ["NaN"]

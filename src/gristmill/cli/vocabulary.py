@@ -25,6 +25,7 @@ SOURCE = (
 )
 OUTPUT = (
     Flag("--keep", "sink.keep", "Output"),
+    Flag("--drop", "sink.drop", "Output"),
     Flag("--output", "model.output", "Output", "NAME"),
     Flag("--format", "sink.format", "Output", "NAME"),
     Flag("--partition-by", "sink.partition_by", "Output"),

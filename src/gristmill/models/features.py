@@ -22,11 +22,14 @@ _BLOCK = 8192
 class Stacker:
     """Makes arrays of a table's columns and remembers which rows cannot be scored, the first reason for each."""
 
-    def __init__(self, rows: pa.Table, name: str, *, missing: bool = False) -> None:
-        """`missing`: the model takes NaN for a missing value itself, so nulls and NaN are not refused."""
+    def __init__(self, rows: pa.Table, name: str, *, missing: bool = False, keep: bool = False) -> None:
+        """`missing`: the model takes NaN for a missing value itself, so nulls and NaN are not refused. `keep`: they are
+        given to it whatever it makes of them, infinities too, and null texts as empty ones; integers cannot be null.
+        """
         self._rows = rows
         self._name = name
         self._missing = missing
+        self._keep = keep
         self._refused: dict[int, Refusal] = {}
         self._count = rows.num_rows
 
@@ -71,9 +74,10 @@ class Stacker:
     # ------------------------------------------------ kinds of columns
 
     def _numbers(self, column: str, values: pa.ChunkedArray, dtype: str) -> np.ndarray:
-        nulls = self._nulls(column, values)
-        if values.null_count:
-            values = values.cast(pa.float64()) if self._missing else values.fill_null(_zero(values.type))
+        given = self._given(dtype)
+        nulls = self._nulls(column, values, given)
+        if values.null_count and not pa.types.is_null(values.type):
+            values = values.cast(pa.float64()) if given else values.fill_null(_zero(values.type))
         array = _as(values, dtype)
         if array.dtype.kind == "f":
             self._check_finite(column, array, nulls)
@@ -82,7 +86,8 @@ class Stacker:
     def _lists(self, column: str, values: pa.ChunkedArray, dtype: str, width: int | None) -> np.ndarray:
         if not is_number(values.type.value_type):
             raise BadModel(f"{self._name} reads column {column!r} as numbers, but it is {values.type}")
-        nulls = self._nulls(column, values)
+        given = self._given(dtype)
+        nulls = self._nulls(column, values, given)
         lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
         if width is None:
             known = lengths[~nulls] if nulls is not None else lengths
@@ -105,30 +110,37 @@ class Stacker:
         if good.all():
             array = numbers
         else:
-            array = np.zeros((self._count, width), dtype=numbers.dtype)
+            array = np.full((self._count, width), np.nan if given else 0, dtype=numbers.dtype)
             array[good] = numbers
         if array.dtype.kind == "f":
             self._check_finite(column, array, nulls)
         return array
 
     def _texts(self, column: str, values: pa.ChunkedArray) -> np.ndarray:
-        self._nulls(column, values)
+        self._nulls(column, values, self._keep)
         array = np.asarray(values.cast(pa.string()).to_numpy(zero_copy_only=False), dtype=object)
         array[[v is None for v in array]] = ""
         return array
 
     # ------------------------------------------------ refusals
 
-    def _nulls(self, column: str, values: pa.ChunkedArray) -> np.ndarray | None:
+    def _given(self, dtype: str) -> bool:
+        """Whether the model is given NaN for a null."""
+        return (self._missing or self._keep) and dtype.startswith(("float", "double"))
+
+    def _nulls(self, column: str, values: pa.ChunkedArray, given: bool) -> np.ndarray | None:
         if values.null_count == 0:
             return None
         nulls: np.ndarray = values.is_null().to_numpy(zero_copy_only=False)
-        if not self._missing:
+        if not given:
+            why = ", and the model takes integers, which cannot be" if self._keep else ""
             for row in np.flatnonzero(nulls):
-                self._refuse(int(row), "null", "NullFeature", f"column {column!r} is null")
+                self._refuse(int(row), "null", "NullFeature", f"column {column!r} is null{why}")
         return nulls
 
     def _check_finite(self, column: str, array: np.ndarray, nulls: np.ndarray | None) -> None:
+        if self._keep:
+            return
         # One pass: a sum of finite numbers in float64 is finite, one with NaN or infinities is not.
         with np.errstate(invalid="ignore", over="ignore"):
             if np.isfinite(array.sum(dtype=np.float64)):
@@ -148,7 +160,7 @@ def _zero(kind: pa.DataType) -> Any:
 
 def _as(values: pa.ChunkedArray, dtype: str) -> np.ndarray:
     if pa.types.is_null(values.type):
-        return np.zeros(len(values), dtype=dtype)
+        return np.full(len(values), np.nan if dtype.startswith("float") else 0, dtype=dtype)
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
     with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and refused as such

@@ -157,13 +157,14 @@ def describe(spec: FunctionModel, schema: pa.Schema | None) -> ModelInfo:
 
 def open_model(spec: FunctionModel, place: Place) -> LoadedFunction:
     """Imports the function or builds the class."""
-    return LoadedFunction(spec)
+    return LoadedFunction(spec, place)
 
 
 class LoadedFunction:
     """A `FunctionModel` at work. Rows have no lengths; batches are cut by count."""
 
-    def __init__(self, spec: FunctionModel) -> None:
+    def __init__(self, spec: FunctionModel, place: Place) -> None:
+        self._keep_nulls = place.keep_nulls
         self._name = spec.name
         self._format = spec.call.batch_format
         self._returns = None if spec.returns is None else parse_schema(spec.returns)
@@ -179,8 +180,9 @@ class LoadedFunction:
         refused: tuple[Refusal, ...] = ()
         if self._takes is not None:
             rows = self._takes.given(rows)
-            refused = self._takes.refused(rows)
-            rows = self._takes.without_nulls(rows)
+            if not self._keep_nulls:
+                refused = self._takes.refused(rows)
+                rows = self._takes.without_nulls(rows)
         inputs = {n: _ahead(rows.column(n)) for n in rows.column_names} if self._format == "numpy" else rows
         return Prepared(rows.num_rows, inputs, refused=refused)
 

@@ -212,6 +212,7 @@ class LoadedOnnx:
         for feed in self._feeds:
             check_feed(feed, None, spec.name)
         self._columns = parts.columns
+        self._keep_nulls = place.keep_nulls
         # A graph made for exactly one row is called row by row.
         self._single = any(f.value.shape is not None and f.value.shape[0] == 1 for f in self._feeds)
         self._session = open_session(parts.path, place, spec.name)
@@ -224,7 +225,7 @@ class LoadedOnnx:
 
     def prepare(self, rows: pa.Table) -> Prepared:
         """Columns as the arrays that the graph takes; rows with null, NaN or infinite features are refused."""
-        stacker = Stacker(rows, self._name)
+        stacker = Stacker(rows, self._name, keep=self._keep_nulls)
         return Prepared(rows.num_rows, {f.value.name: _fed(stacker, f) for f in self._feeds}, None, stacker.refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:

@@ -86,12 +86,12 @@ def encoder_files(spec: Any) -> Any:
     return _home(spec).files_of(spec)
 
 
-def open_preparer(spec: Any) -> Any:
+def open_preparer(spec: Any, place: Place) -> Any:
     """What makes rows ready for the model (`prepare`, as the Model's) without its weights; None where that takes the
     model itself, or is no work.
     """
     home = _home(spec)
-    return home.open_preparer(spec) if hasattr(home, "open_preparer") else None
+    return home.open_preparer(spec, place) if hasattr(home, "open_preparer") else None
 
 
 def _home(spec: Any) -> ModuleType:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.errors import BadModel
 from gristmill.models.batches import to_batch
@@ -152,6 +153,29 @@ def takes_missing(estimator: Any) -> bool:
         return bool(tags.get("allow_nan", False))
 
 
+def scores_nulls(spec: SklearnModel, estimator: Any, schema: pa.Schema) -> bool:
+    """Whether it gives a row of nothing but nulls an answer: what its parts do with them, only asking it can tell."""
+    features = features_of(spec, estimator)
+    kinds = [schema.field(c).type for c in features]
+    rows: Any = np.full((1, len(features)), np.nan)
+    if not all(is_number(k) or pa.types.is_null(k) for k in kinds):
+        rows = to_batch(pa.table([pa.nulls(1, k) for k in kinds], names=list(features)), "pandas")
+    elif hasattr(estimator, "feature_names_in_") and installed("pandas"):
+        import pandas as pd
+
+        rows = pd.DataFrame(rows, columns=list(features))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            column = as_column(getattr(estimator, spec.method)(rows), 1, spec.name, "answer")
+    except Exception:  # whatever it raises, the answer is no
+        return False
+    while pa.types.is_fixed_size_list(column.type):
+        column = column.flatten()
+    finite = not pa.types.is_floating(column.type) or bool(pc.all(pc.is_finite(column)).as_py())
+    return column.null_count == 0 and finite
+
+
 # ---------------------------------------------------------------- in the driver
 
 
@@ -169,6 +193,8 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
     check_columns(schema, features, spec.name, "was fitted with column")
     if schema is not None and not any(hasattr(estimator, a) for a in _TAKES_OTHERS):
         check_numbers(schema, features, spec.name)
+    missing = takes_missing(estimator)
+    asked = not missing and schema is not None and scores_nulls(spec, estimator, schema)
     return ModelInfo(
         spec.name,
         columns=features,
@@ -176,7 +202,8 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         digest=digests.all,
         digests=digests.by_file,
         keeps_columns=True,
-        filled=() if takes_missing(estimator) else features,
+        filled=() if missing or asked else features,
+        notes=(f"{spec.name} gave a row of nulls an answer, so that rows with nulls are scored",) if asked else (),
     )
 
 
@@ -203,7 +230,9 @@ class LoadedEstimator:
         self._estimator = load_estimator(spec)
         self._features = features_of(spec, self._estimator)
         self._named = hasattr(self._estimator, "feature_names_in_") and installed("pandas")
+        self._spec, self._keep_nulls = spec, place.keep_nulls
         self._missing = takes_missing(self._estimator)
+        self._asked = self._missing
         self._call = getattr(self._estimator, spec.method)
         self._metadata = self._labels(spec.method)
         self._threads = require("threadpoolctl", "sklearn", spec.name).threadpool_limits(place.threads)
@@ -216,10 +245,12 @@ class LoadedEstimator:
         """
         check_columns(rows.schema, self._features, self._name, "was fitted with column")
         kinds = [rows.schema.field(c).type for c in self._features]
+        if not self._asked:
+            self._missing, self._asked = scores_nulls(self._spec, self._estimator, rows.schema), True
         if not all(is_number(k) for k in kinds):
             return self._prepared_table(rows)
         dtype = "float32" if all(k in (pa.float32(), pa.float16()) for k in kinds) else "float64"
-        stacker = Stacker(rows, self._name, missing=self._missing)
+        stacker = Stacker(rows, self._name, missing=self._missing, keep=self._keep_nulls)
         return Prepared(rows.num_rows, stacker.matrix(self._features, dtype), None, stacker.refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
@@ -252,7 +283,7 @@ class LoadedEstimator:
     def _prepared_table(self, rows: pa.Table) -> Prepared:
         table = rows.select(list(self._features))
         refused: dict[int, Refusal] = {}
-        for column in self._features if not self._missing else ():
+        for column in self._features if not (self._missing or self._keep_nulls) else ():
             nulls = table.column(column).is_null(nan_is_null=True) if table.column(column).null_count else None
             for row in np.flatnonzero(nulls.to_numpy(zero_copy_only=False)) if nulls is not None else ():
                 refused.setdefault(int(row), Refusal(int(row), "null", "NullFeature", f"column {column!r} is null"))

@@ -163,7 +163,8 @@ class Batch:
 class TextTokens:
     """Rows of a text column as token ids, ready for any encoder."""
 
-    def __init__(self, rules: TokenRules, name: str, column: str, prompt: str = "") -> None:
+    def __init__(self, rules: TokenRules, name: str, column: str, prompt: str = "", keep_nulls: bool = False) -> None:
+        self._keep_nulls = keep_nulls
         self._rules = rules
         self._name = name
         self._column = column
@@ -175,8 +176,14 @@ class TextTokens:
         self._prompt_tokens = self._count_prompt() if prompt else 0
 
     def prepare(self, rows: pa.Table) -> Prepared:
-        """Token ids and their counts; a null is refused as such, bytes that are no UTF-8 as invalid."""
+        """Token ids and their counts; a null is refused as such, or an empty text where nulls are kept; bytes that are
+        no UTF-8 are refused as invalid.
+        """
         texts, refused = text_rows(rows, self._column, self._name)
+        if self._keep_nulls:
+            for null in (r for r in refused if r.kind == "null"):
+                texts[null.row] = ""
+            refused = [r for r in refused if r.kind != "null"]
         for row, text in enumerate(texts):
             if text is not None and self._prompt:
                 texts[row] = self._prompt + text

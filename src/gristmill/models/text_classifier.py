@@ -131,13 +131,13 @@ def open_model(spec: TextClassifier, place: Place) -> LoadedClassifier:
     return LoadedClassifier(spec, place)
 
 
-def open_preparer(spec: TextClassifier) -> TextTokens:
+def open_preparer(spec: TextClassifier, place: Place) -> TextTokens:
     """The tokenizer alone."""
-    return _tokens(_parts(spec), spec)
+    return _tokens(_parts(spec), spec, place)
 
 
-def _tokens(parts: _Parts, spec: TextClassifier) -> TextTokens:
-    return TextTokens(parts.rules, spec.name, spec.text)
+def _tokens(parts: _Parts, spec: TextClassifier, place: Place) -> TextTokens:
+    return TextTokens(parts.rules, spec.name, spec.text, keep_nulls=place.keep_nulls)
 
 
 class LoadedClassifier:
@@ -151,7 +151,7 @@ class LoadedClassifier:
         self._schema = _schema(spec, parts.labels)
         self._labels = pa.array(parts.labels, pa.string())
         self._scores = scoring(parts.problem, len(parts.labels))
-        self._tokens = _tokens(parts, spec)
+        self._tokens = _tokens(parts, spec, place)
         self._encoder = open_encoder(parts.files, "classify", place, spec.name, code=spec.trust_remote_code)
         self.about = self._encoder.about
 

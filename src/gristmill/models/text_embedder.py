@@ -229,13 +229,13 @@ def open_model(spec: TextEmbedder, place: Place) -> LoadedEmbedder:
     return LoadedEmbedder(spec, place)
 
 
-def open_preparer(spec: TextEmbedder) -> TextTokens:
+def open_preparer(spec: TextEmbedder, place: Place) -> TextTokens:
     """The tokenizer alone."""
-    return _tokens(_parts(spec), spec)
+    return _tokens(_parts(spec), spec, place)
 
 
-def _tokens(parts: _Parts, spec: TextEmbedder) -> TextTokens:
-    return TextTokens(parts.rules, spec.name, spec.text, parts.prompt)
+def _tokens(parts: _Parts, spec: TextEmbedder, place: Place) -> TextTokens:
+    return TextTokens(parts.rules, spec.name, spec.text, parts.prompt, place.keep_nulls)
 
 
 class LoadedEmbedder:
@@ -250,7 +250,7 @@ class LoadedEmbedder:
         self._truncate = spec.truncate_dim
         self._pooling = parts.folder.pooling
         self._layers = _layers(parts.folder.after, spec)
-        self._tokens = _tokens(parts, spec)
+        self._tokens = _tokens(parts, spec, place)
         self._encoder = open_encoder(parts.files, "embed", place, spec.name, code=spec.trust_remote_code)
         self.about = self._encoder.about
 

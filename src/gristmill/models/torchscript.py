@@ -99,6 +99,7 @@ class LoadedTorchScript:
         except RuntimeError as e:
             raise BadModel(f"{spec.name}: torch cannot load {path}: {str(e).strip().partition(chr(10))[0]}") from e
         self._model = model if self._dtype is None else model.to(self._dtype)
+        self._keep_nulls = place.keep_nulls
         self.about = {
             "backend": "torchscript",
             "device": str(self._device),
@@ -108,7 +109,7 @@ class LoadedTorchScript:
 
     def prepare(self, rows: pa.Table) -> Prepared:
         """One array for each tensor: floats as float32, integer columns as int64; bad rows are refused."""
-        stacker = Stacker(rows, self._name)
+        stacker = Stacker(rows, self._name, keep=self._keep_nulls)
         arrays = [
             stacker.column(i, _dtype_of(rows, i)) if isinstance(i, str) else stacker.matrix(i, "float32")
             for i in self._inputs

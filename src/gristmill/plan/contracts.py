@@ -329,12 +329,15 @@ class SinkFormat(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model runs, decided outside of it. `device` is "cpu", "cuda", "cuda:0", "mps"."""
+    """Where and how a model runs, decided outside of it. `device` is "cpu", "cuda", "cuda:0", "mps". `keep_nulls`: rows
+    with nulls are scored (on_null: keep) and only refused where the model cannot be given one.
+    """
 
     device: str = "cpu"
     dtype: str = "auto"
     threads: int = 1
     backend: str = "auto"
+    keep_nulls: bool = False
 
 
 @dataclass(frozen=True)
@@ -342,8 +345,9 @@ class ModelInfo:
     """What is known of a model without loading it.
 
     `columns` it reads (None: whatever there is); `outputs` it adds, where known; `digest` of its files ("" for
-    functions); `digests` file by file, for a readable difference; `filled` are the columns whose nulls it refuses.
-    `weight_bytes` is the size of what is loaded; `flops_a_token` what a transformer computes for one (0: not known).
+    functions); `digests` file by file, for a readable difference; `filled` are the columns whose nulls it refuses,
+    `notes` what is said where the source may hold nulls. `weight_bytes` is the size of what is loaded; `flops_a_token`
+    what a transformer computes for one (0: not known).
     """
 
     name: str
@@ -354,6 +358,7 @@ class ModelInfo:
     digests: Mapping[str, str] = field(default_factory=dict)
     keeps_columns: bool = False
     filled: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     weight_bytes: int = 0
     flops_a_token: float = 0.0
 

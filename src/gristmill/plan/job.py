@@ -47,7 +47,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Sink:
-    """Where answers go. `keep` carries source columns over (None: the model's own default, see Job.kept_columns).
+    """Where answers go. `keep` carries source columns over (None: the model's own default, see Job.kept_columns);
+    `drop` leaves columns out of the output row, whatever made them: source, model or steps.
 
     `row_id` names a column for a stable id of the row (from the `key` columns and the copy number, else from the
     source position). `model_version` names a column that holds the model's digest. `dead_payload` is the most bytes of
@@ -68,10 +69,17 @@ class Sink:
     dead_payload: int = 1 << 20
     options: Mapping[str, Any] = field(default_factory=dict)
     storage: Mapping[str, Any] = field(default_factory=dict)
+    drop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.key and not self.row_id:
             raise BadJob(f"sink has key={list(self.key)} but no row_id: name the column that the id is written to")
+        needed: dict[str, Any] = {"keep": self.keep or (), "partition_by": self.partition_by}
+        needed |= {"row_id": (self.row_id,), "model_version": (self.model_version,)}
+        for what, names in needed.items():
+            for name in self.drop:
+                if name in names:
+                    raise BadJob(f"sink has column {name!r} in drop and in {what}: leave it out of one of them")
         if self.merge and self.partition_by:
             raise BadJob("sink has merge and partition_by: one file cannot be in many folders; leave one of them out")
 
@@ -152,7 +160,7 @@ def sink(uri: str, **options: Any) -> Sink:
 
 
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    listed = ("columns", "keep", "key", "partition_by")
+    listed = ("columns", "keep", "drop", "key", "partition_by")
     out = dict(options)
     for name in listed:
         value = out.get(name)

@@ -54,7 +54,7 @@ class PrepareWorker:
 
         self._name = name
         self._recipe = recipe
-        self._prepare = Prepare(recipe, open_preparer(recipe.model) or _AsRead())  # type: ignore[arg-type]
+        self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]
         self._watch = Watch(recipe.running.batch_timeout)
         self._stopping = threading.Event()
 

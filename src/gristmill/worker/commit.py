@@ -167,7 +167,9 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     rows = scored.rows
     wanted = output.keep if output.keep is not None else [n for n in rows.column_names if n not in output.leave]
     kept = [n for n in wanted if n in rows.column_names and n not in scored.results]
-    columns = {n: rows.column(n) for n in [*kept, *scored.results]}
+    columns = {n: rows.column(n) for n in [*kept, *scored.results] if n not in output.drop}
+    if not columns and rows.num_rows and output.drop:
+        raise BadJob(f"drop names every output column ({', '.join(output.drop)}): nothing is left to write")
     for option, name in (("row_id", output.row_id), ("model_version", output.model_version)):
         if name in kept:
             raise BadJob(

@@ -255,12 +255,11 @@ class Predict:
         post: PostStep,
     ) -> Scored:
         skipped = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "skip"]
-        blank = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "keep"]
-        put_aside = {r.row for r in skipped} | {r.row for r in blank}
+        put_aside = {r.row for r in skipped}
         dead += [DeadRow(r.row, "model", r.error, r.message) for r in refused.values() if r.row not in put_aside]
         index = np.concatenate([i for i, _ in outputs]) if outputs else np.empty(0, dtype=np.int64)
         results = self._joined(task, outputs)
-        place = np.sort(np.concatenate([index, np.array(sorted(r.row for r in blank), dtype=np.int64)]))
+        place = np.sort(index)
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
         names = list(results.column_names)
@@ -297,19 +296,14 @@ class Predict:
             raise BadOutput(f"{name} returned other types than before: {e}; say with returns= which they are") from e
 
     def _placed(self, rows: pa.Table, place: np.ndarray, index: np.ndarray, results: pa.Table) -> pa.Table:
-        """`rows` at `place` with the result columns; rows that have no result (kept nulls) get nulls."""
+        """`rows` at `place` with their results, which are those of `index`."""
         if len(place) != rows.num_rows:
             rows = rows.take(place)
         if results.num_columns == 0:
             return rows
-        if len(index) == len(place):
-            order = np.argsort(index, kind="stable")
-            ordered = bool((order == np.arange(len(order))).all())
-            results = results if ordered else results.combine_chunks().take(order)
-        else:
-            where = np.full(int(place.max()) + 1, -1, dtype=np.int64)
-            where[index] = np.arange(len(index))
-            results = results.combine_chunks().take(pa.array(where[place], mask=where[place] < 0))
+        order = np.argsort(index, kind="stable")
+        ordered = bool((order == np.arange(len(order))).all())
+        results = results if ordered else results.combine_chunks().take(order)
         for name in results.column_names:
             if name in rows.column_names:
                 rows = rows.drop_columns([name])

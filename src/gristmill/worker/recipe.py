@@ -31,7 +31,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Output:
-    """What an output row is: kept columns (None: all but `leave`), the model's, an id, a version."""
+    """What an output row is: kept columns (None: all but `leave`), the model's, an id, a version; nothing of `drop`."""
 
     keep: tuple[str, ...] | None
     leave: tuple[str, ...] = ()
@@ -39,6 +39,7 @@ class Output:
     key: tuple[str, ...] = ()
     model_version: str | None = None
     digest: str = ""
+    drop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -352,6 +352,7 @@ class ShardWorker:
             if answer["schema"] is None and rows.num_rows:
                 schema = self._recipe.sink_format.stored(rows.schema)
                 answer.update(schema=encode_schema(schema), results=list(body.results))
+                answer["columns"] = body.rows.column_names
             return
         emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
 
