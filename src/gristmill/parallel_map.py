@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Sized
 from typing import Any
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, GristmillWarning
 from gristmill.parallel import placing
 from gristmill.parallel.mapping import Mapping, mapped
 from gristmill.plan.options import ENGINE, EngineSpec, default_engine
@@ -75,10 +75,11 @@ def remote_parallel_map(
     else:
         if image is not None and image not in _said:
             _said.add(image)
-            warnings.warn(f"image={image!r}: calls run on this machine, in this environment, without it", stacklevel=2)
+            text = f"image={image!r}: calls run on this machine, in this environment, without it"
+            warnings.warn(text, GristmillWarning, stacklevel=2)
         place = placing.on_this_machine(request)
     for note in place.notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, GristmillWarning, stacklevel=2)
     if isinstance(inputs, Sized) and len(inputs) == 0 and not detach:
         return iter(()) if generator else []
     how = Mapping(

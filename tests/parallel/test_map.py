@@ -324,7 +324,7 @@ def test_calls_at_once_are_bounded(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         found = gm.map(look, range(4), func_cpu=4096)
     assert len({pid for pid, _ in found}) == 1
-    assert ["func_cpu=4096" in str(w.message) for w in said if w.category is UserWarning] == [True]
+    assert ["func_cpu=4096" in str(w.message) for w in said if w.category is gm.GristmillWarning] == [True]
     assert {threads for _, threads in gm.map(look, range(2), func_cpu=1)} == {"1"}
 
 
@@ -335,7 +335,7 @@ def test_options_that_do_no_harm_are_not_warned_of() -> None:
         for _ in range(2):
             options: dict[str, Any] = {"region": "eu", "disk_gb": 5, "grow": True, "image": "python:3.12"}
             assert gm.remote_parallel_map(called.double, [1], **options) == [2]
-    assert ["python:3.12" in str(w.message) for w in said if w.category is UserWarning] == [True]
+    assert ["python:3.12" in str(w.message) for w in said if w.category is gm.GristmillWarning] == [True]
 
 
 def test_calls_that_wait_may_be_more_than_the_cores(tmp_path: Path) -> None:
