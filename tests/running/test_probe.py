@@ -87,3 +87,14 @@ def test_fault_60_counts_are_right(numbers: str, tmp_path: Path, case: str, firs
     assert report.rows_filtered == (first * copies if filtered else 0)
     assert len(gm.dead(str(tmp_path / "out"))) == report.rows_dead
     assert api.verify(str(tmp_path / "out")).ok
+
+
+@pytest.mark.parametrize("sink", [{"row_id": "rid"}, {"model_version": "v"}, {"row_id": "rid", "merge": True}])
+def test_a_result_without_rows_is_published(numbers: str, tmp_path: Path, sink: dict) -> None:
+    """Where every row is filtered, nothing tells what the model would have returned, and nothing is asked of it."""
+    made = gm.sink(str(tmp_path / "out"), keep=["id"], **sink)
+    job = gm.Job(numbers, told_first(0), made, steps=[gm.filter("id < 0")], workers=0, gates={"allow_empty": True})
+    report = job.run()
+    assert (report.rows_in, report.rows_ok, report.rows_filtered) == (ROWS, 0, ROWS)
+    assert gm.read(str(tmp_path / "out")).count_rows() == 0
+    assert api.verify(str(tmp_path / "out")).ok

@@ -165,6 +165,8 @@ class _DeadLetters:
 def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     """The rows as they will be written: id, kept columns, results, version, in this order."""
     rows = scored.rows
+    if task.schema is not None and not rows.num_rows:
+        return task.schema.empty_table()
     wanted = output.keep if output.keep is not None else [n for n in rows.column_names if n not in output.leave]
     kept = [n for n in wanted if n in rows.column_names and n not in scored.results]
     columns = {n: rows.column(n) for n in [*kept, *scored.results] if n not in output.drop}
