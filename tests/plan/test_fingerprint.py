@@ -93,7 +93,7 @@ def changed(part: Any, name: str) -> Any:
     elif isinstance(before, bool):
         after = not before
     elif isinstance(before, (int, float)):
-        after = before + 0.5 if isinstance(before, float) and before < 1 else before + 1
+        after = before / 2 + 0.1 if isinstance(before, float) else before + 1
     elif isinstance(before, str):
         after = before + "2"
     else:  # None, or empty: names, a mapping, a number
