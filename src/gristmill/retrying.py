@@ -20,36 +20,37 @@ from gristmill.plan.contracts import Files
 from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Selection
 from gristmill.planning import Resolved
+from gristmill.worker.failures import Stage
+from gristmill.worker.identity import Copy
+from gristmill.worker.retried import Sought
 
-DEAD_FILE = "retried.table"  # Parquet, under a name that no glob for data finds
-BEFORE_MODEL = ("read", "step")  # stages at which a whole source row died
+DEAD_FILE = "retried.arrow"
 
 
 @dataclass(frozen=True)
 class Only:
-    """Which derived rows of a retried shard count: those that were dead, by source, position and copy."""
+    """Which rows of a retried shard count: those that were dead, by source, position and copy."""
 
     path: str
     files: Files = field(default=LOCAL, compare=False, repr=False)
 
-    def wanted(self, source: str) -> dict[int, set[int] | None]:
-        """Copies by position for a source; None for a source row that had died as a whole."""
+    def wanted(self, source: str) -> dict[int, Sought]:
+        """The dead rows of a source by position, by the paths of their copies; None for one that had died itself."""
         return _wanted(self).get(source, {})
 
 
 @lru_cache(maxsize=4)
-def _wanted(only: Only) -> dict[str, dict[int, set[int] | None]]:
-    import pyarrow.parquet as pq
-
-    found: dict[str, dict[int, set[int] | None]] = {}
-    for row in pq.read_table(pa.BufferReader(only.files.read(only.path))).to_pylist():
+def _wanted(only: Only) -> dict[str, dict[int, Sought]]:
+    found: dict[str, dict[int, Sought]] = {}
+    for row in pa.ipc.open_file(pa.BufferReader(only.files.read(only.path))).read_all().to_pylist():
         rows = found.setdefault(row["source"], {})
-        if row["whole"]:
+        copy = None if row["copy"] is None else Copy.read(row["copy"], row["copies"], row["digest"])
+        if copy is None:
             rows[row["position"]] = None
-        elif rows.get(row["position"], set()) is not None:
-            copies = rows.setdefault(row["position"], set())
-            assert copies is not None
-            copies.add(row["copy"])
+        else:
+            copies = rows.setdefault(row["position"], {})
+            assert copies is not None, f"{row['source']} at {row['position']}: dead, and made many"
+            copies[copy.path] = copy
     return found
 
 
@@ -82,7 +83,7 @@ def choose(
     return Choice(
         generation,
         False,
-        replace(r, selection=_selection(r, letters), only=_stored(files, generation, r, letters)),
+        replace(r, selection=_selection(r, letters), only=_stored(files, generation, letters)),
         base,
     )
 
@@ -96,30 +97,29 @@ def _selection(r: Resolved, letters: pa.Table) -> Selection:
     return Selection(np.array([(i, p, p + 1) for i, p in rows], dtype=np.int64).reshape(-1, 3))
 
 
-def _stored(files: Files, generation: Generation, r: Resolved, letters: pa.Table) -> Only:
-    import pyarrow.parquet as pq
-
-    derived = any(s.kind == "flat_map" for s in r.job.steps)
-    whole = [not derived or stage.startswith(BEFORE_MODEL) for stage in letters.column("stage").to_pylist()]
-    table = letters.select(["source", "position", "copy"]).append_column("whole", pa.array(whole))
+def _stored(files: Files, generation: Generation, letters: pa.Table) -> Only:
+    table = letters.select(["source", "position", "copy", "copies", "digest"])
     path = join(generation.folder, DEAD_FILE)
     out = pa.BufferOutputStream()
-    pq.write_table(table, out)
+    with pa.ipc.new_file(out, table.schema) as file:
+        file.write_table(table)
     files.write_over(path, out.getvalue().to_pybytes())
     return Only(path, files)
 
 
-def combined(base: Counts, base_dead: pa.Table, derived: bool, new: Counts) -> Counts:
+def combined(base: Counts, base_dead: pa.Table, new: Counts) -> Counts:
     """Counts of the live result after a retry: the base's without its dead rows, and the retry's.
 
-    A derived row's source row stays counted as expanded by the base; a whole row's fate is the retry's alone.
+    The source row of a dead copy stays counted as expanded by the base; a dead source row's fate is the retry's alone.
     """
-    stages = base_dead.column("stage").to_pylist()
-    before = sum(s.startswith(BEFORE_MODEL) for s in stages)
-    after = len(stages) - before
-    if derived:
-        gone = Counts(rows_in=before, dead=before, derived=after, derived_dead=after)
-    else:
-        gone = Counts(rows_in=before + after, dead=before, expanded=after, derived=after, derived_dead=after)
+    made, before = 0, 0
+    copies, stages = (base_dead.column(name).to_pylist() for name in ("copy", "stage"))
+    for copy, stage in zip(copies, stages, strict=True):
+        made += copy is not None
+        before += Stage(stage) in (Stage.READ, Stage.BEFORE)
+    scored = len(copies) - made - before  # source rows that had reached the model
+    gone = Counts(
+        rows_in=before + scored, dead=before, expanded=scored, derived=scored + made, derived_dead=scored + made
+    )
     left = Counts(*(a - b for a, b in zip(base.values(), gone.values(), strict=True)))
     return left + new

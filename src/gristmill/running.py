@@ -42,6 +42,7 @@ from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, GateFailed, GristmillError, RunFailed, SinkBusy, SourceChanged
 from gristmill.feeding import MOST_PROBED, ShardFeed
+from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Report
 from gristmill.plan import shard
@@ -81,9 +82,11 @@ def run(
 
 
 def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
-    """Score the dead letters of a job's live result again, as a generation of their own, after the others' rows.
+    """Score the dead letters of a job's live result again. Those that succeed stand after the others' rows, in files
+    of their own, also where the result was one file.
 
-    Raises PlanChanged where the code is another and that was not accepted, or where anything else is another.
+    Raises PlanChanged where the code is another and that was not accepted, where anything else is another, and where
+    the steps make other rows of a source row than they did, so that a dead one of them is not found again.
     """
     return _through_tables(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer)
 
@@ -483,11 +486,12 @@ class Run:
 
     def _check_early(self) -> None:
         rows = None if self._plan is None else self.plan.shards.rows()
-        expanding = any(s.kind == "flat_map" for s in self.spec.steps)
+        so_far = self._tally.counts
+        expanding = so_far.derived > so_far.expanded or any(s.kind == "flat_map" for s in self.spec.steps)
         retry = self._plan is not None and self.generation.kind == "retry-dead"
-        if rows is not None and not expanding and not retry and not self._verbs.accept:
+        if rows is not None and not (expanding or retry or self._verbs.accept):
             with self._gate_noted():
-                gating.early(self.spec.gates, self._tally.counts, rows, self._tally.errors, self._look)
+                gating.early(self.spec.gates, so_far, rows, self._tally.errors, self._look)
 
     def _say(self, **changes: Any) -> None:
         phase = self._now.phase
@@ -541,6 +545,9 @@ class Run:
             live.append(publishing.manifest(self.generation, done, whole.live))
         whole = replace(whole, live=live)
         publishing.publish(self.generation, self._about(whole), whole.live)
+        if self.generation.kind == "retry-dead" and counts.ok:
+            rows = units.plural(counts.ok, "retried row stands", "retried rows stand")
+            self._note("info", f"{rows} after the others, in files of their own")
         self.report = self._report(whole, done)
         self._say(phase="done")
 
@@ -564,9 +571,8 @@ class Run:
             errors = gating.summed([body.get("errors", {}), errors])
             return reporting.Whole(before + new, errors, shards, numbers, live)
         letters = reading.dead_letters(reading.letters_of(self.root, live, self._files), self._files)
-        derived = any(s.kind == "flat_map" for s in self.spec.steps)
         # All of the base's letters were scored again: those that are still dead are this generation's own.
-        counts = retrying.combined(before, letters, derived, new)
+        counts = retrying.combined(before, letters, new)
         return reporting.Whole(counts, errors, shards, numbers, [f for f in live if f.role != "dead"])
 
     def _gates(self, counts: Counts, done: Sequence[Receipt]) -> None:

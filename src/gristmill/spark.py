@@ -235,7 +235,7 @@ class _Loaded:
 
     def _isolation(self, prepared: Prepared) -> Any:
         from gristmill.models.failures import is_out_of_memory
-        from gristmill.worker.failures import Isolation, length_error
+        from gristmill.worker.failures import Isolation, Stage, length_error
 
         def call(index: np.ndarray) -> pa.Table:
             output = self._model.predict(prepared, index)
@@ -244,7 +244,9 @@ class _Loaded:
             self._good = (prepared, index[:1])
             return output
 
-        return Isolation(call, stage="model", out_of_memory=is_out_of_memory, shrink=self._shrink, doubt=self._doubt)
+        return Isolation(
+            call, stage=Stage.MODEL, out_of_memory=is_out_of_memory, shrink=self._shrink, doubt=self._doubt
+        )
 
     def _shrink(self, failed_rows: int) -> Budget:
         from gristmill.models.failures import release_memory

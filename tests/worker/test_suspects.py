@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.worker.prepare import Identity
+from gristmill.worker.identity import Identity
 from gristmill.worker.suspects import AT_ONCE, Row, Suspects
 
 STAGES = ("step 0", "model")
@@ -18,7 +18,7 @@ STAGES = ("step 0", "model")
 
 def identity(rows: int) -> Identity:
     """Rows 0 … of one piece."""
-    return Identity(np.zeros(rows, dtype=np.int32), np.arange(rows), np.zeros(rows, dtype=np.int32))
+    return Identity(np.zeros(rows, dtype=np.int32), np.arange(rows))
 
 
 class Shard:

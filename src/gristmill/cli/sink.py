@@ -138,7 +138,7 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 
 @click.command(cls=Command, examples=DEAD)
 @click.argument("sink")
-@words.option("--by", type=click.Choice(["error", "source", "stage", "shard"]),
+@words.option("--by", type=click.Choice(["error", "source", "stage", "step", "shard"]),
               help="Count them by this instead of listing them")  # fmt: skip
 @words.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N",
               help="Show at most N; 0 shows all")  # fmt: skip
@@ -204,7 +204,7 @@ def _listed(letters: Any, tracebacks: bool) -> None:
 
     width = width_of(sys.stdout)
     for row in letters.to_pylist():
-        copy = f" copy {row['copy']}" if row.get("copy") else ""
+        copy = f" copy {row['copy']} of {row['copies']}" if row["copy"] is not None else ""
         lines = [
             clip(f"{row['source']}:{row['position']}{copy}", width),
             clip(f"  {row['error']}: {row['message']}", width),
@@ -263,7 +263,9 @@ gristmill retry-dead scores/ --job job.yaml --accept-code-change
 @words.variables
 @words.showing
 def retry_dead(sink: str, job: str | None, accept_code_change: bool, **given: Any) -> int:
-    """Score the dead letters of a sink again, usually after a fix; those that now succeed join the published rows."""
+    """Score the dead letters of a sink again, usually after a fix; those that now succeed join the published rows,
+    after the others and in files of their own.
+    """
     from gristmill.running import retry_dead as retried
 
     spec = _job_of(*_existing(sink), job, given)

@@ -73,8 +73,11 @@ DEAD = pa.schema(
     [
         ("source", pa.string()),
         ("position", pa.int64()),
-        ("copy", pa.int64()),
+        ("copy", pa.string()),
+        ("copies", pa.int64()),
+        ("digest", pa.string()),
         ("stage", pa.string()),
+        ("step", pa.string()),
         ("error", pa.string()),
         ("message", pa.string()),
         ("traceback", pa.string()),

@@ -64,7 +64,7 @@ class ShardCommit:
         for dead in scored.dead:
             who = scored.window.identity
             path, position = paths[int(who.piece[dead.row])], int(who.position[dead.row])
-            self._bury(self._prepare.letter(dead, scored.window.rows, path, position, int(who.copy[dead.row])))
+            self._bury(self._prepare.letter(dead, scored.window.rows, path, position, who.copy(dead.row)))
         self._counts = self._counts + scored.counts
         self._read += scored.window.read
         for name, value in scored.figures.items():
@@ -219,7 +219,7 @@ def _constant(value: str, rows: int) -> pa.DictionaryArray:
 
 
 def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
-    """Stable ids: 32 hex digits of blake2b over the key columns (or source path and position) and the copy number.
+    """Stable ids: 32 hex digits of blake2b over the key columns (or source path and position) and the copy.
 
     The same row gets the same id in every run, on every machine, wherever shards are cut.
     """
@@ -237,8 +237,8 @@ def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
         texts = [f"{paths[p]}\0{n}" for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]
     return pa.array(
         [
-            hashlib.blake2b(f"{text}\0{copy}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-            for text, copy in zip(texts, who.copy.tolist(), strict=True)
+            hashlib.blake2b(f"{text}\0{copy or 0}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            for text, copy in zip(texts, who.copy_texts(), strict=True)
         ],
         pa.string(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +26,28 @@ class ModelBroken(Exception):
         self.failure = failure
 
 
+class Stage(str, Enum):
+    """Where a row died. It is counted among the source's rows up to BEFORE, and among those for the model from
+    DERIVED on.
+    """
+
+    READ = "read"  # its record could not be read
+    BEFORE = "before"  # in a step, as a row of the source
+    DERIVED = "derived"  # in a step, as one of the rows that a step before it had made of a source row
+    MODEL = "model"  # by the model: refused by it, failed in it, or answered with NaN
+    AFTER = "after"  # in a post step, or by what came of it
+
+
 @dataclass(frozen=True)
 class DeadRow:
-    """A row of a window that could not be scored."""
+    """A row of a table that could not be scored; `step` is the name of the step it died in, "" for the model."""
 
     row: int
-    stage: str
+    stage: Stage
     error: str
     message: str
     traceback: str = ""
+    step: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,14 +99,16 @@ class Isolation:
         self,
         call: Callable[[np.ndarray], pa.Table],
         *,
-        stage: str,
+        stage: Stage,
         out_of_memory: Callable[[BaseException], bool],
         shrink: Callable[[int], Budget],
         doubt: Doubt,
         before: Callable[[np.ndarray], None] | None = None,
+        step: str = "",
     ) -> None:
         self._call = call
         self._stage = stage
+        self._step = step
         self._out_of_memory = out_of_memory
         self._shrink = shrink
         self._doubt = doubt
@@ -133,17 +149,17 @@ class Isolation:
         if len(worked):
             self._doubt.worked()
             found.outputs.append((rows[worked], answer.table))
-        found.dead.extend(told_dead(int(rows[i]), self._stage, e) for i, e in sorted(answer.failed.items()))
+        found.dead.extend(told_dead(int(rows[i]), self._stage, e, self._step) for i, e in sorted(answer.failed.items()))
 
     def _blame(self, row: int, error: BaseException) -> DeadRow:
         failure = self._doubt.failed(error, self._out_of_memory(error))
-        return DeadRow(row, self._stage, failure.type, failure.message, failure.traceback)
+        return DeadRow(row, self._stage, failure.type, failure.message, failure.traceback, self._step)
 
 
-def told_dead(row: int, stage: str, error: BaseException) -> DeadRow:
+def told_dead(row: int, stage: Stage, error: BaseException, step: str = "") -> DeadRow:
     """A row that was answered with an exception."""
     failure = failure_of(error, "model")
-    return DeadRow(row, stage, failure.type, failure.message, failure.traceback)
+    return DeadRow(row, stage, failure.type, failure.message, failure.traceback, step)
 
 
 def length_error(name: str, given: int, returned: int) -> BadOutput:

@@ -19,19 +19,18 @@ from gristmill.io.lossless import Lossy, fitted, together
 from gristmill.models.batches import ROWS
 from gristmill.plan.contracts import Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
-from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error
+from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error
 from gristmill.worker.finite import holds_nan, not_finite
-from gristmill.worker.prepare import Identity, Window
+from gristmill.worker.identity import Identity
+from gristmill.worker.prepare import Window
 from gristmill.worker.recipe import Recipe, Task
-from gristmill.worker.steps import LoadedStep, post_step
+from gristmill.worker.steps import Applied, LoadedStep, post_step
 
 Guard = Callable[[np.ndarray], None]
-PostStep = Callable[[int, LoadedStep, pa.Table, Identity], tuple[pa.Table, np.ndarray, list[DeadRow]]]
+PostStep = Callable[[int, LoadedStep, pa.Table, Identity], Applied]
 
 
-def _post_step(
-    number: int, step: LoadedStep, rows: pa.Table, who: Identity
-) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+def _post_step(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> Applied:
     return post_step(step, rows)
 
 
@@ -58,7 +57,7 @@ class Predict:
 
         self._recipe = recipe
         self._model = model
-        self._post = [LoadedStep(s) for s in recipe.post]
+        self._post = [LoadedStep(s, Stage.AFTER) for s in recipe.post]
         self.budget = Budget(recipe.batch.tokens, recipe.batch.rows)
         self._sweep = Sweep(recipe.batch.tries, recipe.batch.longest) if recipe.batch.tries else None
         self._quick = recipe.batch.quick  # None once memory has run out
@@ -199,7 +198,7 @@ class Predict:
 
         return Isolation(
             call,
-            stage="model",
+            stage=Stage.MODEL,
             out_of_memory=self._is_out_of_memory,
             shrink=self._shrink,
             doubt=self._doubt,
@@ -256,24 +255,24 @@ class Predict:
     ) -> Scored:
         skipped = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "skip"]
         put_aside = {r.row for r in skipped}
-        dead += [DeadRow(r.row, "model", r.error, r.message) for r in refused.values() if r.row not in put_aside]
+        dead += [DeadRow(r.row, Stage.MODEL, r.error, r.message) for r in refused.values() if r.row not in put_aside]
         index = np.concatenate([i for i, _ in outputs]) if outputs else np.empty(0, dtype=np.int64)
         results = self._joined(task, outputs)
         place = np.sort(index)
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
         names = list(results.column_names)
-        rows, identity, place = self._finite(rows, names, identity, place, dead)
+        rows, identity, place = self._finite(Stage.MODEL, rows, names, identity, place, dead)
         for number, step in enumerate(self._post):
             before = rows
-            rows, origin, failed = post(number, step, before, identity)
-            dead += [DeadRow(int(place[d.row]), d.stage, d.error, d.message, d.traceback) for d in failed]
-            identity, place = identity.take(origin), place[origin]
+            found = post(number, step, before, identity)
+            dead += [replace(d, row=int(place[d.row])) for d in found.dead]
+            rows, identity, place = found.rows, identity.take(found.origin), place[found.origin]
             names += [n for n in rows.column_names if n not in before.column_names]
         if self._post:
-            rows, identity, place = self._finite(rows, names, identity, place, dead)
+            rows, identity, place = self._finite(Stage.AFTER, rows, names, identity, place, dead)
         if self._recipe.sink.partition_by and (unnamed := self._recipe.sink_format.refused(rows)):
-            dead += [DeadRow(int(place[i]), "model", error, text) for i, (error, text) in sorted(unnamed.items())]
+            dead += [DeadRow(int(place[i]), Stage.AFTER, error, text) for i, (error, text) in sorted(unnamed.items())]
             keep = np.setdiff1d(np.arange(rows.num_rows), list(unnamed))
             rows, identity, place = rows.take(keep), identity.take(keep), place[keep]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
@@ -311,7 +310,13 @@ class Predict:
         return rows
 
     def _finite(
-        self, rows: pa.Table, names: list[str], identity: Identity, place: np.ndarray, dead: list[DeadRow]
+        self,
+        stage: Stage,
+        rows: pa.Table,
+        names: list[str],
+        identity: Identity,
+        place: np.ndarray,
+        dead: list[DeadRow],
     ) -> tuple[pa.Table, Identity, np.ndarray]:
         """Without the rows whose answers hold NaN or infinity, where these are to be dead letters."""
         if self._recipe.on_nan != "dead":
@@ -326,7 +331,7 @@ class Predict:
             for i in np.flatnonzero(found & ~bad).tolist():
                 error, what = ("NaN", "NaN") if nan[i] else ("Infinite", "an infinite value")
                 message = f"{self._recipe.model.name} returned {what} in column {name!r}"
-                dead.append(DeadRow(int(place[i]), "model", error, message))
+                dead.append(DeadRow(int(place[i]), stage, error, message))
             bad |= found
         if not bad.any():
             return rows, identity, place

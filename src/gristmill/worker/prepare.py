@@ -4,65 +4,49 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.batching.windows import WindowSize, gather
-from gristmill.errors import BadOutput, RunFailed
+from gristmill.errors import BadOutput
 from gristmill.io.content import Content
 from gristmill.io.lossless import Lossy, together
 from gristmill.plan.contracts import BadRow, Block, Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Piece
-from gristmill.worker.failures import DeadRow
+from gristmill.worker.failures import DeadRow, Stage
+from gristmill.worker.identity import Copies, Copy, Identity
 from gristmill.worker.reading import blocks, reading
 from gristmill.worker.recipe import Recipe, Task
+from gristmill.worker.retried import Lost, Retried, Seeking, refused
 from gristmill.worker.steps import LoadedStep
 
 if TYPE_CHECKING:
-    from gristmill.worker.suspects import Applied, Suspects
+    from gristmill.worker.suspects import Suspects
 
 FIRST_WINDOW = 512  # rows: the model starts on these while the next window is being read
 SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Who a row is: number of its piece in the shard, position in that file, copy made by steps. Arrays of one
-    length.
-    """
-
-    piece: np.ndarray
-    position: np.ndarray
-    copy: np.ndarray
-
-    def take(self, index: np.ndarray) -> Identity:
-        """The identities at `index`."""
-        return Identity(self.piece[index], self.position[index], self.copy[index])
-
-    def places(self) -> list[tuple[int, int, int]]:
-        """Each row's piece, position and copy: for looking up single rows, never on the way of all of them."""
-        return list(zip(self.piece.tolist(), self.position.tolist(), self.copy.tolist(), strict=True))
-
-    @staticmethod
-    def joined(parts: Sequence[Identity]) -> Identity:
-        """One after the other."""
-        return Identity(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("piece", "position", "copy")))
-
-
-@dataclass(frozen=True)
 class Letter:
-    """A dead letter as it will be written: who the row is, what it held, what went wrong, and at which stage."""
+    """A dead letter as it will be written: who the row is, what it held, what went wrong, and where.
+
+    `copy` is the text of a row's copy, `copies` how many were made with it and `digest` (8 hex digits) what it was when
+    it was made; None for rows of the source.
+    """
 
     source: str
     position: int
-    copy: int
-    stage: str
+    copy: str | None
+    copies: int | None
+    digest: str | None
+    stage: Stage
+    step: str
     error: str
     message: str
     traceback: str
@@ -107,16 +91,37 @@ class Window:
 
 @dataclass
 class _Flow:
-    """Rows on their way through the steps; `origin` numbers the block's source rows."""
+    """Rows on their way through the steps; `origin` numbers the block's source rows, who are `who`. In a retry,
+    `seeking` says what rows are on the way to, and those that are do not count themselves.
+    """
 
     rows: pa.Table
+    who: Identity
+    paths: list[str]
     origin: np.ndarray
-    expanded: int | None = None  # source rows that went on, once a step has made one row many
+    copies: Copies | None = None
+    seeking: Seeking | None = None
+    expanded: int = 0
     filtered: int = 0
     dead: int = 0
     derived_filtered: int = 0
     derived_dead: int = 0
     letters: list[Letter] = field(default_factory=list)
+
+    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows count as rows of the source, and which as rows made of them."""
+        counts = np.ones(len(self.origin), dtype=bool) if self.seeking is None else ~self.seeking.ways
+        made = np.zeros(len(self.origin), dtype=bool) if self.copies is None else self.copies.made
+        return counts & ~made, counts & made
+
+    def at_hand(self) -> Identity:
+        """Who the rows are."""
+        return replace(self.who.take(self.origin), copies=self.copies)
+
+    def place(self, row: int) -> tuple[str, int]:
+        """Path and position of a row's source row."""
+        at = int(self.origin[row])
+        return self.paths[int(self.who.piece[at])], int(self.who.position[at])
 
 
 class Prepare:
@@ -142,9 +147,8 @@ class Prepare:
             read.clear()
             begun = time.perf_counter()
         if empty or read:  # the last window may have been full just when the last piece ended
-            none = np.empty(0, dtype=np.int64)
             rows = self._recipe.reader.schema.empty_table()
-            yield Window(rows, Identity(none, none, none), Prepared(0, None), Counts(), (), read=tuple(read))
+            yield Window(rows, Identity.none(), Prepared(0, None), Counts(), (), read=tuple(read))
 
     def _windows(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Window]:
         most = self._recipe.batch.window
@@ -193,6 +197,7 @@ class Prepare:
         """The pieces' blocks; to `read` comes the digest of each piece, once all of it has been read."""
         reader = self._recipe.reader
         left = task.rows
+        retried = None if task.only is None or left is not None else Retried(task.only, task.shard.pieces)
         for number, piece in enumerate(task.shard.pieces):
             content = Content()
             for block in blocks(reader, self._reading, piece):
@@ -200,87 +205,105 @@ class Prepare:
                 if left is not None:
                     block = _head(block, left)
                     left -= block.rows.num_rows
+                if retried is not None:
+                    retried.read(number, block)
                 yield _Read(number, piece, block)
                 if left is not None and left <= 0:
                     return
             _refuse_changed(reader.fs, piece)
             read.append(content.hexdigest())
+        if retried is not None:
+            retried.check()
 
     # ------------------------------------------------ steps
 
     def _stepped(self, task: Task, group: list[_Read], suspects: Suspects | None) -> Chunk:
         rows = pa.concat_tables([r.block.rows for r in group]) if len(group) > 1 else group[0].block.rows
         piece = np.repeat(np.array([r.number for r in group], dtype=np.int32), [r.block.rows.num_rows for r in group])
-        position = np.concatenate([r.block.position for r in group])
-        paths = [p.file.path for p in task.shard.pieces]
-        flow = _Flow(rows, np.arange(rows.num_rows, dtype=np.int64))
+        who = Identity(piece, np.concatenate([r.block.position for r in group]))
+        flow = _Flow(rows, who, [p.file.path for p in task.shard.pieces], np.arange(rows.num_rows, dtype=np.int64))
+        if task.only is not None:
+            flow.seeking = Retried(task.only, task.shard.pieces).seeking(who)
         flow.letters += [self._unreadable(r.piece, bad) for r in group for bad in r.block.bad]
         flow.filtered = sum(r.block.filtered for r in group)
         flow.dead = len(flow.letters)
-        rows_in = rows.num_rows + flow.filtered + flow.dead
-        for number, step in enumerate(self._steps):
-            step.doubt.proven = task.proven
-            apply = step.apply
-            if suspects is not None:
-                who = Identity(piece[flow.origin], position[flow.origin], _copies(flow.origin))
-                apply = partial(suspects.apart, f"step {number}", f"step {step.step.name}", who, apply=step.apply)
-            self._advance(flow, step, apply, piece, position, paths)
-        copy = _copies(flow.origin) if flow.expanded is not None else np.zeros(len(flow.origin), dtype=np.int32)
-        expanded = len(flow.origin) if flow.expanded is None else flow.expanded
-        derived = len(flow.origin) + flow.derived_filtered + flow.derived_dead
+        rows_in = int(flow.counted()[0].sum()) + flow.filtered + flow.dead
+        try:
+            for number, step in enumerate(self._steps):
+                step.doubt.proven = task.proven
+                if flow.rows.num_rows:
+                    self._advance(flow, number, step, suspects)
+            flow.expanded += int(flow.counted()[0].sum())
+            if flow.seeking is not None:
+                flow.seeking.ended()
+        except Lost as lost:
+            raise refused(lost, *flow.place(lost.row)) from None
+        derived = flow.rows.num_rows + flow.derived_filtered + flow.derived_dead
         counts = Counts(
-            rows_in, expanded, flow.filtered, flow.dead, derived, flow.derived_filtered, flow.derived_dead, 0
+            rows_in, flow.expanded, flow.filtered, flow.dead, derived, flow.derived_filtered, flow.derived_dead, 0
         )
-        identity = Identity(piece[flow.origin], position[flow.origin], copy)
-        chunk = Chunk(flow.rows, identity, counts, tuple(flow.letters))
-        return chunk if task.only is None else _retried(chunk, task, paths)
+        return Chunk(flow.rows, flow.at_hand(), counts, tuple(flow.letters))
 
-    def _advance(
-        self,
-        flow: _Flow,
-        step: LoadedStep,
-        apply: Callable[[pa.Table], Applied],
-        piece: np.ndarray,
-        position: np.ndarray,
-        paths: list[str],
-    ) -> None:
-        if flow.rows.num_rows == 0:
-            if step.step.kind == "flat_map" and flow.expanded is None:
-                flow.expanded = 0
-            return
-        before = flow.rows
-        after, source, dead = apply(before)
-        for row in dead:
-            at = int(flow.origin[row.row])
-            flow.letters.append(self.letter(row, before, paths[int(piece[at])], int(position[at]), 0))
-        if flow.expanded is not None:
-            flow.derived_dead += len(dead)
-            flow.derived_filtered += before.num_rows - len(dead) - len(np.unique(source))
+    def _advance(self, flow: _Flow, number: int, step: LoadedStep, suspects: Suspects | None) -> None:
+        if suspects is None:
+            found = step.apply(flow.rows)
         else:
-            kept = before.num_rows - len(dead)
-            flow.dead += len(dead)
-            if step.step.kind == "flat_map":
-                flow.expanded = kept
-            else:
-                distinct = len(np.unique(source)) if len(source) != kept else kept
-                flow.filtered += kept - distinct
-                if len(source) > distinct:
-                    flow.expanded = distinct
-        flow.rows, flow.origin = after, flow.origin[source]
+            found = suspects.apart(f"step {number}", step, flow.at_hand(), flow.rows, step.apply)
+        self._bury(flow, found.dead)
+        source, derived = flow.counted()
+        many = step.step.kind == "flat_map"
+        pieces = np.bincount(found.origin, minlength=len(source))
+        gone = pieces == 0
+        died = np.array([d.row for d in found.dead], dtype=np.int64)
+        gone[died] = source[died] = False
+        if flow.seeking is not None:
+            flow.seeking.gone(gone & flow.seeking.ways, step.step.name)
+        flow.derived_filtered += int((gone & derived).sum())
+        if many:
+            flow.expanded += int(source.sum())
+        else:
+            flow.filtered += int((gone & source).sum())
+            flow.expanded += int((source & (pieces > 1)).sum())
+        rows, origin, copies, seeking = found.rows, found.origin, flow.copies, flow.seeking
+        if found.digests is not None:
+            copies = Copies.expanded(copies, origin, found.digests, len(source), number, always=many)
+            if seeking is not None:
+                seeking, kept = seeking.made(origin, copies, step.step.name)
+                rows, origin, copies = rows.take(kept), origin[kept], copies.take(kept)
+        else:
+            copies = None if copies is None else copies.take(origin)
+            seeking = None if seeking is None else seeking.after(origin)
+        flow.rows, flow.origin, flow.copies, flow.seeking = rows, flow.origin[origin], copies, seeking
 
     # ------------------------------------------------ dead letters
 
-    def letter(self, dead: DeadRow, rows: pa.Table, source: str, position: int, copy: int) -> Letter:
+    def _bury(self, flow: _Flow, dead: Sequence[DeadRow]) -> None:
+        """Letters for rows that died in a step, counted. One that was on the way to dead rows leaves those dead."""
+        for row in dead:
+            copy = None if flow.copies is None else flow.copies.at(row.row)
+            ways: list[Copy | None] = [] if flow.seeking is None else [*flow.seeking.of(row.row)]
+            for who in ways or [copy]:
+                stage = Stage.BEFORE if who is None else Stage.DERIVED
+                flow.letters.append(self.letter(replace(row, stage=stage), flow.rows, *flow.place(row.row), who))
+                flow.dead += who is None
+                flow.derived_dead += who is not None
+
+    def letter(self, dead: DeadRow, rows: pa.Table, source: str, position: int, copy: Copy | None) -> Letter:
         """A dead row of `rows` as a letter, its payload cut to what the sink keeps."""
         most = self._recipe.sink.dead_payload
         payload = _payload(rows.slice(dead.row, 1).to_pylist()[0], most) if most else None
-        return Letter(source, position, copy, dead.stage, dead.error, dead.message, dead.traceback, payload)
+        text, of, digest = (None, None, None) if copy is None else (copy.text, copy.of, f"{copy.digest:08x}")
+        return Letter(
+            source, position, text, of, digest, dead.stage, dead.step, dead.error, dead.message, dead.traceback, payload
+        )
 
     def _unreadable(self, piece: Piece, bad: BadRow) -> Letter:
         most = self._recipe.sink.dead_payload
         payload = {"base64": base64.b64encode(bad.payload[:most]).decode()} if most else None
         message = f"{piece.file.path} at {bad.position}: {bad.message}"
-        return Letter(piece.file.path, bad.position, 0, "read", bad.error, message, "", payload)
+        return Letter(
+            piece.file.path, bad.position, None, None, None, Stage.READ, "", bad.error, message, "", payload
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -311,42 +334,6 @@ def _part(chunk: Chunk, start: int, rows: int) -> Chunk:
     if start == 0:
         return Chunk(chunk.rows.slice(start, rows), identity, chunk.counts, chunk.letters)
     return Chunk(chunk.rows.slice(start, rows), identity, Counts())
-
-
-def _retried(chunk: Chunk, task: Task, paths: list[str]) -> Chunk:
-    """Of a retried shard's rows those that were dead. A source row of which some copies had lived is not counted
-    again.
-    """
-    who = chunk.identity
-    wanted = [task.only.wanted(path) for path in paths]
-    copies = [wanted[p].get(n, set()) for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]
-    keep = np.array([c is None or k in c for c, k in zip(copies, who.copy.tolist(), strict=True)], dtype=bool)
-    sources = set(zip(who.piece.tolist(), who.position.tolist(), strict=True))
-    partly = sum(wanted[p].get(n) is not None for p, n in sources)
-    asked = sum(len(wanted[p].get(n) or ()) for p, n in sources)
-    found = int(keep.sum()) - int(sum(c is None for c in copies))
-    if found != asked:
-        raise RunFailed(
-            f"the steps made {found} of the {asked} dead rows anew: they cut rows differently now; use --restart"
-        )
-    c, index = chunk.counts, np.flatnonzero(keep)
-    counts = replace(
-        c, rows_in=c.rows_in - partly, expanded=c.expanded - partly, derived=c.derived - int((~keep).sum())
-    )
-    return Chunk(chunk.rows.take(index), who.take(index), counts, chunk.letters)
-
-
-def _copies(origin: np.ndarray) -> np.ndarray:
-    """For each row its number among the rows of the same origin, in order: 0, 1, …"""
-    if len(origin) == 0:
-        return np.empty(0, dtype=np.int32)
-    order = np.argsort(origin, kind="stable")
-    ordered = origin[order]
-    starts = np.flatnonzero(np.concatenate([[True], np.diff(ordered) != 0]))
-    lengths = np.diff(np.append(starts, len(ordered)))
-    copies = np.empty(len(origin), dtype=np.int32)
-    copies[order] = np.arange(len(origin)) - np.repeat(starts, lengths)
-    return copies
 
 
 def _payload(row: Mapping[str, Any], most: int) -> dict[str, Any]:

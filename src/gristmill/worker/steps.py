@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
 from gristmill.plan.failing import SomeFailed
 from gristmill.plan.specs import Step
-from gristmill.worker.failures import DeadRow, Doubt, Isolation, length_error, told_dead
+from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
+from gristmill.worker.identity import digest_of_row, digests_of
 
 STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, little enough to hold several copies
 ROW = "_row"
@@ -25,16 +26,33 @@ ROW = "_row"
 _FIXED = {str, int, float, bool, bytes, type(None), datetime.datetime, datetime.date}
 
 
-class LoadedStep:
-    """A step with its function loaded (a class is built once a worker)."""
+@dataclass(frozen=True)
+class Applied:
+    """What a step made of rows: the rows after it, for each the number of the row it came from, and the rows that
+    failed. `digests` (uint32, one a row) where it made one row many, or may have.
+    """
 
-    def __init__(self, step: Step) -> None:
+    rows: pa.Table
+    origin: np.ndarray
+    dead: list[DeadRow]
+    digests: np.ndarray | None = None
+
+    def moved(self, first: int) -> Applied:
+        """The same of rows that are a slice, from row `first` on, of others."""
+        return replace(self, origin=self.origin + first, dead=[replace(d, row=d.row + first) for d in self.dead])
+
+
+class LoadedStep:
+    """A step with its function loaded (a class is built once a worker); rows that fail in it die at `stage`."""
+
+    def __init__(self, step: Step, stage: Stage = Stage.BEFORE) -> None:
         from gristmill.models.function import load_call
         from gristmill.models.takes import takes_of
 
         self._takes = None if step.call is None else takes_of(step.call)
         self.step = step
         self.sparse = False  # whether it has returned dicts
+        self.stage = stage
         self.call: Callable[[Any], Any] | None = None if step.call is None else load_call(step.call)
         self._where: Any = None
         self._good: Callable[[], Any] | None = None  # makes what the function was given last when it worked
@@ -54,11 +72,8 @@ class LoadedStep:
             return False
         return True
 
-    def apply(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
-        """The rows after the step, for each of them the number of the row it came from, and the rows that failed.
-
-        Raises BadOutput where the step broke the row count.
-        """
+    def apply(self, rows: pa.Table) -> Applied:
+        """What comes of the rows. Raises BadOutput where the step broke the row count."""
         if self._takes is None:
             return self._applied(rows)
         self._takes.check(rows.schema)
@@ -66,13 +81,13 @@ class LoadedStep:
         if not bad.any():
             return self._applied(rows)
         kept = np.flatnonzero(~bad)
-        after, origin, dead = self._applied(rows.take(kept))
-        dead = [replace(d, row=int(kept[d.row])) for d in dead]
+        found = self._applied(rows.take(kept))
+        dead = [replace(d, row=int(kept[d.row])) for d in found.dead]
         for refused in self._takes.refused(rows):
-            dead.append(DeadRow(refused.row, f"step {self.step.name}", refused.error, refused.message))
-        return after, kept[origin], dead
+            dead.append(DeadRow(refused.row, self.stage, refused.error, refused.message, step=self.step.name))
+        return replace(found, origin=kept[found.origin], dead=dead)
 
-    def _applied(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+    def _applied(self, rows: pa.Table) -> Applied:
         if self.step.kind == "filter":
             return self._filter(rows)
         if self.step.kind == "flat_map":
@@ -81,7 +96,7 @@ class LoadedStep:
 
     # ------------------------------------------------ kinds
 
-    def _filter(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+    def _filter(self, rows: pa.Table) -> Applied:
         dead: list[DeadRow] = []
         if self.step.expression is not None:
             if self._where is None:
@@ -94,28 +109,38 @@ class LoadedStep:
             for index, result in self._called(rows, dead):
                 mask[index] = self._as_mask(result)
         kept = np.flatnonzero(mask)
-        return (rows if len(kept) == rows.num_rows else rows.take(kept)), kept, dead
+        return Applied(rows if len(kept) == rows.num_rows else rows.take(kept), kept, dead)
 
     def _as_mask(self, result: pa.Table) -> np.ndarray:
         if result.num_columns != 1 or not pa.types.is_boolean(result.schema.field(0).type):
             raise BadOutput(f"filter {self.step.name} must return one bool a row, not {result.schema.types}")
         return np.asarray(result.column(0).fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
 
-    def _map(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+    def _map(self, rows: pa.Table) -> Applied:
         dead: list[DeadRow] = []
-        tables, origins = [], []
+        parts = []
         for index, result in self._called(rows, dead):
+            digest = None
             if ROW in result.column_names:
                 origin = index[self._checked_rows(result.column(ROW), len(index))]
                 result = result.drop_columns([ROW])
+                if len(np.unique(origin)) < len(origin):
+                    digest = digests_of(result)
             else:
                 origin = index
-            tables.append(_merged(_pick(rows, origin), result))
-            origins.append(origin)
+            parts.append(Applied(_merged(_pick(rows, origin), result), origin, [], digest))
+        return self.together(parts, rows, dead)
+
+    def together(self, parts: Sequence[Applied], like: pa.Table, dead: Sequence[DeadRow]) -> Applied:
+        """What several calls made of rows `like`, of which others are `dead`. Raises BadOutput where types differ."""
         try:
-            return _concatenated(tables, rows), _joined(origins), dead
+            rows = _concatenated([p.rows for p in parts], like)
         except Lossy as e:
             raise BadOutput(f"step {self.step.name} returned other types from batch to batch: {e}") from e
+        digests = None
+        if any(p.digests is not None for p in parts):
+            digests = _joined([np.zeros(len(p.origin), np.uint32) if p.digests is None else p.digests for p in parts])
+        return Applied(rows, _joined([p.origin for p in parts]), [*dead, *(d for p in parts for d in p.dead)], digests)
 
     def _checked_rows(self, column: pa.ChunkedArray, given: int) -> np.ndarray:
         try:
@@ -128,10 +153,11 @@ class LoadedStep:
             )
         return numbers
 
-    def _flat_map(self, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+    def _flat_map(self, rows: pa.Table) -> Applied:
         assert self.call is not None
         made: list[dict[str, Any]] = []
         origin: list[int] = []
+        digests: list[int] = []
         dead: list[DeadRow] = []
         for start in range(0, rows.num_rows, STEP_ROWS):
             given = self._given(rows.slice(start, STEP_ROWS))
@@ -139,25 +165,25 @@ class LoadedStep:
                 try:
                     result = self.call(row)
                     if isinstance(result, BaseException):
-                        dead.append(told_dead(number, f"step {self.step.name}", result))
+                        dead.append(told_dead(number, self.stage, result, self.step.name))
                         continue
                     pieces = list(self._pieces(result))
                 except (BadOutput, KeyboardInterrupt):
                     raise
                 except BaseException as e:
-                    failure = self.doubt.failed(e)
-                    dead.append(
-                        DeadRow(number, f"step {self.step.name}", failure.type, failure.message, failure.traceback)
-                    )
+                    f = self.doubt.failed(e)
+                    dead.append(DeadRow(number, self.stage, f.type, f.message, f.traceback, self.step.name))
                 else:
                     self._good = partial(_row, given, number - start)
                     self.doubt.worked()
                     made.extend(pieces)
                     origin.extend([number] * len(pieces))
-        index = np.array(origin, dtype=np.int64)
+                    digests.extend(map(digest_of_row, pieces))
+        index, content = np.array(origin, dtype=np.int64), np.array(digests, dtype=np.uint32)
         if not made:
-            return rows.slice(0, 0), index, dead
-        return _merged(rows.take(index), pa.Table.from_pylist(made, schema=_made_schema(made))), index, dead
+            return Applied(rows.slice(0, 0), index, dead, content)
+        after = _merged(rows.take(index), pa.Table.from_pylist(made, schema=_made_schema(made)))
+        return Applied(after, index, dead, content)
 
     def _pieces(self, result: Any) -> Iterable[dict[str, Any]]:
         if result is None or isinstance(result, (str, bytes, dict)) or not isinstance(result, Iterable):
@@ -201,7 +227,8 @@ class LoadedStep:
 
         isolation = Isolation(
             call,
-            stage=f"step {name}",
+            stage=self.stage,
+            step=name,
             out_of_memory=lambda e: isinstance(e, MemoryError),
             shrink=lambda n: Budget(None, max(1, n // 2)),
             doubt=self.doubt,
@@ -274,9 +301,13 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
 
 
-def post_step(step: LoadedStep, rows: pa.Table) -> tuple[pa.Table, np.ndarray, list[DeadRow]]:
+def post_step(step: LoadedStep, rows: pa.Table) -> Applied:
     """A step after the model: as `apply`, but it may not drop or repeat rows."""
-    after, origin, dead = step.apply(rows)
-    if len(origin) + len(dead) != rows.num_rows:
-        raise length_error(f"post step {step.step.name}", rows.num_rows, len(origin))
-    return after, origin, dead
+    found = step.apply(rows)
+    if len(found.origin) + len(found.dead) != rows.num_rows:
+        raise length_error(f"post step {step.step.name}", rows.num_rows, len(found.origin))
+    if found.digests is not None:
+        raise BadOutput(
+            f"post step {step.step.name} names a row more than once in `_row`: it must return each one once"
+        )
+    return found

@@ -10,23 +10,23 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.commit.store import LOCAL, join
 from gristmill.plan.contracts import Files
-from gristmill.worker.failures import DeadRow
-from gristmill.worker.prepare import Identity
+from gristmill.worker.failures import DeadRow, Stage
+from gristmill.worker.identity import Identity
 from gristmill.worker.recipe import Task
+from gristmill.worker.steps import Applied, LoadedStep
 
 PROBE = "probe"
 DEATHS_ALONE = 2  # design §6: a row is dead only after it has killed two workers alone in its batch
 AT_ONCE = 128  # rows of one call: 7 halvings to the row that kills, each of them a worker with its model
 
-Row = tuple[int, int, int]  # piece, position, copy
-Applied = tuple[pa.Table, np.ndarray, list[DeadRow]]
+Row = tuple[int, int, str]  # piece, position, copy
 
 
 @dataclass(frozen=True)
@@ -103,24 +103,18 @@ class Suspects:
             self.clear()
 
     def apart(
-        self, stage: str, name: str, who: Identity, rows: pa.Table, apply: Callable[[pa.Table], Applied]
+        self, stage: str, step: LoadedStep, who: Identity, rows: pa.Table, apply: Callable[[pa.Table], Applied]
     ) -> Applied:
-        """What `apply` makes of the rows, given them in runs; rows that have killed two workers are dead instead, by a
-        letter that says that it was in `name`.
+        """What `apply`, which is `step` or more, makes of the rows, given them in runs; rows that have killed two
+        workers are dead instead.
         """
-        tables: list[pa.Table] = []
-        origins: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
-        dead: list[DeadRow] = []
+        parts, dead = [], []
         for first, last, killed in self.runs(stage, who):
             if killed:
-                dead.append(killer(first, name, killed))
-                continue
-            after, origin, failed = apply(rows.slice(first, last - first))
-            tables.append(after)
-            origins.append(origin + first)
-            dead += [replace(d, row=d.row + first) for d in failed]
-        table = pa.concat_tables(tables, promote_options="permissive") if tables else rows.slice(0, 0)
-        return table, np.concatenate(origins), dead
+                dead.append(killer(first, step.stage, killed, step.step.name))
+            else:
+                parts.append(apply(rows.slice(first, last - first)).moved(first))
+        return step.together(parts, rows, dead)
 
     # ------------------------------------------------ what is known
 
@@ -150,9 +144,9 @@ class Suspects:
         return [g for g in left if g.rows]
 
 
-def killer(row: int, stage: str, deaths: int) -> DeadRow:
+def killer(row: int, stage: Stage, deaths: int, step: str = "") -> DeadRow:
     """The end of a row that was alone in a call when workers died."""
-    return DeadRow(row, stage, "WorkerDied", f"killed its worker {deaths} times, alone in its batch")
+    return DeadRow(row, stage, "WorkerDied", f"killed its worker {deaths} times, alone in its batch", step=step)
 
 
 def of_task(task: Task, files: Files = LOCAL) -> Suspects:

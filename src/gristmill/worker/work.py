@@ -27,13 +27,14 @@ from gristmill.plan.failing import failure_of
 from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
-from gristmill.worker.failures import ModelBroken
+from gristmill.worker.failures import ModelBroken, Stage
+from gristmill.worker.identity import Identity
 from gristmill.worker.memory import resident, use_jemalloc
 from gristmill.worker.predict import Predict, Scored
-from gristmill.worker.prepare import Identity, Prepare, Window
+from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
-from gristmill.worker.steps import LoadedStep, post_step
-from gristmill.worker.suspects import Applied, Suspects, killer, of_task
+from gristmill.worker.steps import Applied, LoadedStep, post_step
+from gristmill.worker.suspects import Suspects, killer, of_task
 
 T = TypeVar("T")
 
@@ -374,7 +375,7 @@ class CarefulScore:
         place = {row: i for i, row in enumerate(who.places()) if i not in refused}
         here = ([place[r] for r in g.rows if r in place] for g in known.open("model"))
         apart = [np.array(rows, dtype=np.int64) for rows in here if rows]
-        dead = [killer(place[g.rows[0]], "model", g.deaths) for g in known.dead("model") if g.rows[0] in place]
+        dead = [killer(place[g.rows[0]], Stage.MODEL, g.deaths) for g in known.dead("model") if g.rows[0] in place]
 
         def before(rows: np.ndarray) -> None:
             known.note("model", who, rows)
@@ -382,7 +383,7 @@ class CarefulScore:
 
         def post(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> Applied:
             known.clear()  # of what the model was given
-            return known.apart(f"post {number}", f"step {step.step.name}", who, rows, partial(post_step, step))
+            return known.apart(f"post {number}", step, who, rows, partial(post_step, step))
 
         scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead, post=post)
         known.clear()

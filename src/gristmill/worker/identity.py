@@ -1,0 +1,189 @@
+"""Who a row is: its place in the source and, where steps made one row many, its places among what they made. Given
+when a row is made, and never counted anew, so that a row keeps it whatever becomes of the others.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+SINGLE = -1  # in a path: this step made no more than one row of the row
+_ODD = np.uint32(0x9E3779B1)  # 2^32 over the golden ratio: spreads neighbouring numbers
+
+
+class Copy(NamedTuple):
+    """One row that a step made: its numbers in the expansions that led to it, how many rows the last one made of its
+    row, and the digest of what it was when it was made.
+    """
+
+    path: tuple[int, ...]
+    of: int
+    digest: int
+
+    @property
+    def text(self) -> str:
+        """As dead letters have it: "2", or "2.0" for the first row made of the third."""
+        return ".".join(map(str, self.path))
+
+    @staticmethod
+    def read(text: str, of: int, digest: str) -> Copy:
+        """From a dead letter's `copy`, `copies` and `digest`."""
+        return Copy(tuple(map(int, text.split("."))), of, int(digest, 16))
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of rows that steps have made. Arrays of one length; a column of `path` (int32) for each step that
+    made one row many, SINGLE where it did not; `of` (int32) and `digest` (uint32) as those of Copy.
+    """
+
+    path: np.ndarray
+    of: np.ndarray
+    digest: np.ndarray
+
+    def take(self, index: np.ndarray) -> Copies:
+        """The copies at `index`."""
+        return Copies(self.path[index], self.of[index], self.digest[index])
+
+    @property
+    def made(self) -> np.ndarray:
+        """Which rows a step has made; the others are source rows still."""
+        return np.asarray((self.path != SINGLE).any(axis=1))
+
+    def at(self, row: int) -> Copy | None:
+        """One row's; None for a source row."""
+        path = tuple(n for n in self.path[row].tolist() if n != SINGLE)
+        return Copy(path, int(self.of[row]), int(self.digest[row])) if path else None
+
+    @staticmethod
+    def none(rows: int) -> Copies:
+        """Those of source rows."""
+        return Copies(np.empty((rows, 0), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.uint32))
+
+    @staticmethod
+    def joined(parts: Sequence[Copies]) -> Copies:
+        """One after the other."""
+        most = max(p.path.shape[1] for p in parts)
+        paths = [np.pad(p.path, ((0, 0), (0, most - p.path.shape[1])), constant_values=SINGLE) for p in parts]
+        return Copies(
+            np.concatenate(paths), np.concatenate([p.of for p in parts]), np.concatenate([p.digest for p in parts])
+        )
+
+    @staticmethod
+    def expanded(
+        before: Copies | None, origin: np.ndarray, digest: np.ndarray, rows: int, step: int, always: bool
+    ) -> Copies:
+        """Those of the rows that step number `step` made of `rows` rows: row i of number `origin[i]`, and of content
+        `digest[i]`. A row that it made nothing but one row of stays who it was, unless `always`.
+        """
+        before = Copies.none(rows) if before is None else before
+        number, of = numbered(origin, rows)
+        of = of[origin]
+        several = np.ones(len(origin), dtype=bool) if always else of > 1
+        old = before.take(origin)
+        mixed = (old.digest * _ODD + np.uint32(step + 1)) * _ODD ^ digest
+        path = np.concatenate([old.path, np.where(several, number, SINGLE)[:, None]], axis=1).astype(np.int32)
+        return Copies(path, np.where(several, of, old.of).astype(np.int32), np.where(several, mixed, old.digest))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who rows are: number of their piece in the shard, position in that file, and their copies where steps made any.
+    Arrays of one length.
+    """
+
+    piece: np.ndarray
+    position: np.ndarray
+    copies: Copies | None = None
+
+    def take(self, index: np.ndarray) -> Identity:
+        """The identities at `index`."""
+        copies = None if self.copies is None else self.copies.take(index)
+        return Identity(self.piece[index], self.position[index], copies)
+
+    def copy(self, row: int) -> Copy | None:
+        """One row's copy; None for a source row."""
+        return None if self.copies is None else self.copies.at(row)
+
+    def copy_texts(self) -> list[str]:
+        """The text of each row's copy; "" for a source row."""
+        if self.copies is None:
+            return [""] * len(self.piece)
+        paths = self.copies.path.tolist()
+        return [".".join([str(n) for n in path if n != SINGLE]) for path in paths]
+
+    def places(self) -> list[tuple[int, int, str]]:
+        """Each row's piece, position and copy text: for looking up single rows, never on the way of all of them."""
+        return list(zip(self.piece.tolist(), self.position.tolist(), self.copy_texts(), strict=True))
+
+    @staticmethod
+    def none() -> Identity:
+        """Of no rows."""
+        return Identity(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64))
+
+    @staticmethod
+    def joined(parts: Sequence[Identity]) -> Identity:
+        """One after the other."""
+        piece, position = (np.concatenate([getattr(p, n) for p in parts]) for n in ("piece", "position"))
+        if all(p.copies is None for p in parts):
+            return Identity(piece, position)
+        return Identity(piece, position, Copies.joined([p.copies or Copies.none(len(p.piece)) for p in parts]))
+
+
+def numbered(origin: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each row its number among the rows of the same origin, in order: 0, 1, …; for each of the `rows` origins
+    how many it has.
+    """
+    of = np.bincount(origin, minlength=rows)
+    order = np.argsort(origin, kind="stable")
+    number = np.empty(len(origin), dtype=np.int64)
+    number[order] = np.arange(len(origin)) - np.repeat(np.cumsum(of) - of, of)
+    return number, of
+
+
+# ---------------------------------------------------------------- digests
+
+
+def digest_of_row(row: Mapping[str, Any]) -> int:
+    """A checksum of a row of plain values and arrays, the same in every process and on every machine."""
+    for name, value in row.items():
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:  # whose buffer is addresses
+            row = {**row, name: value.tolist()}
+    return _checksum(row)
+
+
+def _checksum(value: Any) -> int:
+    try:
+        return crc32(marshal.dumps(value, 2))  # version 2: later ones differ with how often a value is referred to
+    except ValueError:  # a date, a Decimal, …
+        return crc32(repr(value).encode("utf-8", "surrogatepass"))
+
+
+def digests_of(rows: pa.Table) -> np.ndarray:
+    """A checksum of each row's values (uint32), the same whatever rows stand beside it: also where a null or a
+    fraction among them has given a column another type.
+    """
+    total = np.zeros(rows.num_rows, dtype=np.uint32)
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        total += _digests(column) * np.uint32(crc32(name.encode()) | 1)
+    return total
+
+
+def _digests(column: pa.ChunkedArray) -> np.ndarray:
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        values = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy() + 0.0  # -0.0 is 0.0
+        bits = np.where(np.isnan(values), np.nan, values).view(np.uint64)
+        mixed = ((bits ^ (bits >> np.uint64(32))) * np.uint64(_ODD)) >> np.uint64(16)
+        there = column.is_valid().to_numpy()
+        return np.asarray(np.where(there, mixed.astype(np.uint32) | np.uint32(1), np.uint32(0)))
+    if pa.types.is_temporal(kind):
+        column = column.cast(pa.string())
+    found = [0 if v is None else _checksum(v) for v in column.to_pylist()]
+    return np.array(found, dtype=np.uint32)

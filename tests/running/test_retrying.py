@@ -1,0 +1,150 @@
+"""Dead letters scored again: exactly the dead rows, at whatever stage they died, whatever steps made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import expanding
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import strategies as st
+
+import gristmill as gm
+from gristmill.running import retry_dead
+
+Poison = list[list[Any]]
+KINDS = {"map": expanding.tasted, "filter": expanding.some, "flat_map": expanding.pieces, "rows": expanding.repeated}
+POISON = st.lists(st.tuples(st.integers(0, 99), st.sampled_from([4, 10, 20])).map(list), max_size=2)
+
+
+def job(out: Path, kinds: list[str], poison: Poison, shard_rows: int = 7) -> gm.Job:
+    """Rows with a key through steps of these kinds, a model and a post step, poisoned at every stage."""
+    make = {"filter": gm.filter, "flat_map": gm.flat_map}
+    steps = [make.get(k, gm.step)(KINDS[k], place=i, poison=poison) for i, k in enumerate(kinds)]
+    model = gm.model(expanding.scored, poison=poison, batch_format="arrow", returns={"y": "float64"})
+    sink = gm.sink(str(out), keep=["key"], row_id="rid")
+    return gm.Job(
+        str(out.parent / "in.parquet"), model, sink, steps=steps, post=[gm.step(expanding.after, poison=poison)],
+        gates={"min_ok": 0.0, "allow_empty": True}, workers=0, shard_rows=shard_rows, batch_rows=5,
+    )  # fmt: skip
+
+
+def source(folder: Path, rows: int) -> None:
+    """Rows whose keys are their numbers, and one of which all works."""
+    pq.write_table(pa.table({"key": [*map(str, range(rows)), "well"]}), folder / "in.parquet")
+
+
+def rows_of(out: Path) -> Counter[Any]:
+    """The published rows with their ids."""
+    return Counter(tuple(row.values()) for row in gm.read(out).to_table().to_pylist())
+
+
+def letters_of(out: Path) -> Counter[Any]:
+    """Who is dead, where it died and of what."""
+    names = ["source", "position", "copy", "copies", "digest", "stage", "step", "error", "message"]
+    table = gm.dead(out).select(names)
+    found = [(Path(row["source"]).name, *list(row.values())[1:]) for row in table.to_pylist()]
+    assert len({row[:3] for row in found}) == len(found)  # no row is dead twice
+    return Counter(found)
+
+
+def adds_up(report: gm.Report, out: Path) -> None:
+    """Counts are exact and not negative, and those of what can be read."""
+    assert min(report.counts.values()) >= 0 and report.counts.discrepancy() is None, report.counts
+    assert report.rows_ok == sum(rows_of(out).values())
+    assert report.rows_dead == sum(letters_of(out).values()) == sum(report.errors.values())
+    assert gm.verify(str(out)).ok
+
+
+def split(row: dict[str, Any], drop: str = "", turned: bool = False) -> list[dict[str, Any]]:
+    """The words of a text, those that are `drop` left out, in their order or turned."""
+    words = [w for w in row["text"].split() if w != drop]
+    return [{"word": w} for w in (words[::-1] if turned else words)]
+
+
+def every_word(batch: dict[str, Any], drop: str = "", turned: bool = False) -> dict[str, Any]:
+    """The same as a step on a batch."""
+    made = [(i, p["word"]) for i, t in enumerate(batch["text"]) for p in split({"text": t}, drop, turned)]
+    return {"_row": [i for i, _ in made], "word": [w for _, w in made]}
+
+
+def checked(batch: dict[str, Any], bad: str) -> dict[str, Any]:
+    """Raises for a bad word."""
+    if bad in list(batch["word"]):
+        raise ValueError(f"the word {bad!r}")
+    return {"word": batch["word"]}
+
+
+def length(batch: dict[str, Any]) -> dict[str, Any]:
+    """Letters of each word."""
+    return {"y": [len(w) for w in batch["word"]]}
+
+
+TEXTS = ["one two three", "four five", "six", "seven bad eight nine worse ten"]
+
+
+def words(out: Path, step: Any, before: str = "-", after: str = "-", **how: Any) -> gm.Job:
+    """A job on words, of which a step before the model and one after it each fail for one."""
+    given = out.parent / "in.parquet"
+    if not given.exists():
+        pq.write_table(pa.table({"text": TEXTS}), given)
+    return gm.Job(
+        str(given), length, gm.sink(str(out), keep=["word"], row_id="rid"), workers=0,
+        steps=[step(split if step is gm.flat_map else every_word, **how), gm.step(checked, bad=before)],
+        post=[gm.step(checked, bad=after)],
+    )  # fmt: skip
+
+
+STEPS = pytest.mark.parametrize("step", [gm.flat_map, gm.step])
+
+
+@STEPS
+def test_fault_43_copies_that_died_in_a_step_and_after_the_model_are_scored_once(tmp_path: Path, step: Any) -> None:
+    """Each of two dead copies comes back alone and once, with the id it would have had; counts are those of a run
+    without failures.
+    """
+    out, plain = tmp_path / "out", tmp_path / "plain"
+    job = words(out, step, before="bad", after="worse")
+    assert job.run(accept=True).rows_dead == 2
+    letters = {x["stage"]: x for x in gm.dead(out).to_pylist()}
+    assert {k: (x["copy"], x["copies"], x["step"]) for k, x in letters.items()} == {
+        "derived": ("1", 6, "checked"), "after": ("4", 6, "checked")
+    }  # fmt: skip
+    report = retry_dead(words(out, step).spec, accept_code_change=True)
+    assert report.counts == words(plain, step).run().counts
+    assert rows_of(out) == rows_of(plain)
+    adds_up(report, out)
+
+
+@STEPS
+@pytest.mark.parametrize(
+    ("how", "says"), [({"drop": "seven"}, "made 6 rows there and makes 5 now"), ({"turned": True}, "makes 6 now, of")]
+)
+def test_fault_44_a_step_that_makes_other_rows_is_refused(
+    tmp_path: Path, step: Any, how: dict[str, Any], says: str
+) -> None:
+    """A dead copy that is not made again, or whose place is another's now, is named, exit 4, nothing is published; a
+    fix elsewhere then works.
+    """
+    out = tmp_path / "out"
+    words(out, step, before="bad", after="worse").run(accept=True)
+    was = rows_of(out)
+    with pytest.raises(gm.PlanChanged, match=rf"in.parquet at 3: .*{says}.*[Cc]opy [14] is dead") as refused:
+        retry_dead(words(out, step, **how).spec, accept_code_change=True)
+    assert refused.value.exit_code == 4
+    assert rows_of(out) == was and gm.verify(str(out)).ok and gm.dead(out).num_rows == 2
+    report = retry_dead(words(out, step).spec, accept_code_change=True)
+    adds_up(report, out)
+    assert (report.rows_ok, report.rows_dead) == (12, 0)
+
+
+def test_fault_81_where_retried_rows_stand_is_said(tmp_path: Path) -> None:
+    """They follow the others, in files of their own, and the report says so."""
+    out = tmp_path / "out"
+    words(out, gm.flat_map, before="two", after="four").run(accept=True)
+    report = retry_dead(words(out, gm.flat_map).spec, accept_code_change=True)
+    assert report.notes == ("2 retried rows stand after the others, in files of their own",)
+    assert gm.read(out).to_table()["word"].to_pylist()[-2:] == ["two", "four"]
