@@ -42,6 +42,7 @@ from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, GateFailed, GristmillError, RunFailed, SinkBusy, SourceChanged
 from gristmill.feeding import MOST_PROBED, ShardFeed
+from gristmill.io.patience import StoreAway
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Report
@@ -205,7 +206,11 @@ class Run:
                 e.report = self._partial_report(e)
             raise
         except OSError as e:  # a full or failing disk; what the workers meet of it comes as an outcome
-            text = f"{self.sink.uri}: {e}: nothing that was committed is lost; run again when the disk is well"
+            if isinstance(e, StoreAway):
+                text = f"{e}: nothing that was committed is lost; run again when it does"
+            else:
+                where = "store answers" if "://" in self.sink.uri else "disk is well"
+                text = f"{self.sink.uri}: {e}: nothing that was committed is lost; run again when the {where}"
             report = self._partial_report(None) if self._plan is not None else None
             raise RunFailed(text, report=report) from e
         finally:

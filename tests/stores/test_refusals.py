@@ -1,4 +1,4 @@
-"""Fault 71: what a store refuses for the moment is asked again; what it refuses for good is told in its words."""
+"""Faults 71, 74: what a store refuses for the moment is asked again; what it refuses for good is told in its words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from gristmill.commit.places import opened
+from gristmill.errors import BadJob, BadSource
+from gristmill.io.paths import open_input, resolve
 from gristmill.plan.contracts import Files
+from gristmill.plan.job import source
 from s3server import S3Server, Troubled
 
 CONDITIONAL = re.compile("If-None-Match|If-Match", re.IGNORECASE)
@@ -70,3 +73,44 @@ def test_fault_71_what_lasts_is_told_at_once(server: S3Server, proxy: Troubled, 
         with pytest.raises(OSError, match=word):
             ask()
     assert time.monotonic() - began < 5
+
+
+NAMES = [
+    "a?b",
+    "what?",
+    "a#b",
+    "a%b",
+    "a%20b",
+    "a+b",
+    "a b",
+    "a*b",
+    "é漢",
+    "a.",
+    "a[b]",
+    "a{b}",
+    'a"b',
+    "a&b=c",
+    "a|b",
+    "x=1",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fault_74_any_name_is_kept_as_it_is(server: S3Server, name: str) -> None:
+    """What a sink writes below such a name stands there, and a source finds it there."""
+    root, files = opened(f"s3://box/names/{name}", server.storage())
+    assert files.write_new(f"{root}/{name}.jsonl", b'{"a": 1}\n')
+    assert files.names(root) == [f"{name}.jsonl"]
+    fs, found = resolve(source(f"s3://box/names/{name}", storage=server.storage()))
+    assert [f.path for f in found] == [f"s3://box/names/{name}/{name}.jsonl"]
+    assert open_input(fs, found[0].path).read() == b'{"a": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a//b", "./a", "a/./b", "a\nb"])
+def test_fault_74_names_that_stores_change_are_refused(server: S3Server, name: str) -> None:
+    """In one line, before anything is asked of the store."""
+    with pytest.raises(BadJob, match="is no name that all stores keep"):
+        opened(f"s3://box/x/{name}", server.storage())
+    if "//" in name:
+        with pytest.raises(BadSource, match="between two slashes"):
+            resolve(source(f"s3://box/x/{name}", storage=server.storage()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -14,6 +15,7 @@ from gristmill.plan.contracts import Files
 from gristmill.plan.secret import reveal
 
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
+_QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is part of a name
 _EXTRA = {"gs": "gcs", "gcs": "gcs"}
 
 # What a source's options are called (by pyarrow, by s3fs), and what obstore calls them: one job has one set of names.
@@ -53,12 +55,14 @@ def _store(scheme: str, uri: str, storage: dict[str, Any]) -> tuple[str, Files]:
         from gristmill.commit.objects import ObjectFiles
     except ImportError as e:
         raise MissingExtra(f"{redact(uri)}: an object store needs obstore: pip install 'gristmill[s3]'") from e
-    plain, _, query = uri.partition("?")
+    plain, *queries = _QUERY.split(uri, maxsplit=1)
     public = redact(plain).rstrip("/")
     bucket, slash, path = public.partition("://")[2].partition("/")
     if not path.strip("/") or ".." in path.split("/"):
         raise BadJob(f"sink {public}: give a folder inside the bucket, such as {scheme}://{bucket}/answers")
-    options = {**_user(plain), **dict(parse_qsl(query)), **storage}
+    if wrong := [n for n in path.split("/") if n in ("", ".") or re.search(r"[\\\x00-\x1f\x7f]", n)]:
+        raise BadJob(f"sink {public}: {wrong[0]!r} is no name that all stores keep as it is: give another folder")
+    options = {**_user(plain), **dict(parse_qsl("".join(queries))), **storage}
     secure = str(options.get("scheme", "https"))
     settings = {_NAMES.get(k, k): v for k, v in options.items() if k not in _LEFT_OUT and v is not None}
     if "endpoint" in settings:

@@ -284,10 +284,13 @@ class _named:
         import pyarrow as pa
 
         data = isinstance(error, pa.ArrowException) and not isinstance(error, MemoryError)
-        # Decoders raise OSError without a number; one with a number is the disk's or network's: it may be tried again.
-        data = data or (isinstance(error, OSError) and error.errno is None and "://" not in self._opened.path)
-        if error is not None and data:
+        if error is not None and (data or _undecodable(error)):
             raise BadSource(f"{self._opened.path}: row group {self._group} cannot be read: {_line(error)}") from error
+
+
+def _undecodable(error: BaseException) -> bool:
+    """Decoders raise OSError without a number; one with a number is the disk's or store's: it may be tried again."""
+    return isinstance(error, OSError) and error.errno is None
 
 
 class _Opened:
@@ -312,6 +315,8 @@ class _Opened:
             )
         except (pa.ArrowException, OSError) as e:
             self._input.close()
+            if isinstance(e, OSError) and not _undecodable(e):
+                raise
             raise BadSource(f"{file.path}: the Parquet footer cannot be read: {_line(e)}") from e
         self.schema = self.file.schema_arrow
         metadata = self.file.metadata

@@ -8,12 +8,13 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from gristmill.errors import BadSource, MissingExtra, SourceChanged
+from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged
 from gristmill.io.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing
+from gristmill.io.patience import Patient, StoreAway
 from gristmill.io.redact import redact
 from gristmill.plan.contracts import SourceFile
 from gristmill.plan.fingerprint import written
@@ -95,6 +96,8 @@ def resolve(source: Source) -> tuple[Storage, list[SourceFile]]:
                 files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched))
         except PermissionError as e:
             raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
+        except StoreAway as e:
+            raise RunFailed(f"{e}: run again when it does") from e
         except OSError as e:
             raise BadSource(f"{redact(uri)}: cannot be listed: {redact(' '.join(str(e).split()))}") from e
     remote = tuple(m for m in mounts.values() if m.prefix)
@@ -154,10 +157,10 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     try:
         if scheme in _ARROW_SCHEMES and "::" not in uri:
             try:
-                return _with_arrow(scheme, uri, storage)
+                return _patient(*_with_arrow(scheme, uri, storage))
             except (ImportError, NotImplementedError, TypeError):
                 pass  # a pyarrow built without it, or options that are fsspec's
-        return _with_fsspec(scheme, uri, storage)
+        return _patient(*_with_fsspec(scheme, uri, storage))
     except ImportError as e:
         raise MissingExtra(f"{redact(uri)}: {scheme}:// needs a package that is not installed: {redact(str(e))}") from e
     except (BadSource, MissingExtra):
@@ -167,12 +170,18 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
         raise BadSource(f"{redact(uri)}: cannot be opened: {cause or type(e).__name__}") from e
 
 
+def _patient(path: str, mount: Mount) -> tuple[str, Mount]:
+    return path, replace(mount, listing=Patient(mount.listing, mount.prefix.rstrip("/")))
+
+
 def _with_arrow(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     import pyarrow.fs as pafs
 
     parts = _QUERY.split(uri, maxsplit=1)
     query = f"?{parts[1]}" if len(parts) == 2 else ""
     root, path = _split_root(parts[0])
+    if "//" in path:
+        raise BadSource(f"{redact(uri)}: a name between two slashes is empty: write the path as the store lists it")
     if storage:
         kinds = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem"}
         if query or scheme not in kinds:

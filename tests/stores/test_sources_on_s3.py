@@ -1,0 +1,116 @@
+"""Fault 69: jobs whose source is in an object store that fails for a while: waited for, as a sink is, or told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.errors import BadSource, RunFailed
+from gristmill.io import patience
+from s3server import KEY, SECRET, S3Server, Troubled
+
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(server: S3Server) -> None:
+    """A table in row groups and a compressed text, in bucket `box`."""
+    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=server.address, scheme="http")
+    rows = pa.table({"id": np.arange(ROWS), "x": np.random.default_rng(7).random(ROWS)})
+    pq.write_table(rows, "box/src/a.parquet", filesystem=fs, row_group_size=2500, compression="none")
+    with fs.open_output_stream("box/lines/a.jsonl.gz", compression="gzip") as out:
+        out.write("".join(f'{{"id": {i}}}\n' for i in range(ROWS)).encode())
+    with fs.open_output_stream("box/plain/a.jsonl") as out:
+        out.write("".join(f'{{"id": {i}}}\n' for i in range(ROWS)).encode())
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[Troubled]:
+    """In front of the server, without trouble yet."""
+    started = Troubled(server.address)
+    yield started
+    started.close()
+
+
+def double(batch: dict[str, Any]) -> dict[str, Any]:
+    """Twice the number."""
+    return {"twice": batch["id"] * 2}
+
+
+def job(server: S3Server, proxy: Troubled, name: str, sink: Any, workers: int = 0) -> gm.Job:
+    """The job over a source behind the proxy, into a folder."""
+    source = gm.source(f"s3://box/{name}", storage=server.storage(proxy.address))
+    return gm.Job(source, double, gm.sink(str(sink), keep=["id"]), shard_rows=2500, workers=workers)
+
+
+@pytest.mark.parametrize("name", ["src/", "lines/a.jsonl.gz", "plain/"])
+@pytest.mark.parametrize("kinds", [("500", "503"), ("cut", "lost")], ids=["refused", "cut"])
+def test_fault_69_a_source_in_trouble(
+    server: S3Server, proxy: Troubled, tmp_path: Any, name: str, kinds: tuple[str, ...]
+) -> None:
+    """Again and again five requests in a row fail, which is more than pyarrow tries by itself, from the first one on,
+    in planning and in reading: every row comes once.
+    """
+    proxy.kinds, proxy.every = (*kinds, *kinds, kinds[0], *[""] * 12), 1
+    report = job(server, proxy, name, tmp_path / "out").run()
+    assert sorted(report.read().to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert all(proxy.troubles[kind] for kind in kinds)
+
+
+def test_fault_69_a_store_that_is_away_is_waited_for(server: S3Server, proxy: Troubled, tmp_path: Any) -> None:
+    """For 8 s from the first request on."""
+    proxy.kinds, proxy.every = ("503",), 1
+    back = threading.Timer(8.0, lambda: setattr(proxy, "every", 0))
+    back.start()
+    made = job(server, proxy, "src/", tmp_path / "out", workers=2)
+
+    began = time.monotonic()
+    report = made.run()
+    assert time.monotonic() - began > 8
+    assert sorted(report.read().to_table()["id"].to_pylist()) == list(range(ROWS))
+
+
+def test_fault_69_a_store_that_stays_away_is_named(
+    server: S3Server, proxy: Troubled, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the patience is at its end: which store, what it said, and no word of a disk."""
+    monkeypatch.setattr(patience.patiently, "__defaults__", (2.0,))
+    proxy.kinds, proxy.every = ("503",), 1
+    with pytest.raises(RunFailed, match=r"s3://box: the store did not answer for .*run again when it does") as caught:
+        job(server, proxy, "src/", tmp_path / "out").run()
+    assert "disk" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_fault_69_in_a_worker_too(
+    server: S3Server, proxy: Troubled, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store goes as the first rows are read."""
+    monkeypatch.setattr(patience.patiently, "__defaults__", (1.0,))
+
+    def gone(batch: dict[str, Any]) -> dict[str, Any]:
+        proxy.kinds, proxy.every = ("503",), 1
+        return double(batch)
+
+    source = gm.source("s3://box/src/", storage=server.storage(proxy.address))
+    with pytest.raises(RunFailed, match="s3://box: the store did not answer") as caught:
+        gm.Job(source, gone, str(tmp_path / "out"), shard_rows=2500, workers=0).run()
+    assert "disk" not in str(caught.value)
+
+
+def test_fault_69_what_lasts_is_told_at_once(server: S3Server, proxy: Troubled, tmp_path: Any) -> None:
+    """Missing rights: exit 2, in the store's words, before a minute is lost."""
+    proxy.kinds, proxy.every = ("403",), 1
+    began = time.monotonic()
+    with pytest.raises(BadSource, match="ACCESS_DENIED"):
+        job(server, proxy, "src/", tmp_path / "out").run()
+    assert time.monotonic() - began < 10
