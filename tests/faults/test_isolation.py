@@ -130,21 +130,27 @@ def test_fault_54_kills_of_everything_beside_killers(quick: Path) -> None:
 
 
 def test_fault_54_an_innocent_noted_beside_a_killer(quick: Path) -> None:
-    """Twice the whole run is killed while a slow row is noted, in an attempt that a killer made careful: the next death
-    of a worker is not that row's.
+    """Three times the whole run is killed while a slow row is noted, alone, in an attempt that a killer made careful:
+    the deaths of workers that follow, of the killer, are not that row's.
     """
     source, root = victims.write_input(str(quick / "in"), 20, files=1), str(quick / "out")
-    killers = {"model": [7]}
-    bad = written(quick / "bad", **killers, slow=1.0)
-    arguments = {"source": source, "root": root, "bad": bad, "workers": 1, "shard_rows": 20}
-    noted = Path(root, "_gristmill")
+    killers = {"model": [14]}
+    bad = written(quick / "bad", **killers, slow_rows=[6])
+    arguments = {"source": source, "root": root, "bad": bad, "workers": 1, "shard_rows": 20, "batch_rows": 1}
+
+    def noted() -> bool:
+        notes = [
+            p for p in Path(root, "_gristmill").glob("g*/suspects/*.*.json") if time.time() - p.stat().st_mtime < 5
+        ]
+        return any("[[0, 3, 0]]" in p.read_text() for p in notes)
+
     for _ in range(3):
         running = processes.start("test_isolation:run", **arguments)
-        processes.until(lambda: list(noted.glob("g*/suspects/*")))
-        time.sleep(0.5)
+        processes.until(lambda running=running: noted() or running.poll() is not None)
         workers = processes.workers_of(running.pid)
         processes.killed(running)
         assert processes.gone(workers)
+        time.sleep(5.0)  # until that note is old
     written(quick / "bad", **killers)
     run(**arguments)
     scored_are(root, 20, killers)

@@ -323,6 +323,8 @@ def _killed_at(stage: str, ids: Any, bad: str) -> None:
         segfault()
     if stage == "model" and set(told.get("raising", ())) & {int(i) for i in ids}:
         raise ValueError("not this one")
+    if stage == "model" and set(told.get("slow_rows", ())) & {int(i) for i in ids}:
+        time.sleep(5.0)
     if stage != "flat_map":  # which is called for each row
         time.sleep(told.get("slow", 0.0))
 

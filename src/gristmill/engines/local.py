@@ -45,9 +45,13 @@ from gristmill.plan.processes import become_worker, heed_no_signals, print_whole
 from gristmill.plan.spawning import Spawner, die_with
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
+ROOM = 1 << 20  # bytes that a pipe to a worker holds, so that most messages are written in one go
 KILLED = 1.0  # seconds that the kernel has to end those that are killed
 WITHDRAWN = -1  # the number of a portion that says that no more of its item will come
 _HEADER = struct.Struct("<Q")
+
+if sys.platform == "linux":
+    import fcntl
 
 
 def send(pipe: BinaryIO, message: Any) -> None:
@@ -149,6 +153,9 @@ class Outbox:
         self._lock = threading.Lock()
         self._late: deque[memoryview] = deque()
         os.set_blocking(self._pipe.fileno(), False)
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # more than a user may have
+                fcntl.fcntl(self._pipe.fileno(), fcntl.F_SETPIPE_SZ, ROOM)
 
     def put(self, message: Any) -> None:
         """Send it, or have it sent. A broken pipe is a death, which is reported by another way."""
