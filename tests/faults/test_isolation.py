@@ -41,8 +41,10 @@ def run(source: str, root: str, bad: str, **options: Any) -> gm.Report:
     return deadly_job(source, root, bad, **options).run()
 
 
-def scored_are(root: str, rows: int, killers: dict[str, list[int]]) -> None:
-    """Dead are the killers, once each, where they died; all other twins are scored, once each."""
+def scored_are(root: str, rows: int, killers: dict[str, list[int]], letters_each: int = 1) -> None:
+    """Dead are the killers, once each, where they died; all other twins are scored, once each. A source row on whose
+    way `letters_each` twins were dead before has as many letters.
+    """
     gone = {t for stage in SOURCE_STAGES for i in killers.get(stage, []) for t in (2 * i, 2 * i + 1)}
     derived = [t for stage in ("derived", "model", "post", "raising") for t in killers.get(stage, [])]
     read = gm.read(root).to_table()
@@ -50,7 +52,7 @@ def scored_are(root: str, rows: int, killers: dict[str, list[int]]) -> None:
     letters = [json.loads(p) for p in gm.dead(root)["payload"].to_pylist()]
     assert sorted(p["twin"] for p in letters if "twin" in p) == sorted(derived)
     assert sorted(p["id"] for p in letters if "twin" not in p) == sorted(
-        i for stage in SOURCE_STAGES for i in killers.get(stage, [])
+        i for stage in SOURCE_STAGES for i in killers.get(stage, []) for _ in range(letters_each)
     )
     assert gm.dead(root)["error"].to_pylist().count("ValueError") == len(killers.get("raising", []))
     verdict = gm.verify(root)
@@ -74,14 +76,14 @@ def test_fault_45_killers_at_every_stage(quick: Path) -> None:
 def test_fault_55_killers_in_retry_dead(quick: Path) -> None:
     """They die there as in a run, once each; by a third one they are scored, once the code is mended."""
     source, root = victims.write_input(str(quick / "in"), 100, files=1), str(quick / "out")
-    killers = {"filter": [85], "map": [86], "flat_map": [87], "model": [199]}
-    raising = {"raising": [10, 199, *(2 * i for i in (85, 86, 87)), *(2 * i + 1 for i in (85, 86, 87))]}
+    killers = {"filter": [85], "map": [86], "flat_map": [87], "derived": [190], "model": [199], "post": [181]}
+    raising = {"raising": [10, 181, 190, 199, *(2 * i for i in (85, 86, 87)), *(2 * i + 1 for i in (85, 86, 87))]}
     job = deadly_job(source, root, written(quick / "bad", **raising), workers=1, shard_rows=50)
     job.run()
     scored_are(root, 100, raising)
     written(quick / "bad", **killers)
     Run(job.spec, Verbs(retry=True)).run()
-    scored_are(root, 100, killers)
+    scored_are(root, 100, killers, letters_each=2)
     written(quick / "bad")
     Run(job.spec, Verbs(retry=True)).run()
     scored_are(root, 100, {})
