@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import expanding
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 
 import gristmill as gm
 from gristmill.running import retry_dead
@@ -148,3 +149,31 @@ def test_fault_81_where_retried_rows_stand_is_said(tmp_path: Path) -> None:
     report = retry_dead(words(out, gm.flat_map).spec, accept_code_change=True)
     assert report.notes == ("2 retried rows stand after the others, in files of their own",)
     assert gm.read(out).to_table()["word"].to_pylist()[-2:] == ["two", "four"]
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.sampled_from([*KINDS, "flat_map"]), max_size=4), st.integers(1, 24), st.lists(POISON, min_size=1,
+    max_size=3), POISON,
+)  # fmt: skip
+def test_fault_43_a_retry_scores_exactly_the_dead_rows(
+    kinds: list[str], rows: int, poisons: list[Poison], left: Poison
+) -> None:
+    """A run and retries, each with other poison: a retry with no poison but what was there at first leaves what a run
+    with that alone leaves, and one without any what a run without any leaves: rows, ids, letters and counts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, plain = Path(folder, "out"), Path(folder, "plain")
+        source(out.parent, rows)
+        first, *others = poisons
+        adds_up(job(out, kinds, [*first, *left]).run(), out)
+        for poison in others:
+            adds_up(retry_dead(job(out, kinds, [*poison, *left]).spec, accept_code_change=True), out)
+        half = retry_dead(job(out, kinds, left).spec, accept_code_change=True)
+        adds_up(half, out)
+        assert half.counts == job(plain, kinds, left, shard_rows=3).run().counts
+        assert (rows_of(out), letters_of(out)) == (rows_of(plain), letters_of(plain))
+        cured = retry_dead(job(out, kinds, []).spec, accept_code_change=True)
+        adds_up(cured, out)
+        assert cured.counts == job(plain, kinds, []).run(restart=True).counts
+        assert rows_of(out) == rows_of(plain) and not letters_of(out)
