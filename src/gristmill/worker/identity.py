@@ -7,6 +7,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -176,14 +177,26 @@ def digests_of(rows: pa.Table) -> np.ndarray:
 
 
 def _digests(column: pa.ChunkedArray) -> np.ndarray:
+    """Of values, 0 for nulls."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         values = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy() + 0.0  # -0.0 is 0.0
         bits = np.where(np.isnan(values), np.nan, values).view(np.uint64)
-        mixed = ((bits ^ (bits >> np.uint64(32))) * np.uint64(_ODD)) >> np.uint64(16)
-        there = column.is_valid().to_numpy()
-        return np.asarray(np.where(there, mixed.astype(np.uint32) | np.uint32(1), np.uint32(0)))
-    if pa.types.is_temporal(kind):
-        column = column.cast(pa.string())
-    found = [0 if v is None else _checksum(v) for v in column.to_pylist()]
+        found = (((bits ^ (bits >> np.uint64(32))) * np.uint64(_ODD)) >> np.uint64(16)).astype(np.uint32)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        found = _of_texts(column)
+    else:
+        if pa.types.is_temporal(kind):
+            column = column.cast(pa.string())
+        found = np.array([_checksum(v) for v in column.to_pylist()], dtype=np.uint32)
+    return np.asarray(np.where(column.is_valid().to_numpy(), found | np.uint32(1), np.uint32(0)))
+
+
+def _of_texts(column: pa.ChunkedArray) -> np.ndarray:
+    found: list[int] = []
+    for chunk in column.cast(pa.large_binary()).chunks:
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
+        view = memoryview(data or b"")
+        found += [crc32(view[start:end]) for start, end in pairwise(ends)]
     return np.array(found, dtype=np.uint32)
