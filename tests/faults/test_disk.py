@@ -220,7 +220,9 @@ def test_fault_30_ten_runs_race_for_one_sink(numbers: str, quick: Path) -> None:
 
 
 def test_fault_30_without_the_lease_too(numbers: str, quick: Path) -> None:
-    """The lease is politeness: with its file taken away under three runs at once, there is still one result."""
+    """Safety does not rest on the lease: with its file taken away under three runs at once, those that see it stop, and
+    there is still one result.
+    """
     root, log = str(quick / "out"), str(quick / "calls")
     arguments: dict[str, Any] = {"source": numbers, "sink": root, "fn": "slow", "args": {"seconds": 0.05, "log": log}}
     racers, lock = [], Path(root, "_gristmill", "lock")
@@ -229,8 +231,7 @@ def test_fault_30_without_the_lease_too(numbers: str, quick: Path) -> None:
         processes.until(lambda: lock.exists() and lock.read_text(), 30)
         lock.unlink()
     ended = [(r.communicate(timeout=120)[0], r.returncode) for r in racers]
-    assert [code for _, code in ended].count(0) >= 1, ended
-    assert {code for _, code in ended} <= {0, 1}, ended
+    assert {code for _, code in ended} <= {0, 1, 75}, ended
     jobs.run(**arguments, workers=0, shard_rows=10, batch_rows=5)
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
     oracles.tidy(root)
