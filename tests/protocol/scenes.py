@@ -1,0 +1,248 @@
+"""Scenes of the protocol: what a sink holds, what one driver begins, where it is stopped or ended, what another does
+meanwhile; and what a reader may see at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from stepped import Driver, layers
+
+import gristmill as gm
+from gristmill.commit import publication, reading
+from gristmill.commit.verify import verify
+from gristmill.errors import GristmillError
+from gristmill.io.registry import sink_format
+from gristmill.running import Run, Verbs
+
+ROWS = 8  # a file; a shard holds half of them
+BAD = {1: (2, 5), 2: (5,), 3: ()}  # source rows that fail, by version of the code
+
+Result = frozenset[tuple[int, int, float]]  # id, piece, answer; the answer of a dead row is NaN's stand-in
+DEAD = -1.0
+
+
+def pieces(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every row is two."""
+    return [{"piece": 0}, {"piece": 1}]
+
+
+def fails_at(batch: dict[str, np.ndarray], version: int) -> dict[str, np.ndarray]:
+    """A post step that fails on the second piece of the rows that are bad in this version."""
+    for i, piece in zip(batch["id"].tolist(), batch["piece"].tolist(), strict=True):
+        if i % ROWS in BAD[version] and piece == 1:
+            raise ValueError(f"row {i} is bad")
+    return {"y": batch["y"]}
+
+
+def answer(batch: dict[str, np.ndarray], version: int) -> dict[str, np.ndarray]:
+    """The model; also it fails, on the first piece of the first bad row."""
+    bad = BAD[version][:1]
+    for i, piece in zip(batch["id"].tolist(), batch["piece"].tolist(), strict=True):
+        if i % ROWS in bad and piece == 0:
+            raise ValueError(f"row {i} is bad")
+    return {"y": batch["id"] * 10.0 + batch["piece"] + 1000.0 * version}
+
+
+def wanted(version: int, files: int) -> Result:
+    """All of what a version answers for so many files."""
+    out = set()
+    for i in range(files * ROWS):
+        for piece in (0, 1):
+            bad = i % ROWS in (BAD[version][:1] if piece == 0 else BAD[version])
+            out.add((i, piece, DEAD if bad else i * 10.0 + piece + 1000.0 * version))
+    return frozenset(out)
+
+
+def cured(before: Result, version: int) -> Result:
+    """A result whose dead rows were scored again by another version."""
+    now = {(i, p): y for i, p, y in wanted(version, 9)}
+    return frozenset((i, p, now[i, p] if y == DEAD else y) for i, p, y in before)
+
+
+@dataclass(frozen=True)
+class Act:
+    """A command: a verb with a version of the code."""
+
+    verb: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.verb}{self.version}"
+
+
+@dataclass
+class Scene:
+    """A sink, its source of so many files, and every result that a reader may see by now."""
+
+    folder: Path
+    kind: str
+    files: int = 0
+    legal: set[Result] = field(default_factory=set)
+    operations: int = 0
+
+    def __post_init__(self) -> None:
+        self.root, self._layer = layers(str(self.folder), self.kind)
+        (self.folder / "in").mkdir(parents=True)
+        self.grow()
+
+    def grow(self) -> None:
+        """One more file."""
+        ids = np.arange(self.files * ROWS, (self.files + 1) * ROWS)
+        pq.write_table(pa.table({"id": ids}), self.folder / "in" / f"{self.files}.parquet")
+        self.files += 1
+
+    # ------------------------------------------------ commands
+
+    def run(self, act: Act, driver: Driver) -> str:
+        """A whole command; what it ended with: "done", "nothing to do", or the error's name."""
+        job = gm.Job(
+            str(self.folder / "in"),
+            gm.model(answer, version=act.version),
+            gm.sink(self.root, keep=["id", "piece"], storage={} if self.kind == "disk" else {"region": "x"}),
+            steps=[gm.flat_map(pieces)],
+            post=[gm.step(fails_at, version=act.version)],
+            workers=0,
+            shard_rows=ROWS // 2,
+            gates={"min_ok": 0.0},
+        )
+        verbs = {
+            "run": Verbs(),
+            "append": Verbs(append=True),
+            "restart": Verbs(restart=True),
+            "retry": Verbs(retry=True, accept_code_change=True),
+        }[act.verb]
+        self._allow(act)
+        try:
+            report = Run(job.spec, verbs, files=self._layer(driver)).run()
+            return report.state
+        except GristmillError as e:
+            return type(e).__name__
+        finally:
+            self.operations += driver.operations
+
+    def begun(self, act: Act, driver: Driver) -> tuple[threading.Thread, list[str]]:
+        """The same in a thread of its own."""
+        ended: list[str] = []
+        thread = threading.Thread(target=lambda: ended.append(self.run(act, driver)))
+        thread.start()
+        return thread, ended
+
+    def _allow(self, act: Act) -> None:
+        """What readers may see from now on: what this command, or an unfinished one that it ends, may publish."""
+        for files in range(1, self.files + 1):
+            self.legal |= {wanted(act.version, files)} if act.verb != "retry" else set()
+        for before in list(self.legal):
+            self.legal.add(
+                cured(before, act.version) if act.verb == "retry" else _grown(before, act.version, self.files)
+            )
+
+    # ------------------------------------------------ readers
+
+    def seen(self) -> Result | None:
+        """What a reader finds; None where nothing is published. Raises AssertionError for what no command publishes."""
+        layer = self._layer(Driver("reader"))
+        if publication.latest(self.root, layer) is None:
+            return None
+        table = reading.read(self.root, files=layer).to_table()
+        letters = reading.dead(self.root, files=layer)
+        rows = list(zip(*(table[n].to_pylist() for n in ("id", "piece", "y")), strict=True))
+        dead = [(p["id"], p["piece"], DEAD) for p in map(json.loads, letters["payload"].to_pylist())]
+        assert len({(i, p) for i, p, _ in rows + dead}) == len(rows + dead), f"rows twice: {sorted(rows + dead)}"
+        result = frozenset(rows + dead)
+        assert result in self.legal, f"a mix, or rows that are missing: {sorted(result)}"
+        return result
+
+    def sound(self) -> None:
+        """verify agrees with what is published."""
+        layer = self._layer(Driver("verifier"))
+        verdict = verify(self.root, sink_format("parquet"), layer, deep=True)
+        assert verdict.ok, verdict.lines
+
+
+def _grown(before: Result, version: int, files: int) -> Result:
+    """A result of some files with those that came since appended."""
+    there = {i for i, _, _ in before}
+    return before | {row for row in wanted(version, files) if row[0] not in there}
+
+
+# ---------------------------------------------------------------- one exploration
+
+HELD: dict[str, Callable[[Scene], None]] = {
+    "nothing": lambda scene: None,
+    "result": lambda scene: _done(scene, Act("run", 1)),
+    "result and a new file": lambda scene: (_done(scene, Act("run", 1)), scene.grow())[0],
+    "appended": lambda scene: (_done(scene, Act("run", 1)), scene.grow(), _done(scene, Act("append", 1)))[0],
+}
+
+
+def _done(scene: Scene, act: Act) -> None:
+    assert scene.run(act, Driver("first")) == "done"
+
+
+@dataclass(frozen=True)
+class Interleaving:
+    """Two commands on one sink: `first` is stopped, or `ends`, at its operation `at`; `second` runs; then the first
+    one goes on; then the second command again until there is nothing to do.
+    """
+
+    kind: str
+    held: str
+    first: Act
+    second: Act
+    ends: bool
+
+    def __str__(self) -> str:
+        how = "ends" if self.ends else "stops"
+        return f"{self.kind}: {self.held}; {self.first} {how}; {self.second}"
+
+    def explored(self, folder: Path, at: int) -> tuple[bool, int]:
+        """Take it. Whether the first driver came as far as `at`, and how many operations were done."""
+        scene = Scene(folder, self.kind)
+        HELD[self.held](scene)
+        before = scene.seen()
+        driver = Driver("A", at, self.ends)
+        thread, ended = scene.begun(self.first, driver)
+        try:
+            came = self._interleaved(scene, driver, thread, ended)
+        finally:
+            driver.end()
+            thread.join()
+        self._settled(scene, before)
+        return came, scene.operations
+
+    def _interleaved(self, scene: Scene, driver: Driver, thread: threading.Thread, ended: list[str]) -> bool:
+        while thread.is_alive() and not driver.stopped.is_set():
+            thread.join(0.005)
+        came = driver.over or driver.stopped.is_set()
+        if came:
+            scene.seen()
+            second = scene.run(self.second, Driver("B"))
+            after = scene.seen()
+            driver.go_on()
+            thread.join()
+            late = scene.seen()
+            if second in ("done", "nothing to do"):
+                assert late == after, f"{self.first} came late ({ended}) and changed what {self.second} published"
+        return came
+
+    def _settled(self, scene: Scene, before: Result | None) -> None:
+        """Whatever happened, no command is needed but --restart, and after it everything is as it should be."""
+        state = scene.run(Act("run", 1), Driver("C"))
+        if scene.seen() is not None:
+            scene.sound()
+        assert before is None or scene.seen() is not None, "a result is gone"
+        if state not in ("done", "nothing to do"):
+            assert scene.run(Act("restart", 3), Driver("D")) == "done", "a sink is jammed"
+        else:
+            assert scene.run(Act("run", 1), Driver("D")) == "nothing to do"
+        scene.sound()
+        scene.seen()
