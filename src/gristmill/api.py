@@ -182,8 +182,11 @@ def status(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> dict[s
     return of_root(*_place(sink_or_job, storage))
 
 
-def verify(sink_or_job: Any, storage: Mapping[str, Any] | None = None, *, source: bool = False) -> Any:
-    """Recount and re-hash what is published. The verdict has .ok, .lines and .as_dict(); `storage` as in `status`.
+def verify(
+    sink_or_job: Any, storage: Mapping[str, Any] | None = None, *, deep: bool = False, source: bool = False
+) -> Any:
+    """Recount and re-hash what is published, and hold it against plans, receipts and dead letters. The verdict has .ok,
+    .lines and .as_dict(); `storage` as in `status`. With `deep` all values are read again, as `gm.read` reads them.
 
     With `source` the source is read again, and must hold what every shard read; give the job where reaching it needs
     options or secrets.
@@ -191,7 +194,8 @@ def verify(sink_or_job: Any, storage: Mapping[str, Any] | None = None, *, source
     from gristmill.viewing import verify as of_root
 
     job = _job(sink_or_job)
-    return of_root(*_place(job or sink_or_job, storage), source=job.spec.source if job and source else source)
+    of_job = job.spec.source if job and source else source
+    return of_root(*_place(job or sink_or_job, storage), deep=deep, source=of_job)
 
 
 # ---------------------------------------------------------------- inside

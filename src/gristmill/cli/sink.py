@@ -220,23 +220,27 @@ def _listed(letters: Any, tracebacks: bool) -> None:
 VERIFY = """
 gristmill verify emb/
 gristmill verify job.yaml --json
+gristmill verify emb/ --deep
 gristmill verify job.yaml --source
 """
 
 
 @click.command(cls=Command, examples=VERIFY)
 @click.argument("target", metavar="SINK|JOB")
+@words.option("--deep", is_flag=True, group="How it runs", help="Read all values again, as gm.read does")
 @words.option("--source", is_flag=True, group="How it runs", help="Read the source again, too: what every shard read")
 @words.sets
 @words.variables
 @words.as_json
 @words.debug
-def verify(target: str, source: bool, **given: Any) -> int:
-    """Recount and re-hash every published file against _SUCCESS. Exits 1, naming the files, where something differs."""
+def verify(target: str, deep: bool, source: bool, **given: Any) -> int:
+    """Recount and re-hash every published file, and hold it against plans, receipts, dead letters and _SUCCESS. Exits 1,
+    naming what differs.
+    """
     from gristmill.viewing import verify as verdict_of
 
     job = named(target, given) if source else None
-    verdict = verdict_of(*place(target, given), source=source if job is None else job.source)
+    verdict = verdict_of(*place(target, given), deep=deep, source=source if job is None else job.source)
     if given["as_json"]:
         sys.stdout.write(json.dumps(verdict.as_dict(), default=str, ensure_ascii=False) + "\n")
     else:
