@@ -234,8 +234,9 @@ gristmill verify job.yaml --source
 @words.as_json
 @words.debug
 def verify(target: str, deep: bool, source: bool, **given: Any) -> int:
-    """Recount and re-hash every published file, and hold it against plans, receipts, dead letters and _SUCCESS. Exits 1,
-    naming what differs.
+    """Recount and re-hash every published file, and hold it against plans, receipts, dead letters and _SUCCESS.
+
+    Exits 1, naming what differs.
     """
     from gristmill.viewing import verify as verdict_of
 

@@ -1,0 +1,136 @@
+"""verify proves more than that files are what they were: ways in which a result can be wrong are planted and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import victims
+
+import gristmill as gm
+from gristmill.commit.store import seal, unseal
+
+
+def resealed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """A sealed document with a change that its own checksum does not tell."""
+    body = unseal(str(path))
+    change(body)
+    path.write_bytes(seal(body))
+
+
+def publication(root: Path) -> list[Path]:
+    """Where the latest result is described."""
+    return [root / "_SUCCESS", *sorted((root / "_gristmill" / "published").iterdir())[-1:]]
+
+
+def receipt(root: Path, shard: int = 0) -> Path:
+    """A receipt of the first generation."""
+    return next((root / "_gristmill").glob(f"g0001-*/receipts/{shard:07d}.json"))
+
+
+def _counts(by: int) -> Callable[[dict[str, Any]], Any]:
+    def change(body: dict[str, Any]) -> None:
+        body["counts_list"] = [n + by * (i in (0, 1, 4, 7)) for i, n in enumerate(body["counts_list"])]
+        body["rows_ok"] += by
+
+    return change
+
+
+def lose_receipt(root: Path) -> None:
+    receipt(root, 1).unlink()
+
+
+def invent_receipt(root: Path) -> None:
+    shutil.copy(receipt(root, 1), receipt(root, 1).with_name("0000099.json"))
+
+
+def list_twice(root: Path) -> None:
+    for path in publication(root):
+        resealed(path, lambda body: body["files"].append(body["files"][0]))
+
+
+def leave_out(root: Path) -> None:
+    name = json.loads((root / "_SUCCESS").read_text())["files"][0]["name"]
+    for path in publication(root):
+        resealed(path, lambda body: body["files"].pop(0))
+    (root / name).unlink()
+
+
+def miscount(root: Path) -> None:
+    for path in publication(root):
+        resealed(path, _counts(10))
+
+
+def negative(root: Path) -> None:
+    for path in publication(root):
+        resealed(path, lambda body: body["counts_list"].__setitem__(3, -1))
+
+
+def bury_twice(root: Path) -> None:
+    letters, *_ = sorted((root / "_dead").glob("*.jsonl"))
+    line = letters.read_text().splitlines()[0]
+    letters.write_text(f"{line}\n{line}\n")
+
+
+def bury_the_living(root: Path) -> None:
+    letters, *_ = sorted((root / "_dead").glob("*.jsonl"))
+    lines = letters.read_text().splitlines()
+    row = json.loads(lines[0])
+    letters.write_text("\n".join([json.dumps({**row, "position": row["position"] + 1}), *lines[1:]]) + "\n")
+
+
+def overlap(root: Path) -> None:
+    """The second generation's plan names the first one's file."""
+    import pyarrow as pa
+
+    (plan,) = (root / "_gristmill").glob("g0002-*/plan.json")
+    entry = unseal(str(plan))["tables"]["files"]
+    path = plan.parent / entry["path"]
+    table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
+    first = str(root.parent / "in" / "0.parquet")
+    table = table.set_column(table.schema.get_field_index("path"), "path", pa.array([first] * table.num_rows))
+    with pa.ipc.new_file(str(path), table.schema) as out:
+        out.write_table(table)
+    import hashlib
+
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    resealed(plan, lambda body: body["tables"]["files"].update(sha256=digest))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lose_receipt, "shard 1 has no receipt"),
+        (invent_receipt, "a receipt of shard 99"),
+        (list_twice, "listed 2 times"),
+        (leave_out, "committed by generation 1, and not in the result"),
+        (miscount, "its receipts"),
+        (negative, "dead is -1"),
+        (bury_twice, "2 dead letters"),
+        (bury_the_living, "is published and dead"),
+        (overlap, "is in two generations of the result"),
+    ],
+)
+def test_what_is_wrong_with_a_result_is_named(harm: Callable[[Path], None], said: str, quick: Path) -> None:
+    """Counts, receipts, plans, letters and lists that contradict each other, though every checksum holds."""
+    source, root = victims.write_input(str(quick / "in"), 40, files=1), quick / "out"
+    sink = gm.sink(str(root), keep=["id"], row_id="row")
+    job = gm.Job(source, gm.model(victims.scored, bad=[3, 13]), sink, workers=0, shard_rows=10, gates={"min_ok": 0.5})
+    job.run()
+    if harm is overlap:
+        import pyarrow.parquet as pq
+
+        pq.write_table(victims.table(10, 40), os.path.join(source, "1.parquet"))
+        job.run(append=True)
+    assert gm.verify(str(root), deep=True).ok
+    if harm in (bury_twice, bury_the_living):
+        (root / "_dead").mkdir(exist_ok=True)
+    harm(root)
+    verdict = gm.verify(str(root))
+    assert not verdict.ok
+    assert any(said in line for line in verdict.lines), verdict.lines
