@@ -282,7 +282,7 @@ def _letters(result: Publication, live: Sequence[Live], files: Files) -> list[st
 
 def _id(source: str, position: int, copy: Any) -> str:
     """As worker.commit.row_ids makes them."""
-    return hashlib.blake2b(f"{source}\0{position}\0{copy}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{source}\0{position}\0{copy or 0}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _deep(result: Publication, files: Files) -> list[str]:
