@@ -27,6 +27,7 @@ class Driver:
         self.name, self.at, self.ends = name, at, ends
         self.operations = 0
         self.over = False
+        self.leased = False
         self.stopped = threading.Event()
         self._changed = threading.Condition()
         self._going = True
@@ -76,6 +77,7 @@ class Leases:
         if holder is not None and not holder.over and not holder.stopped.is_set():
             raise SinkBusy(f"{sink}: {holder.name} holds it")
         self._holder[sink] = driver
+        driver.leased = True
 
     def held(self, sink: str, driver: Driver) -> bool:
         return self._holder.get(sink) is driver
@@ -172,20 +174,21 @@ class SteppedStore(ObjectFiles):
     def note(self, path: str, data: bytes) -> None:
         self.write_over(path, data)
 
-    def _try(self, path: str, request: Callable[[], Any], *given: Any, **options: Any) -> Any:
+    def _try(self, path: str, request: Callable[[], Any]) -> Any:
         from obstore.exceptions import GenericError
 
-        def stepped() -> Any:
-            self.driver.step("request", path)
+        self.driver.step("request", path)
+
+        async def shaky() -> Any:
             chance = self._chance.random()
             if chance < 0.01:
-                raise GenericError("Server returned non-2xx status code: 409 Conflict: ConditionalRequestConflict")
-            answer = request()
+                raise GenericError("status code: 409 Conflict: <Code>ConditionalRequestConflict</Code>")
+            answer = await request()
             if chance < 0.03:
                 raise GenericError("connection closed before message completed")
             return answer
 
-        return super()._try(path, stepped, *given, **options)
+        return super()._try(path, shaky)
 
 
 def layers(folder: str, kind: str) -> tuple[str, Callable[[Driver], Any]]:

@@ -282,7 +282,8 @@ def _letters(result: Publication, live: Sequence[Live], files: Files) -> list[st
 
 def _id(source: str, position: int, copy: Any) -> str:
     """As worker.commit.row_ids makes them."""
-    return hashlib.blake2b(f"{source}\0{position}\0{copy or 0}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    text = f"{source}\0{position}\0{copy or 0}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def _deep(result: Publication, files: Files) -> list[str]:
