@@ -63,8 +63,11 @@ class Held:
         return Held(root, files, latest, claims, open_[-1] if open_ else None, tell)
 
     def claim(self, kind: Verb, r: Resolved) -> Generation:
-        """Begin the next generation on top of what is published. `append` and `retry-dead` add to it."""
+        """Begin the next generation on top of what is published. `append` and `retry-dead` add to it, and have to fit
+        its schema if it has rows.
+        """
         adds = self.latest if kind in ("append", "retry-dead") else None
+        schema = adds.body["output_schema"] if adds is not None and adds.body["rows_ok"] else None
         return generations.claim(
             self.files,
             self.root,
@@ -72,7 +75,7 @@ class Held:
             base=None if adds is None else adds.generation,
             predecessor=0 if self.latest is None else self.latest.number,
             fingerprint=r.fingerprint.as_dict(),
-            schema=None if adds is None else adds.body["output_schema"],
+            schema=schema,
         )
 
     def members(self, of: Publication | None = None) -> list[Generation]:

@@ -111,24 +111,25 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
     for old in base:
         if old.name not in probed.names:
             lines += [] if sink.evolve else [f"column: {old.name} is gone (was {old.type})"]
-            fields.append(old.with_nullable(True))
+            fields.append(old)
             continue
         now = probed.field(old.name).type
         both = wider(old.type, now)
-        if both is None or (both != old.type and not sink.evolve and not _narrows(now, old.type)):
+        free = sink.evolve or pa.types.is_null(old.type)  # nulls alone have bound nobody
+        if both is None or (both != old.type and not free and not _narrows(now, old.type)):
             lines.append(f"column: {old.name} was {old.type}, is {now}")
-        fields.append(old.with_type(both) if sink.evolve and both is not None else old)
+        fields.append(old.with_type(both) if free and both is not None else old)
     for new in probed:
         if new.name not in base.names:
             lines += [] if sink.evolve else [f"column: {new.name} is new ({new.type})"]
-            fields.append(new.with_nullable(True))
+            fields.append(new)
     if lines:
         raise PlanChanged(
             f"{sink.uri}: the rows of this run have other columns than the result that they would be added to:\n"
             f"{fingerprint.listed(lines)}\nuse --restart to score everything anew"
             + ("" if sink.evolve else ", or --evolve to widen types and add columns for all rows")
         )
-    return pa.schema(fields if sink.evolve else base)
+    return pa.schema(fields)
 
 
 def _narrows(kind: pa.DataType, to: pa.DataType) -> bool:

@@ -364,3 +364,41 @@ def test_fault_47_the_schema_of_a_result_binds_what_is_added(
         assert rows[30:] == [{**dict.fromkeys(names), "id": i, **late} for i in range(30, 40)]
     assert gm.verify(root).ok
     assert gm.read(root).schema.field("id").type == pa.int64()
+
+
+def nothing_yet(batch: dict[str, Any], cured: bool = False) -> list[Any]:
+    """Every row is refused, or none."""
+    return [{"y": float(i)} if cured else ValueError("not yet") for i in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_fault_47_a_result_without_rows_binds_nobody(source: str, root: str, form: str) -> None:
+    """Every row dead, published all the same; retried with columns that nobody knew, ids and versions among them."""
+
+    def job(cured: bool) -> gm.Job:
+        sink = gm.sink(root, keep=["id"], row_id="rid", model_version="v", format=form)
+        gates = {"min_ok": 0.0, "allow_empty": True}
+        return gm.Job(source, gm.model(nothing_yet, cured=cured), sink, workers=0, shard_rows=10, gates=gates)
+
+    assert job(False).run().rows_dead == 30
+    running.retry_dead(job(True).spec, accept_code_change=True)
+    assert gm.read(root).schema.names == ["rid", "id", "y", "v"]
+    sound(root, 30)
+
+
+def nulls_at_first(batch: dict[str, Any], after: int = 30) -> list[dict[str, Any]]:
+    """A column of nulls up to an id, of numbers from there on."""
+    return [{"y": None if i < after else i + 0.5} for i in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_fault_47_a_column_of_nulls_takes_the_type_that_comes(source: str, root: str, form: str) -> None:
+    """Nulls alone fix no type: what is appended does, without --evolve."""
+    sink = gm.sink(root, keep=["id"], format=form)
+    job = gm.Job(source, gm.model(nulls_at_first), sink, workers=0, shard_rows=10)
+    job.run()
+    more(source, range(30, 40))
+    job.run(append=True)
+    rows = sorted(gm.read(root).to_table().to_pylist(), key=lambda r: r["id"])
+    assert rows == [{"id": i, "y": None if i < 30 else i + 0.5} for i in range(40)]
+    assert gm.verify(root, deep=True).ok, gm.verify(root, deep=True).lines
