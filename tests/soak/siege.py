@@ -115,7 +115,8 @@ class Siege:
         chance = Random(f"{self.name}/verbs")
         count = 1 if "long" in self.without else chance.choice([2, 4, 6])
         verbs = ["new", *chance.choices([v for v in VERBS if v not in self.without], k=count)]
-        reader = Reader(self.sink, self.folder / "seen") if self.setting.reader else None
+        tables = self.setting.sink["format"] != "npy"  # which gm.read does not read
+        reader = Reader(self.sink, self.folder / "seen") if self.setting.reader and tables else None
         try:
             for number, verb in enumerate(verbs):
                 self._verb(verb, Random(f"{self.name}/{number}"))
