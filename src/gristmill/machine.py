@@ -97,13 +97,20 @@ class Stops:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """While inside, signals come here; the handlers that were there before come back afterwards."""
+        """While inside, signals come here; the handlers that were there before come back afterwards.
+
+        What a signal raised in the middle of an import may come out as any error, or not at all: Raises Interrupted.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before: dict[int, Any] = {int(n): signal.signal(n, self._on) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
+        except Exception as e:
+            if self.number is None or isinstance(e, Interrupted):
+                raise
+            raise self.interrupted() from e
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -129,6 +136,7 @@ class Stops:
     def _on(self, number: int, _: Any) -> None:
         ENDING.begin()
         if not self._heeded:
+            self.number = number
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         if self.number is not None:
             raise Interrupted(f"stopped at once by a second {signal.Signals(number).name}", exit_code=128 + number)
