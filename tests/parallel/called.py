@@ -30,6 +30,24 @@ def slow(x: float) -> float:
     return x
 
 
+def stops(x: int, folder: str, times: int = 1) -> int:
+    """The process is stopped in the first `times` calls for input 3."""
+    tries = len(list(Path(folder).iterdir())) if x == 3 else times
+    if tries < times:
+        Path(folder, str(tries)).touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return x * 10
+
+
+def holds(seconds: int, marker: str) -> int:
+    """Sleeps so long without letting other threads of its process run."""
+    import ctypes
+
+    Path(marker).write_text(str(os.getpid()))
+    ctypes.PyDLL(None).sleep(seconds)
+    return seconds
+
+
 def kept(x: int) -> tuple[int, int]:
     """Loads something once a worker, kept on the function."""
     if not hasattr(kept, "_model"):

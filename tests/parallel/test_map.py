@@ -227,6 +227,45 @@ def test_timeout() -> None:
     assert isinstance(found[1], gm.CallTimeout) and isinstance(found[1], TimeoutError)
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_stopped_worker_s_call_is_over_its_time(tmp_path: Path, retries: int) -> None:
+    """Whose own timer stands still with it: its call is CallTimeout, or tried again, and the map goes on."""
+    function = functools.partial(called.stops, folder=str(tmp_path))
+    with within(60):
+        found = gm.map(function, range(8), timeout=1.0, retries=retries, return_exceptions=True)
+    if retries == 0:
+        assert isinstance(found[3], gm.CallTimeout) and "without a sign of life" in str(found[3])
+        found[3] = 30
+    assert found == [x * 10 for x in range(8)]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_worker_that_stays_stopped_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where calls may take for ever: another one does what it had, which is not to blame."""
+    monkeypatch.setattr("gristmill.plan.beats.STOPPED", 1.0)
+    with within(60):
+        assert gm.map(functools.partial(called.stops, folder=str(tmp_path)), range(8)) == [x * 10 for x in range(8)]
+
+
+def test_a_call_that_holds_the_gil_may_take_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives no sign of life, and is let be: its process goes on, also after it was stopped for a moment."""
+    monkeypatch.setattr("gristmill.plan.beats.STOPPED", 0.1)
+    monkeypatch.setattr("gristmill.plan.beats.LOADING", 0.1)
+    marker = tmp_path / "pid"
+
+    def nudge() -> None:
+        while not marker.exists() or not marker.read_text():
+            time.sleep(0.05)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(int(marker.read_text()), number)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=nudge)
+    thread.start()
+    assert gm.map(functools.partial(called.holds, marker=str(marker)), [9]) == [9]
+    thread.join()
+
+
 @pytest.mark.parametrize("timeout", [math.inf, 1e10, 10**400, 1e9, 1e-9])
 def test_timeouts_of_any_size(timeout: Any) -> None:
     """What no clock can count to is no timeout; the least is one that is over at once."""

@@ -11,8 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from gristmill.plan.beats import Vigil
-from gristmill.plan.contracts import DONE, WAIT, Alive, Death, Event, Feed, Item, Left, Outcome, Printed, Started
+from gristmill.plan import beats
+from gristmill.plan.contracts import (
+    DONE,
+    WAIT,
+    Alive,
+    Death,
+    Event,
+    Feed,
+    Item,
+    Left,
+    Outcome,
+    Printed,
+    Started,
+    Stopped,
+)
 
 HELD = 2  # items a worker holds at least: it prepares one while it predicts the other
 BEAT = 0.25  # seconds between two looks at the clock and at signals, when nothing happens
@@ -41,6 +54,7 @@ class Ended(Event):
     code: int | None = None
     lost: str = ""
     evidence: str = ""
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class Member:
     held: list[str] = field(default_factory=list)
     started: bool = False
     done: bool = False
+    stopped: bool = False
     left: Left | None = None
     tail: bytes = b""
 
@@ -91,7 +106,7 @@ class Crew:
         self._held = held
         self._serial = itertools.count()
         self._clock = clock
-        self._vigil = Vigil()
+        self._vigil = beats.Vigil()
         self._looked = clock()
 
     def events(self) -> Iterator[Event]:
@@ -150,11 +165,12 @@ class Crew:
         self._looked = now
         for m in self.members.values():
             self._vigil.watch(m.name) if m.link.ready else self._vigil.rest(m.name)
-        leaving = {m.name: LEAVING for m in self.members.values() if m.done and not m.held}
-        for name, seconds in self._vigil.late(now, leaving):
+        limits = {m.name: beats.STOPPED for m in self.members.values() if m.stopped}
+        limits |= {m.name: LEAVING for m in self.members.values() if m.done and not m.held}
+        for name, seconds in self._vigil.late(now, limits):
             self.members[name].link.drop()
             how = f"given up after {seconds:.0f} s without a sign of life: stopped, stuck or out of reach"
-            yield from self._gone(self.members[name], Ended(name, lost=how))
+            yield from self._gone(self.members[name], Ended(name, lost=how, silent=True))
 
     def _gone(self, member: Member, ended: Ended) -> Iterator[Event]:
         del self.members[member.name]
@@ -178,7 +194,9 @@ class Crew:
             yield from self._gone(member, event)
             return
         self._vigil.heard(member.name, event.limit if isinstance(event, Alive) else None)
-        if isinstance(event, Alive):
+        if isinstance(event, Stopped):
+            member.stopped = not event.over
+        if isinstance(event, (Alive, Stopped)):
             yield Event("")
             return
         if isinstance(event, Left):
@@ -203,4 +221,5 @@ def _death(member: Member, ended: Ended) -> Death:
         -code if code is not None and code < 0 else None,
         member.started,
         ended.lost,
+        ended.silent,
     )

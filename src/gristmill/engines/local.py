@@ -38,6 +38,7 @@ from gristmill.plan.contracts import (
     Printed,
     Stages,
     Started,
+    Stopped,
     Taken,
 )
 from gristmill.plan.ending import ENDING
@@ -241,6 +242,7 @@ def _await(
     popen: subprocess.Popen[bytes], overheard: Overheard, name: str, emit: Emit, listening: Sequence[threading.Thread]
 ) -> None:
     """Death is seen by waiting for the process, not by end of file: grandchildren may hold its pipes."""
+    _tell_stops(popen.pid, name, emit)
     code = popen.wait()
     for thread, pipe in zip(listening, (popen.stdout, popen.stderr), strict=True):
         thread.join(timeout=1.0)
@@ -249,6 +251,22 @@ def _await(
     if text := overheard.rest():
         emit(Printed(name, text))
     emit(Ended(name, code))
+
+
+def _tell_stops(pid: int, name: str, emit: Emit) -> None:
+    """Until the process has ended, that it is stopped and that it goes on: the kernel tells its parent, as nobody else
+    can tell a stopped process from one in a call that holds the GIL.
+    """
+    if sys.platform != "linux":
+        return
+    changes = os.WSTOPPED | os.WCONTINUED
+    with contextlib.suppress(ChildProcessError):  # another thread has waited for its end
+        while True:
+            found = os.waitid(os.P_PID, pid, changes | os.WEXITED | os.WNOWAIT)
+            if found is not None and found.si_code not in (os.CLD_STOPPED, os.CLD_CONTINUED):
+                return
+            if found := os.waitid(os.P_PID, pid, changes | os.WNOHANG):  # taken, so that the next change is waited for
+                emit(Stopped(name, over=found.si_code == os.CLD_CONTINUED))
 
 
 # ---------------------------------------------------------------- worker

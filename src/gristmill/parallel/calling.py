@@ -94,7 +94,9 @@ class CallWorker:
         self._stopping = threading.Event()
 
     def silence(self) -> float:
-        """Seconds for which it may give no sign of life: a call without a timeout may hold the GIL for ever."""
+        """See contracts.Worker. A call without a timeout may hold the GIL for ever; only where its process is stopped,
+        which its parent is told, it is given up.
+        """
         return math.inf if self._stages.timeout is None else self._stages.timeout
 
     def stop(self) -> None:

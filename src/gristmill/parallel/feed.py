@@ -236,8 +236,10 @@ class CallFeed:
         return results
 
     def _gone(self, death: Death, left: dict[int, Any]) -> bool:
-        """Whether the worker went with its machine, for which nothing it ran is to blame, unless it happens often."""
-        if not death.lost:
+        """Whether the worker went with its machine, for which nothing it ran is to blame, unless it happens often. A
+        call that was silent for longer than its timeout took too long, whatever the reason.
+        """
+        if not death.lost or (self.timed and death.silent):
             return False
         for number in left:
             self._lost[number] = self._lost.get(number, 0) + 1
@@ -245,7 +247,7 @@ class CallFeed:
 
     def _death_of(self, death: Death) -> Fault:
         how = self._how(death)
-        if how == LATE:
+        if how == LATE or (self.timed and death.silent):
             return Fault(Failure("timeout", "CallTimeout", how, death.evidence[-4000:]))
         tail = death.evidence.strip()[-4000:]
         text = f"its worker ended ({how}) while this input was with it alone" + (

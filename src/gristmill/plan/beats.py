@@ -14,6 +14,7 @@ from typing import Any
 from gristmill.plan.contracts import Alive, Emit
 
 LOADING = 600.0  # seconds of silence while imports and models are loaded, which may hold the GIL: a batch's own limit
+STOPPED = 600.0  # seconds that a stopped process is given to be continued, where its calls may take for ever
 OFTEN, SELDOM = 1.0, 10.0  # seconds between two signs; many workers with long limits should not keep a driver busy
 
 

@@ -465,6 +465,13 @@ class Alive(Event):
 
 
 @dataclass(frozen=True)
+class Stopped(Event):
+    """A worker's process was stopped by a signal (SIGSTOP); where `over`, it goes on."""
+
+    over: bool = False
+
+
+@dataclass(frozen=True)
 class Tick(Event):
     """How far an attempt at an item is, not yet committed: source rows whose answers are there, as nearly as windows
     tell, and how many of the item's positions lie behind.
@@ -498,7 +505,8 @@ class Outcome(Event):
 class Death(Event):
     """A worker ended without being asked. `keys` are the items it held, the first one was running.
 
-    `lost` says how, where it went with its machine or was taken away: then nothing it ran is to blame.
+    `lost` says how, where it went with its machine or was taken away: then nothing it ran is to blame. `silent`: it was
+    given up since it gave no sign of life.
     """
 
     keys: tuple[str, ...] = ()
@@ -507,6 +515,7 @@ class Death(Event):
     signal: int | None = None
     started: bool = True
     lost: str = ""
+    silent: bool = False
 
 
 @dataclass(frozen=True)
