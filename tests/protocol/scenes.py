@@ -86,7 +86,7 @@ class Scene:
     folder: Path
     kind: str
     files: int = 0
-    legal: set[Result] = field(default_factory=set)
+    legal: set[tuple[Result, int]] = field(default_factory=set)  # with the version of the code that was last
     operations: int = 0
 
     def __post_init__(self) -> None:
@@ -137,13 +137,16 @@ class Scene:
         return thread, ended
 
     def _allow(self, act: Act) -> None:
-        """What readers may see from now on: what this command, or an unfinished one that it ends, may publish."""
-        for files in range(1, self.files + 1):
-            self.legal |= {wanted(act.version, files)} if act.verb != "retry" else set()
-        for before in list(self.legal):
-            self.legal.add(
-                cured(before, act.version) if act.verb == "retry" else _grown(before, act.version, self.files)
-            )
+        """What readers may see from now on: what this command, or an unfinished one that it ends, may publish. Files
+        are appended by the code that the result was made with last.
+        """
+        if act.verb != "retry":
+            self.legal |= {(wanted(act.version, files), act.version) for files in range(1, self.files + 1)}
+        for before, version in list(self.legal):
+            if act.verb == "retry":
+                self.legal.add((cured(before, act.version), act.version))
+            elif version == act.version:
+                self.legal.add((_grown(before, act.version, self.files), version))
 
     # ------------------------------------------------ readers
 
@@ -152,13 +155,16 @@ class Scene:
         layer = self._layer(Driver("reader"))
         if publication.latest(self.root, layer) is None:
             return None
-        table = reading.read(self.root, files=layer).to_table()
-        letters = reading.dead(self.root, files=layer)
+        try:
+            table = reading.read(self.root, files=layer).to_table()
+            letters = reading.dead(self.root, files=layer)
+        except OSError as e:
+            raise AssertionError(f"a reader misses a file: {e}") from e
         rows = list(zip(*(table[n].to_pylist() for n in ("id", "piece", "y")), strict=True))
         dead = [(p["id"], p["piece"], DEAD) for p in map(json.loads, letters["payload"].to_pylist())]
         assert len({(i, p) for i, p, _ in rows + dead}) == len(rows + dead), f"rows twice: {sorted(rows + dead)}"
         result = frozenset(rows + dead)
-        assert result in self.legal, f"a mix, or rows that are missing: {sorted(result)}"
+        assert result in {legal for legal, _ in self.legal}, f"a mix, or rows that are missing: {sorted(result)}"
         return result
 
     def sound(self) -> None:

@@ -29,6 +29,7 @@ SECONDS = [
     Act("run", 1),
     Act("run", 2),
     Act("append", 1),
+    Act("append", 2),
     Act("restart", 2),
     Act("restart", 3),
     Act("retry", 2),
