@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.plan.contracts import Emit, Item, Model, Portion
+from gristmill.plan.contracts import Alive, Emit, Item, Model, Portion
 from gristmill.worker.memory import use_jemalloc
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe
@@ -68,6 +68,7 @@ class PrepareWorker:
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
         """Each item's windows, as fast as they are taken."""
+        self._watch.say = lambda limit: emit(Alive(self._name, limit))
         for item in items:
             number = 0
             try:

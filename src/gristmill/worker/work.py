@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
 from gristmill.plan.beats import LOADING
-from gristmill.plan.contracts import Elsewhere, Emit, Failure, Item, Left, Outcome, Tick
+from gristmill.plan.contracts import Alive, Elsewhere, Emit, Failure, Item, Left, Outcome, Tick
 from gristmill.plan.failing import failure_of
 from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
@@ -151,6 +151,7 @@ class ShardWorker:
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
         """Run items to their outcomes. The calling thread predicts; two others prepare and write."""
+        self._watch.say = lambda limit: emit(Alive(self._name, limit))
         prepared: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
         scored: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
         if self._beside is not None:
@@ -434,6 +435,10 @@ def scrubbed(failure: Failure, secrets: tuple[Secret, ...]) -> Failure:
     return replace(failure, message=scrub(failure.message, secrets), traceback=scrub(failure.traceback, secrets))
 
 
+def _unheard(limit: float) -> None:
+    pass
+
+
 class Watch:
     """A dump-and-exit timer that also ends a hang which holds the GIL; every sign of life sets it anew.
 
@@ -443,6 +448,8 @@ class Watch:
     def __init__(self, least: float | None) -> None:
         self._least = least
         self._slowest = 0.0
+        self._said = 0.0
+        self.say: Callable[[float], None] = _unheard  # told when the limit has grown, before it is made use of
         self._since: float | None = None
         self._armed = -1e9
         self._lock = threading.Lock()
@@ -462,6 +469,9 @@ class Watch:
                 self._slowest = max(self._slowest, now - self._since)
             self._since = now
             limit = self.limit
+            if limit > 1.05 * self._said:
+                self._said = limit
+                self.say(limit)
             if now - self._armed > limit / 50:  # arming starts a thread: not at every batch of a quick model
                 self._armed = now
                 faulthandler.dump_traceback_later(limit * 1.02, exit=True)
