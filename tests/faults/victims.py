@@ -211,8 +211,8 @@ def unpicklable(batch: Batch, bad: list[int]) -> Batch:
 def floods(batch: Batch, size: int) -> Batch:
     """Prints a lot, on both streams, through Python and past it."""
     print("o" * size)
-    sys.stderr.write("e" * size)
-    os.write(1, b"w" * size)
+    sys.stderr.write("e" * size + "\n")
+    os.write(1, b"w" * size + b"\n")
     return _answer(batch)
 
 
