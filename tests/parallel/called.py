@@ -30,6 +30,12 @@ def slow(x: float) -> float:
     return x
 
 
+def slowly(x: Any) -> Any:
+    """The input itself, after a moment."""
+    time.sleep(0.05)
+    return x
+
+
 def stops(x: int, folder: str, times: int = 1) -> int:
     """The process is stopped in the first `times` calls for input 3."""
     tries = len(list(Path(folder).iterdir())) if x == 3 else times

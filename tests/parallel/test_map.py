@@ -27,6 +27,8 @@ from gristmill import machine
 from gristmill.parallel import placing
 from gristmill.parallel.kept import Kept
 
+HERE = Path(__file__).parent
+
 
 class Adder:
     """A callable object, and a bound method."""
@@ -216,6 +218,37 @@ def test_retries(tmp_path: Path) -> None:
     assert gm.map(function, [1, 2, 3], retries=2) == [1, 2, 3]
     with pytest.raises(ConnectionError, match="try 1"):
         gm.map(function, [4], retries=1)
+
+
+def test_large_values_of_a_killed_caller_are_swept_away() -> None:
+    """By the next map, which leaves alone those of callers that live."""
+    text = (
+        "import sys, time, called, numpy, gristmill as gm\n"
+        "for a in gm.map(called.slowly, [numpy.ones(1 << 18)] * 400, generator=True):\n"
+        "    print('result', flush=True)\n"
+    )
+    callers = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, cwd=HERE) for _ in range(2)]
+    for caller in callers:
+        assert caller.stdout is not None and caller.stdout.readline()
+    folders = {c.pid: folder_of(c.pid) for c in callers}
+    try:
+        callers[0].kill()
+        callers[0].communicate()
+        assert os.listdir(folders[callers[0].pid])
+        assert gm.map(called.double, [np.ones(1 << 18)])[0].sum() == 1 << 19
+        assert not os.path.exists(folders[callers[0].pid])
+        assert os.path.exists(folders[callers[1].pid])
+    finally:
+        callers[1].terminate()
+        callers[1].communicate()
+        gm.map(called.double, [1])
+
+
+def folder_of(pid: int) -> str:
+    """Where a caller's large values are: the folder whose lock it holds."""
+    held = [os.path.realpath(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    (lock,) = [path for path in held if "/gristmill-map-" in path and path.endswith("/lock")]
+    return os.path.dirname(lock)
 
 
 def test_timeout() -> None:

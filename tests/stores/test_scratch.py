@@ -9,14 +9,14 @@ from pathlib import Path
 
 RACER = """
 import os, sys, tempfile
-from gristmill.commit.scratch import Scratch
+from gristmill.plan.scratch import Scratch
 tempfile.tempdir = sys.argv[1]
 sys.stdin.readline()
 for n in range(60):
     scratch = Scratch()
     with open(scratch.path("part"), "w") as out:
         out.write("here")
-    scratch._lock.close()  # as if this process were gone
+    scratch._folder._lock.close()  # as if this process were gone
 """
 
 

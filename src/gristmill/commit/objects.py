@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, TypeVar
 
 from gristmill.commit.heartbeat import ObjectLease, beating
 from gristmill.commit.requests import Contended, answer
-from gristmill.commit.scratch import Scratch
 from gristmill.commit.store import join, sha256_of
 from gristmill.errors import BadJob
+from gristmill.plan.scratch import Scratch
 
 AT_ONCE = 32  # requests under way at a time: what hides a round trip of some 20 ms behind others
 PATIENCE = 180.0  # seconds until a store that does not answer is an error: longer than a restart or a failover takes

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from gristmill.parallel.shipping import by_value, pack, revived
 from gristmill.plan.contracts import Event, Printed, Waiting
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.processes import import_path
+from gristmill.plan.scratch import Folder
 
 GRACE = 0.5  # seconds that calls which nobody wants any more are given to end
 _NONE = object()
@@ -156,9 +156,10 @@ def _found(
     stack.callback(inputs.close)
     folder = None
     if how.engine.name == "local":  # workers see the caller's disk
-        # Made when the first large value needs it, so that a killed map seldom leaves anything behind.
-        folder = os.path.join(_in_memory() or tempfile.gettempdir(), f"gristmill-map-{secrets.token_hex(8)}")
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # no room there: slower, but values arrive
+            made = Folder("gristmill-map-", _in_memory() or tempfile.gettempdir())
+            stack.callback(made.remove)
+            folder = made.path
     if late := not inputs.wait():
         yield None
     while late and not inputs.wait():

@@ -31,7 +31,6 @@ def pack(data: bytes, folder: str | None) -> Parcel:
         return Parcel(data, size=len(data))
     path = os.path.join(folder, secrets.token_hex(8))
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         with open(path, "xb") as out:
             out.write(data)
     except OSError:  # no room there: slower, but it arrives

@@ -1,0 +1,78 @@
+"""Folders for files that travel: of this process, which another one sweeps away if this one is killed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+from typing import Any
+
+
+class Folder:
+    """A folder below `above` that this process alone makes files in, or lets its workers. Making one removes those of
+    the same `prefix` whose processes were killed: their lock can be taken. Raises OSError.
+    """
+
+    def __init__(self, prefix: str, above: str) -> None:
+        _sweep(prefix, above)
+        self._process = os.getpid()
+        while True:
+            self.path = tempfile.mkdtemp(prefix=prefix, dir=above)
+            try:
+                self._lock = open(os.path.join(self.path, "lock"), "a+")  # noqa: SIM115
+            except FileNotFoundError:
+                continue  # swept, as it was empty
+            if os.name == "nt" or (_held(self._lock) and os.path.exists(self._lock.name)):
+                return
+            self._lock.close()  # swept before it was locked
+
+    def remove(self) -> None:
+        """With all that is in it; not from a fork of the process whose folder it is."""
+        if os.getpid() == self._process:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+
+
+class Scratch:
+    """Names in a temporary folder (TMPDIR), made when the first one is asked for and removed with the process."""
+
+    def __init__(self) -> None:
+        self._folder: Folder | None = None
+        self._numbers = itertools.count()
+        self._guard = threading.Lock()
+
+    def path(self, name: str) -> str:
+        """A path that nothing stands at."""
+        with self._guard:
+            if self._folder is None:
+                self._folder = Folder("gristmill-scratch-", tempfile.gettempdir())
+                atexit.register(self._folder.remove)
+        return os.path.join(self._folder.path, f"{next(self._numbers)}-{name}")
+
+
+def _sweep(prefix: str, above: str) -> None:
+    for name in os.listdir(above):
+        if name.startswith(prefix):
+            folder = os.path.join(above, name)
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # its process was killed before it made a lock; if it lives it makes another
+            with contextlib.suppress(OSError), open(os.path.join(folder, "lock"), "r+") as lock:
+                if _held(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _held(file: Any) -> bool:
+    """Take the lock of a folder; false if its process lives."""
+    if os.name == "nt":
+        return False  # a file that is open cannot be removed there: such folders are left to the system
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
