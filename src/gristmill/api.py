@@ -38,7 +38,7 @@ class Job:
         post: Sequence[Any] = (),
         **options: Any,
     ) -> None:
-        if options.get("engine") is None and options.get("workers") != 0:
+        if options.get("engine") is None:
             options["engine"] = default_engine(os.environ)
         try:
             self.spec = describe(source, model, sink, steps, post, **options)

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,6 +30,28 @@ def typed(*arguments: str) -> JobSpec:
 
 
 EMBED = ("embed", "a.parquet", "out", "--text", "t", "--model", "m")
+
+
+@pytest.mark.parametrize("zero", [("--workers", "0"), ("--set", "engine.workers=0")])
+def test_no_workers_mean_this_process(zero: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever engine the environment, a job file or a Job names; one that is typed beside it has workers."""
+    (tmp_path / "job.yaml").write_text("{source: a, model: {call: 'm:f'}, sink: out}")
+    (tmp_path / "ray.yaml").write_text("{source: a, model: {call: 'm:f'}, sink: out, engine: {name: ray, address: x}}")
+    (tmp_path / "no.yaml").write_text("{source: a, model: {call: 'm:f'}, sink: out, engine: {workers: 0}}")
+    name = f"job{zero[1][0]}.py"  # a module stays imported
+    (tmp_path / name).write_text("import gristmill as gm\njob = gm.Job('a', print, 'out', workers=4)\n")
+    monkeypatch.setenv("GRISTMILL_ENGINE", "ray")
+
+    def engine(file: str, *words: str) -> EngineSpec:
+        params = job.run.make_context("run", [str(tmp_path / file), *words]).params
+        return job.described(params.pop("job"), params).engine
+
+    here = EngineSpec(workers=0)
+    assert typed(*EMBED, *zero).engine == gm.Job("a", print, "out", workers=0).spec.engine == here
+    assert [engine(file, *zero) for file in ("job.yaml", "ray.yaml", name)] == [here] * 3
+    assert engine("no.yaml") == here
+    assert typed(*EMBED).engine.name == engine("job.yaml").name == "ray"
+    assert engine("no.yaml", "--set", "engine.name=ray") == EngineSpec("ray")
 
 
 def test_the_least_that_can_be_typed() -> None:

@@ -87,10 +87,16 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any], path: Path) -> di
 
 
 def _for_engine(section: Mapping[str, Any], name: Any) -> dict[str, Any]:
-    """What of an engine's section holds for the engine called `name`: another one's own options do not."""
+    """What of an engine's section holds for the engine called `name`: another one's own options do not, nor that there
+    are no workers.
+    """
     if name is None or name == section.get("name", EngineSpec.name):
         return dict(section)
-    return {key: item for key, item in section.items() if key in EngineSpec.__dataclass_fields__}
+    return {
+        key: item
+        for key, item in section.items()
+        if key in EngineSpec.__dataclass_fields__ and (key, item) != ("workers", 0)
+    }
 
 
 def apply_sets(document: Document, sets: Sequence[str]) -> Document:
@@ -111,8 +117,7 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
 def with_default_engine(document: Document, environ: Mapping[str, str]) -> Document:
     """The document with the engine that the environment names, where it names none itself."""
     engine = document.value.get("engine") or {}
-    said = not isinstance(engine, dict) or "name" in engine or engine.get("workers") == 0
-    if said or not environ.get(ENGINE):
+    if not isinstance(engine, dict) or "name" in engine or not environ.get(ENGINE):
         return document
     value = {**document.value, "engine": {**engine, "name": default_engine(environ)}}
     return Document(document.name, value, document.places)

@@ -145,7 +145,8 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Which engine runs a job, and with what. `workers` 0 runs in the calling process; a pair is (least, most).
+    """Which engine runs a job, and with what. `workers` 0 runs in the calling process, whatever engine was named; a
+    pair is (least, most).
 
     `steps_workers` are processes for each worker that do nothing but read, run steps and tokenise, for steps that take
     longer than the model; with 0 the worker does it itself, beside the model. `options` are the engine's own (address,
@@ -176,10 +177,13 @@ class EngineSpec:
         if count and self.workers == 0:
             raise BadJob("workers is 0, so that everything runs in the calling process: leave steps_workers out")
         self.own()
+        if self.workers == 0 and self.name in OPTIONS:
+            object.__setattr__(self, "options", self.options if self.name == "local" else {})
+            object.__setattr__(self, "name", "local")
 
     def named(self, name: str) -> EngineSpec:
-        """The engine of that name: with this one's own options, if it is the same."""
-        return self if name == self.name else replace(self, name=name, options={})
+        """The engine of that name: with this one's own options, if it is the same; with its workers, if it has some."""
+        return self if name == self.name else replace(self, name=name, options={}, workers=self.workers or "auto")
 
     def own(self) -> Any:
         """The engine's own options, checked; None for an unknown engine. Raises BadJob for an unknown option."""
