@@ -181,16 +181,16 @@ def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bo
 def compared(planned: Generation, now: Fingerprint, inputs: Mapping[str, str]) -> list[str]:
     """What differs between the plan of a generation and a job, where `inputs` are those that the result stands for."""
     old: dict[str, Any] = generations.read_plan(planned).about["fingerprint"]
-    return fingerprint.differences({**old, "inputs": fingerprint.digest_of(inputs)}, now, inputs)
+    return fingerprint.differences(old, now, inputs)
 
 
 def _meant(claimed: Generation, now: Fingerprint) -> list[str]:
     """What differs between a claim, which holds its inputs as one digest, and a job. New files are what an append is
-    for.
+    for. Files that were only written again since are no difference: nothing of them had been scored.
     """
     then = claimed.fingerprint
-    lines = fingerprint.differences({**then, "inputs": fingerprint.digest_of(now.inputs)}, now, now.inputs)
-    if claimed.kind != "append" and then["inputs"] != fingerprint.digest_of(now.inputs):
+    lines = fingerprint.differences(then, now, now.inputs)
+    if claimed.kind != "append" and then["inputs"] != fingerprint.without_stamps(now.inputs):
         lines.append("input: the source's files are not those of then")
     return lines
 
@@ -198,9 +198,7 @@ def _meant(claimed: Generation, now: Fingerprint) -> list[str]:
 def _changed(inputs: Mapping[str, str], now: Fingerprint) -> list[str]:
     """What differs in the inputs that a base was made from; new ones are none of its matter."""
     ours = {p: d for p, d in now.inputs.items() if p in inputs}
-    return fingerprint.differences(
-        {**now.as_dict(), "inputs": fingerprint.digest_of(inputs)}, replace(now, inputs=ours), inputs
-    )
+    return fingerprint.differences(now.as_dict(), replace(now, inputs=ours), inputs)
 
 
 def restricted(r: Resolved, paths: Collection[str]) -> Resolved:

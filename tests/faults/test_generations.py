@@ -90,6 +90,22 @@ def test_fault_42_a_verb_killed_before_its_plan_keeps_its_meaning(source: str, r
     assert len(set(gm.read(root).to_table()["id"].to_pylist())) == report.rows_ok
 
 
+def test_fault_42_a_restart_killed_before_its_plan_when_its_source_is_written_again(source: str, root: str) -> None:
+    """The same rows at another time, of which nothing was scored, are what it was for; other files are not."""
+    run(source, root)
+    run(source, root, harm=BEFORE_PLAN, restart=True)
+    victims.write_input(source, 30, files=1)
+    (name,) = os.listdir(source)
+    os.utime(os.path.join(source, name), (1e9, 1e9))
+    more(source, range(30, 40))
+    with pytest.raises(PlanChanged, match="files are not those of then"):
+        run(source, root)
+    os.unlink(os.path.join(source, "z.parquet"))
+    report = run(source, root)
+    assert (report.generation, report.state) == (2, "done")
+    sound(root, 30)
+
+
 def test_fault_42_a_new_run_killed_before_its_plan_binds_nobody(source: str, root: str) -> None:
     """It has scored nothing: the job may be changed and run."""
     run(source, root, harm=BEFORE_PLAN)

@@ -128,7 +128,7 @@ def fingerprint(job: JobSpec, files: tuple[FileInfo, ...] = ()) -> Fingerprint:
 
 def lines(before: JobSpec, after: JobSpec) -> list[str]:
     """The difference that a person is shown."""
-    return differences(fingerprint(before).as_dict(), fingerprint(after), {})
+    return differences(fingerprint(before).as_dict(), fingerprint(after), fingerprint(before).inputs)
 
 
 def fields() -> Iterator[Any]:

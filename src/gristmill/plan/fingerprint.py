@@ -84,12 +84,14 @@ class Fingerprint:
     inputs: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """As the plan stores it: the inputs as one digest, since the plan's file table lists them."""
+        """As claims and plans store it: the inputs as one digest without their stamps, as the plan's files are in a
+        table of it.
+        """
         return {
             "options": dict(self.options),
             "model": dict(self.model),
             "code": dict(self.code),
-            "inputs": digest_of(self.inputs),
+            "inputs": without_stamps(self.inputs),
         }
 
 
@@ -144,6 +146,11 @@ def input_digest(info: FileInfo) -> str:
     return json.dumps([info.file.size, info.file.stamp, info.layout])
 
 
+def without_stamps(inputs: Mapping[str, str]) -> str:
+    """One digest of what files are called, how large they are and how they are laid out, whenever they were written."""
+    return digest_of({path: [size, layout] for path, d in inputs.items() for size, _, layout in [json.loads(d)]})
+
+
 def other_content(digest: str, reason: str) -> str:
     """The digest of a file that looks as it did, and was found to hold something else: unlike any that is made of a
     file. `reason` says how it was found out.
@@ -184,16 +191,15 @@ def _time(stamp: str) -> Any:
 # ---------------------------------------------------------------- differences
 
 
-def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[str, str] | None) -> list[str]:
-    """What differs between a stored fingerprint and this one, a line each; empty where nothing does.
-
-    `old_inputs` may be None where the digests of the inputs are equal.
+def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[str, str]) -> list[str]:
+    """What differs between a stored fingerprint, with its inputs apart, and this one, a line each; empty where nothing
+    does.
     """
     lines = []
     for section in ("options", "model", "code"):
         lines += _differing(section, old.get(section, {}), getattr(new, section))
-    if old.get("inputs") != digest_of(new.inputs):
-        lines += _differing("input", old_inputs or {}, new.inputs)
+    if old_inputs != new.inputs:
+        lines += _differing("input", old_inputs, new.inputs)
     return lines
 
 
