@@ -64,11 +64,13 @@ def gpus() -> tuple[str, ...]:
 
 
 class OutOfMemory:
-    """Whether the kernel has killed for want of memory since last asked, by its own counters (Linux)."""
+    """Whether the kernel has killed for want of memory since last asked (Linux), in this process's control group where
+    that counts: what else runs on the machine is no evidence. The kernel names no process; of two workers that end at
+    once, one killed by it and one by somebody, the wrong one may be blamed.
+    """
 
-    _FILES = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
-
-    def __init__(self) -> None:
+    def __init__(self, root: str = "/") -> None:
+        self._counter = _kills_counter(root)
         self._seen = self._count()
 
     def __call__(self, death: Death) -> bool:
@@ -77,11 +79,33 @@ class OutOfMemory:
         return more
 
     def _count(self) -> int:
-        total = 0
-        for path in self._FILES:
-            with contextlib.suppress(OSError), open(path) as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-        return total
+        return _kills(self._counter) or 0
+
+
+def _kills_counter(root: str) -> str:
+    """The file that counts kills for want of memory: that of the control group, whoever was short of memory, the group
+    or the machine; else the machine's own.
+    """
+    groups = os.path.join(root, "sys/fs/cgroup")
+    with contextlib.suppress(OSError), open(os.path.join(root, "proc/self/cgroup")) as file:
+        for line in file:
+            _, kinds, below = line.strip().split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            above, name = (groups, "memory.events") if not kinds else (f"{groups}/memory", "memory.oom_control")
+            for folder in (above + below, above):  # in a container `below` may be what it is called outside
+                if _kills(found := os.path.join(folder, name)) is not None:
+                    return found
+    return os.path.join(root, "proc/vmstat")
+
+
+def _kills(path: str) -> int | None:
+    """The `oom_kill` of a file of counters; None where it has none."""
+    with contextlib.suppress(OSError), open(path) as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
 
 
 class Stops:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill import machine
 from gristmill.feeding import ShardFeed
 from gristmill.plan.contracts import DONE, WAIT, Death, Failure, Item, Left, Outcome, Started
 from gristmill.plan.shard import Shard
@@ -159,3 +163,38 @@ def test_a_resumed_shard_of_bad_rows_is_judged_by_rows_from_elsewhere() -> None:
         assert (feed.fatal is None) == bool(ok)
         if ok:
             assert feed.take("w0").value.proven
+
+
+@pytest.mark.parametrize(
+    ("group", "counter"),
+    [
+        ("0::/user/x\n", "sys/fs/cgroup/user/x/memory.events"),
+        ("0::/outside/name\n", "sys/fs/cgroup/memory.events"),
+        ("8:pids:/\n4:cpu,memory:/x\n0::/\n", "sys/fs/cgroup/memory/x/memory.oom_control"),
+        ("4:memory:/outside/name\n", "sys/fs/cgroup/memory/memory.oom_control"),
+        ("0::/\n", ""),
+        (None, ""),
+    ],
+)
+def test_whose_kills_for_want_of_memory_are_evidence(tmp_path: Path, group: str | None, counter: str) -> None:
+    """Those in the control group of this process, where it counts them, not those of other programs."""
+
+    def write(path: str, count: int) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"low 0\noom 7\noom_kill {count}\n")
+
+    write("proc/vmstat", 3)
+    if group is not None:
+        write("proc/self/cgroup", 0)
+        (tmp_path / "proc/self/cgroup").write_text(group)
+    if counter:
+        write(counter, 5)
+    asked = machine.OutOfMemory(str(tmp_path))
+    killed = Death("w0", signal=9)
+    assert not asked(killed)
+    write("proc/vmstat", 4)
+    assert asked(killed) is not bool(counter)
+    if counter:
+        write(counter, 6)
+        assert asked(killed)
+    assert not asked(killed)
