@@ -53,7 +53,7 @@ from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
 from gristmill.plan.processes import import_path, starting
 from gristmill.plan.secret import reveal, scrub, secrets_in
-from gristmill.plan.shard import Shard
+from gristmill.plan.shard import Selection, Shard
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
 from gristmill.tally import Tally
@@ -351,7 +351,8 @@ class Run:
         feed = ShardFeed(
             r.workers or 1, careful_start=_small(r), out_of_memory=machine.OutOfMemory(), run=secrets.token_hex(6)
         )
-        feed.proof = None if self._plan is None else self._probe_task(self._first_rows())
+        retry = self.generation.kind == "retry-dead"
+        feed.proof = None if self._plan is None and not retry else self._proof()
         feed.most_ahead = 4 * max(1, r.workers) if self._stream else None
         return feed
 
@@ -423,6 +424,13 @@ class Run:
         )
         return min(TIMED_ROWS if known else PROBE_ROWS, self._batch.rows)
 
+    def _proof(self) -> Task:
+        """Rows from elsewhere, for when the model fails on all that was tried: of a retry also such as lived."""
+        r, g = self.resolved, self.generation
+        rows, everything = self._first_rows(), Selection.everything(r.files)
+        pieces = shipping.pieces(replace(r, selection=everything), rows * 64)
+        return Task("probe", Shard(0, pieces), g.number, g.folder, self.root, rows=rows)
+
     def _probe_task(self, rows: int) -> Task:
         r, g = self.resolved, self.generation
         return Task(
@@ -434,7 +442,8 @@ class Run:
         answer, asked = feed.probed, feed.probe
         assert asked is not None and asked.rows is not None
         # Rows that are all filtered cost little: the next ones are looked at, however many that takes.
-        more = asked.rows < MOST_PROBED or not answer["dead"]
+        # Rows that are added to a result have its schema, whether any of these can be scored or not.
+        more = self.generation.schema is None and (asked.rows < MOST_PROBED or not answer["dead"])
         if answer["schema"] is None and answer["rows"] >= asked.rows and more:
             feed.probe_further(self._probe_task(asked.rows * 16))
             return

@@ -418,3 +418,16 @@ def test_fault_47_a_column_of_nulls_takes_the_type_that_comes(source: str, root:
     rows = sorted(gm.read(root).to_table().to_pylist(), key=lambda r: r["id"])
     assert rows == [{"id": i, "y": None if i < 30 else i + 0.5} for i in range(40)]
     assert gm.verify(root, deep=True).ok, gm.verify(root, deep=True).lines
+
+
+def test_a_retry_of_rows_that_fail_again_ends(source: str, root: str) -> None:
+    """Every row that is retried fails as before, in the way that makes a model doubted: they stay dead letters, as the
+    model still works for the others.
+    """
+    bad = {"bad": {str(i): "memory" for i in range(0, 30, 3)}}
+    run(source, root, fn="harmful", args=bad)
+    sound(root, 30, dead=10)
+    for _ in range(2):
+        report = run(source, root, fn="harmful", args=bad, retry=True)
+        assert (report.rows_ok, report.rows_dead) == (20, 10)
+    sound(root, 30, dead=10)
