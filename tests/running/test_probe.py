@@ -89,6 +89,14 @@ def test_fault_60_counts_are_right(numbers: str, tmp_path: Path, case: str, firs
     assert api.verify(str(tmp_path / "out")).ok
 
 
+def test_a_result_of_dead_letters_alone_is_verified(numbers: str, tmp_path: Path) -> None:
+    """Where no row came out there is no column of row ids to compare the dead letters with."""
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"], row_id="rid")
+    gm.Job(numbers, nan_first(ROWS), sink, workers=0, gates={"min_ok": 0, "allow_empty": True}).run()
+    assert len(gm.dead(str(tmp_path / "out"))) == ROWS
+    assert api.verify(str(tmp_path / "out")).ok
+
+
 @pytest.mark.parametrize("sink", [{"row_id": "rid"}, {"model_version": "v"}, {"row_id": "rid", "merge": True}])
 def test_a_result_without_rows_is_published(numbers: str, tmp_path: Path, sink: dict) -> None:
     """Where every row is filtered, nothing tells what the model would have returned, and nothing is asked of it."""

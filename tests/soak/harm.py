@@ -17,6 +17,7 @@ from soak.witness import Broken
 
 TAG = "GRISTMILL_SOAK_TAG"  # in the environment of every process of a siege
 LONGEST = 240.0  # seconds that a run may take before it counts as hanging
+FROZEN = 60.0  # seconds after which a worker that was stopped for good goes on, should it not be given up
 GRACE = 13.0  # seconds in which a run must be gone after a signal (12 s are promised)
 
 # who is hit, by what: how often
@@ -34,6 +35,7 @@ class Harm:
         self.done: Counter[str] = Counter()
         self.log: list[str] = []
         self._chance, self._left = chance, most
+        self._stopped: dict[int, float] = {}
         self._hits = {hit: n for hit, n in HITS.items() if hit[1] not in without and hit[0] not in without}
 
     def attend(self, runs: Sequence[subprocess.Popen[bytes]], slowest: float) -> None:
@@ -42,6 +44,7 @@ class Harm:
         while alive := [r for r in runs if r.poll() is None]:
             if time.monotonic() - begun > LONGEST:
                 raise Broken(f"a run does not end in {LONGEST:g} s; {' '.join(self.log[-6:])}")
+            self._continue()
             if self._left <= 0:
                 time.sleep(0.05)
                 continue
@@ -63,6 +66,8 @@ class Harm:
         self.done[f"{what} {who}"] += 1
         self.log.append(f"{what}-{who}")
         send(pids, {"PAUSE": "STOP"}.get(what, what))
+        if what == "STOP":
+            self._stopped |= dict.fromkeys(pids, time.monotonic())
         if what == "PAUSE":
             _until(lambda: False, self._chance.choice([0.1, 0.5, 3.0]))
             send(pids, "CONT")
@@ -72,6 +77,12 @@ class Harm:
                 send(pids, what)
             if not _until(lambda: run.poll() is not None, GRACE):
                 raise Broken(f"{what} to the driver, and it is not gone after {GRACE:g} s")
+
+    def _continue(self) -> None:
+        """A worker at work that stops is given up in seconds, one that is loading in ten minutes: too long to wait."""
+        for pid in [pid for pid, at in self._stopped.items() if time.monotonic() - at > FROZEN]:
+            send([pid], "CONT")
+            del self._stopped[pid]
 
 
 def send(pids: Sequence[int], what: str) -> None:

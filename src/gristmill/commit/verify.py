@@ -273,8 +273,8 @@ def _letters(result: Publication, live: Sequence[Live], files: Files) -> list[st
     column = options.get("sink.row_id", "null").strip('"')
     if not who or column == "null" or "sink.key" in options or result.body["sink_format"] == "npy":
         return lines
-    ids = pa.array([_id(s, p, c) for s, p, c in who])
-    for batch in reading.read(result.root, files=files).to_batches(columns=[column]):
+    ids, rows = pa.array([_id(s, p, c) for s, p, c in who]), reading.read(result.root, files=files)
+    for batch in rows.to_batches(columns=[column]) if column in rows.schema.names else ():  # else there are no rows
         both = batch.column(0).filter(pc.is_in(batch.column(0), ids))
         lines += [f"row {i}: is published and dead" for i in both.to_pylist()[:3]]
     return lines
