@@ -227,7 +227,7 @@ def test_a_retry_that_died_before_it_had_a_plan(apart: Apart, quick: Path) -> No
     scene = Scene(apart, quick, source, None, (("bad", [3, 13]),))
     assert scene.run().code == 0
     before = gm.read(scene.root).to_table()
-    harm = {"at": 0, "kind": "kill", "ops": ["create"], "path": "retried.table"}
+    harm = {"at": 0, "kind": "kill", "ops": ["create"], "path": "retried."}
     retry = {"retry": True, "accept_code_change": True, "bad": []}
     assert scene.run(harm=harm, **retry).code == -9
     assert scene.run().code == 0
