@@ -54,8 +54,9 @@ install: $(VENV)/.install
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
+# Two at a time, a file in one process; all that start clusters in the same one (tests/conftest.py).
 test: $(VENV)/.install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.install
 	$(BIN)/ruff check

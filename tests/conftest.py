@@ -28,6 +28,14 @@ os.environ.pop("FORCE_COLOR", None)
 GRACE_S = 5.0  # a worker that was told to stop may still be leaving
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run several at a time, a file stays in one process, and those that start Ray or Spark in the same."""
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here)
+        item.add_marker(pytest.mark.xdist_group("clusters" if place.parts[0] == "engines" else str(place)))
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """all-MiniLM-L6-v2, fp32 safetensors, a sentence-transformers folder."""
