@@ -142,5 +142,11 @@ def schema_without_rows(r: Resolved) -> pa.Schema:
     """What the output looks like where no row came out, as far as that is known."""
     names = r.keep if r.keep is not None else tuple(n for n in r.schema.names if n not in (r.info.columns or ()))
     fields = [*(r.schema.field(n) for n in names if n in r.schema.names), *(r.info.schema or ())]
-    drop = r.job.sink.drop if r.job.sink is not None else ()
-    return pa.schema([f for f in fields if f.name not in drop])
+    sink = r.job.sink
+    if sink is None:
+        return pa.schema(fields)
+    if sink.row_id is not None:
+        fields.insert(0, pa.field(sink.row_id, pa.string()))
+    if sink.model_version is not None:
+        fields.append(pa.field(sink.model_version, pa.dictionary(pa.int32(), pa.string())))
+    return pa.schema([f for f in fields if f.name not in sink.drop])

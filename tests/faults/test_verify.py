@@ -134,3 +134,14 @@ def test_what_is_wrong_with_a_result_is_named(harm: Callable[[Path], None], said
     verdict = gm.verify(str(root))
     assert not verdict.ok
     assert any(said in line for line in verdict.lines), verdict.lines
+
+
+def test_a_result_without_rows_has_all_its_columns(quick: Path) -> None:
+    """Ids and versions too, so that verify looks for the dead among no rows, and later rows fit."""
+    source, root = victims.write_input(str(quick / "in"), 4, files=1), str(quick / "out")
+    sink = gm.sink(root, keep=["id"], row_id="row", model_version="version")
+    gates = {"min_ok": 0.0, "allow_empty": True}
+    model = gm.model(victims.refused)
+    gm.Job(source, model, sink, workers=0, gates=gates).run()
+    assert gm.verify(root, deep=True).ok
+    assert gm.read(root).schema.names == ["row", "id", "version"]

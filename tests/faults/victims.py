@@ -36,6 +36,11 @@ def scored(batch: Batch, log: str | None = None, bad: tuple[int, ...] = ()) -> B
     return _answer(batch)
 
 
+def refused(batch: Batch) -> list[Exception]:
+    """An error in the place of every answer."""
+    return [ValueError("no") for _ in batch["id"]]
+
+
 def vector(batch: Batch) -> Batch:
     """A vector a row."""
     return {"v": np.stack([batch["x"], batch["id"]], axis=1).astype(np.float32)}

@@ -270,8 +270,13 @@ def _letters(result: Publication, live: Sequence[Live], files: Files) -> list[st
     who = list(zip(*(letters.column(n).to_pylist() for n in ("source", "position", "copy")), strict=True))
     lines = [f"{s} at {p}, copy {c}: {n} dead letters" for (s, p, c), n in Counter(who).items() if n > 1]
     options = result.body["fingerprint"]["options"]
-    column = options.get("sink.row_id", "null").strip('"')
-    if not who or column == "null" or "sink.key" in options or result.body["sink_format"] == "npy":
+    column = options.get("sink.row_id", "").strip('"')
+    if (
+        not who
+        or column not in decode_schema(result.body["output_schema"]).names
+        or "sink.key" in options
+        or result.body["sink_format"] == "npy"
+    ):
         return lines
     ids, rows = pa.array([_id(s, p, c) for s, p, c in who]), reading.read(result.root, files=files)
     for batch in rows.to_batches(columns=[column]) if column in rows.schema.names else ():  # else there are no rows
