@@ -76,6 +76,7 @@ class Held:
             predecessor=0 if self.latest is None else self.latest.number,
             fingerprint=r.fingerprint.as_dict(),
             schema=schema,
+            after=0 if self.latest is None else max(self.latest.generations),
         )
 
     def members(self, of: Publication | None = None) -> list[Generation]:
@@ -115,7 +116,7 @@ def choose(
             return Choice(begun, begun.planned, r)
         return Choice(held.claim("restart" if held.claims else "new", r), False, r)
     if begun is not None and (begun.planned or begun.kind in ("append", "restart")):
-        return _unfinished(held, begun, uri, r)
+        return _unfinished(held, begun, uri, r, append)
     if held.latest is None:  # a claim without a plan has scored nothing
         return Choice(held.claim("new", r), False, r)
     return _finished(held, held.latest, uri, r, append)
@@ -135,30 +136,51 @@ def _whole(held: Held, begun: Generation, r: Resolved) -> bool:
     return works <= set(begun.files.names(begun.work))
 
 
-def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved) -> Choice:
+def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bool) -> Choice:
     base = held.base_of(begun)
     before = held.inputs(held.members(base), r) if base is not None else {}
-    if not begun.planned:
+    if begun.planned:
+        planned = held.inputs([begun], r)
+        known = {**before, **planned}
+        lines = compared(begun, restricted(r, list(known)).fingerprint, known)
+        later = tuple(p for p in r.fingerprint.inputs if p not in known)
+        if not lines and not (later and append and _refused(begun)):
+            return Choice(begun, True, restricted(r, list(planned)), base, later)
+        what = "an unfinished run is here, planned for something else"
+    else:
         now = restricted(r, [p for p in r.fingerprint.inputs if p not in before])
         lines = [*_changed(before, r.fingerprint), *_meant(begun, now.fingerprint)]
         if not lines:
             return Choice(begun, False, now, base)
-        way = "say --restart again to begin it anew" if base is None else "use --restart to score everything anew"
-        raise PlanChanged(
-            f"{uri}: a run with --{begun.kind} has begun here, for something else:\n{fingerprint.listed(lines)}\n"
-            f"put it back, or {way}"
-        )
-    planned = held.inputs([begun], r)
-    known = {**before, **planned}
-    now = restricted(r, list(known))
-    lines = compared(begun, now.fingerprint, known)
-    if not lines:
-        later = tuple(p for p in r.fingerprint.inputs if p not in known)
-        return Choice(begun, True, restricted(r, list(planned)), base, later)
-    raise PlanChanged(
-        f"{uri}: an unfinished run is here, planned for something else:\n{fingerprint.listed(lines)}\n"
-        "put it back to resume that run, or use --restart to begin anew"
-    )
+        what = f"a run with --{begun.kind} has begun here, for something else"
+    return _otherwise(held, begun, uri, r, append, f"{uri}: {what}:\n{fingerprint.listed(lines)}")
+
+
+def _refused(begun: Generation) -> bool:
+    """Whether an unfinished generation is done, but for a gate that did not hold."""
+    return (generations.read_progress(begun) or {}).get("phase") == "gate failed"
+
+
+def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: bool, problem: str) -> Choice:
+    """What a run does beside an unfinished one that is of something else: an append is begun anew over the source as it
+    is now, one that has committed nothing is nothing, and where the published result is that of this job there is
+    nothing to do. Raises PlanChanged in all other cases.
+    """
+    if held.latest is None:
+        if not receipts.listed(begun.receipts, begun.files):
+            return Choice(held.claim("new", r), False, r)
+    elif begun.kind == "append" and append:
+        return _finished(held, held.latest, uri, r, append)
+    elif begun.kind == "restart" and not compared(held.members()[-1], r.fingerprint, held.inputs(held.members(), r)):
+        held.tell(f"an unfinished --restart of something else is here (generation {begun.number}): it is left as it is")
+        return Choice(None, True, r, held.latest)
+    ways = {
+        "append": "--append to begin it anew over the source as it is now, or --restart to score everything anew",
+        "restart": "--restart to begin it anew",
+        "retry-dead": "retry-dead to begin it anew, or --restart to score everything anew",
+        "new": "--restart to begin anew",
+    }
+    raise PlanChanged(f"{problem}\nput it back to go on with that run, or use {ways[begun.kind]}")
 
 
 def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bool) -> Choice:
@@ -169,12 +191,15 @@ def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bo
         return Choice(None, True, r, latest)
     only_inputs = all(line.startswith("input:") for line in lines)
     grown = only_inputs and fingerprint.new_inputs_only(stored, r.fingerprint)
+    some = r.job.source.limit is not None or r.job.source.sample is not None
     if append and grown:
-        if r.job.source.limit is not None or r.job.source.sample is not None:
+        if some:
             raise BadJob("--append together with limit or sample: which rows are new cannot be told")
         fewer = restricted(r, [p for p in r.fingerprint.inputs if p not in stored])
         return Choice(held.claim("append", fewer), False, fewer, latest)
-    ways = "--restart to score everything anew" + (", or --append to score only the new files" if grown else "")
+    ways = "--restart to score everything anew" + (
+        ", or --append to score only the new files" if grown and not some else ""
+    )
     raise PlanChanged(f"{uri}: holds a result of something else:\n{fingerprint.listed(lines)}\nuse {ways}")
 
 

@@ -69,11 +69,13 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
         raise GateFailed(f"min_ok {gates.min_ok} {what}{worst(errors)}; {_way_out(look, possible - dead, possible)}")
 
 
-def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str) -> None:
-    """Raises GateFailed where the result is empty or too few rows were scored. `look` as for `early`."""
+def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, adds: bool = False) -> None:
+    """Raises GateFailed where the result is empty or too few rows were scored. `look` as for `early`. What `adds` to a
+    result may be nothing at all: a file without rows, or whose rows are all filtered.
+    """
     dead = counts.dead + counts.derived_dead
     scored = counts.ok + dead
-    if counts.ok == 0 and not gates.allow_empty:
+    if counts.ok == 0 and not gates.allow_empty and not (adds and not dead):
         none = f"none of {counts.rows_in} rows was scored{worst(errors)}"
         why = "the source has no rows" if counts.rows_in == 0 else none
         shown = f"{look}; " if dead else ""

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.choosing import Choice, Held, compared
+from gristmill.choosing import Choice, Held, compared, restricted
 from gristmill.commit import publication
 from gristmill.commit.generation import Generation
 from gristmill.commit.reading import dead_letters, letters_of
@@ -61,10 +61,14 @@ def choose(
     held = Held.by(root, files, tell)
     base = publication.published(root, files)
     begun = held.unfinished if held.unfinished is not None and held.unfinished.planned else None
+    if begun is not None and begun.kind == "append":
+        tell("the unfinished append is put aside: the next run with --append begins it anew")
+        begun = None
     if begun is not None and begun.kind != "retry-dead":
         raise BadJob(f"{uri}: an unfinished run is here: finish it before its dead letters are scored again")
     members = held.members()
     stored = held.inputs([*members, *([] if begun is None else [begun])], r)
+    r = restricted(r, list(stored))  # files that came since are none of its matter
     if begun is not None and not compared(begun, r.fingerprint, stored):
         return Choice(begun, True, r, base)
     lines = compared(members[-1], r.fingerprint, stored)

@@ -596,7 +596,7 @@ class Run:
         if warning := gating.warning(self.spec.gates, counts, errors):
             self._note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
         if not self._verbs.accept and not retry:
-            gating.final(self.spec.gates, counts, errors, self._look)
+            gating.final(self.spec.gates, counts, errors, self._look, self.generation.kind == "append")
         if self.spec.audit:
             paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
             staged = gating.Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())

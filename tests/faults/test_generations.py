@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -431,3 +432,97 @@ def test_a_retry_of_rows_that_fail_again_ends(source: str, root: str) -> None:
         report = run(source, root, fn="harmful", args=bad, retry=True)
         assert (report.rows_ok, report.rows_dead) == (20, 10)
     sound(root, 30, dead=10)
+
+
+def nightly(source: str, root: str, **more: Any) -> gm.Job:
+    """A job that appends what is new, with the usual gate."""
+    return gm.Job(
+        source,
+        gm.model(victims.scored, bad=more.pop("bad", [])),
+        gm.sink(root, keep=["id"]),
+        workers=0,
+        shard_rows=10,
+        on_new_files="append",
+        **more,
+    )
+
+
+def test_a_night_without_rows_is_no_failure(source: str, root: str) -> None:
+    """A file without rows is appended as such, and the next night goes on."""
+    nightly(source, root).run()
+    more(source, range(30, 30), "a.parquet")
+    assert nightly(source, root).run().rows_ok == 30
+    more(source, range(30, 40), "b.parquet")
+    nightly(source, root).run()
+    sound(root, 40)
+
+
+@pytest.mark.parametrize("cure", ["another file", "removed", "replaced", "retry"])
+def test_an_append_whose_gate_fails_jams_nothing(source: str, root: str, cure: str) -> None:
+    """It fails again as long as nothing changes; with the bad file gone or replaced, or good ones beside it, the append
+    begins anew over the source as it is; the dead letters of what is published can be retried meanwhile.
+    """
+    nightly(source, root, bad=[3]).run()
+    arguments: dict[str, Any] = {"fn": "scored", "args": {"bad": [3]}, "on_new_files": "append", "gates": {}}
+    name = os.path.join(source, "a.parquet")
+    poison = pa.table({"id": np.arange(30, 50), "x": pa.array([None] * 20, pa.float64())})
+    pq.write_table(poison, name)
+    for _ in range(2):
+        with pytest.raises(gm.GateFailed):
+            run(source, root, **arguments)
+    if cure == "another file":
+        more(source, range(50, 2550), "b.parquet")
+        run(source, root, **arguments, batch_rows=500)
+        assert gm.read(root).count_rows() == 29 + 2500 and gm.dead(root).num_rows == 21
+    elif cure == "removed":
+        os.unlink(name)
+        assert run(source, root, **arguments).state == "nothing to do"
+    elif cure == "replaced":
+        more(source, range(30, 50), "a.parquet")
+        run(source, root, **arguments)
+        sound(root, 50, dead=1)
+    else:
+        os.unlink(name)
+        run(source, root, retry=True, accept_code_change=True)
+        sound(root, 30)
+    assert gm.verify(root).ok
+
+
+def test_an_abandoned_restart_leaves_the_result_as_it_is(source: str, root: str) -> None:
+    """Begun with other code and given up: with the code put back there is nothing to do."""
+    run(source, root)
+    run(source, root, harm=BEFORE_PUBLISHING, args={"bad": [3]}, restart=True)
+    assert run(source, root).state == "nothing to do"
+    with pytest.raises(PlanChanged, match="an unfinished run is here"):
+        run(source, root, args={"bad": [4]})
+    assert run(source, root, args={"bad": [3]}).generation == 2
+    sound(root, 30, dead=1)
+
+
+def test_a_first_run_that_has_committed_nothing_binds_nobody(source: str, root: str) -> None:
+    """Also where its plan stands."""
+    run(source, root, harm={"at": 0, "kind": "ENOSPC", "ops": ["create"], "path": "/receipts/", "times": 999})
+    run(source, root, args={"bad": [5]})
+    sound(root, 30, dead=1)
+
+
+def test_a_retry_does_not_mind_files_that_came_since(source: str, root: str) -> None:
+    """They are appended another time."""
+    run(source, root, args={"bad": [3]})
+    more(source, range(30, 40))
+    run(source, root, retry=True, accept_code_change=True)
+    sound(root, 30)
+    run(source, root, append=True)
+    sound(root, 40)
+
+
+def test_a_sink_that_was_copied_without_its_records(source: str, root: str, quick: Path) -> None:
+    """It can be read and, by --restart --overwrite, replaced; nothing of what it was stays."""
+    run(source, root, args={"bad": [3]})
+    copy = str(quick / "copy")
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_gristmill"))
+    assert gm.read(copy).count_rows() == 29
+    with pytest.raises(BadJob, match="no run of gristmill wrote"):
+        run(source, copy, restart=True)
+    run(source, gm.sink(copy, keep=["id"], overwrite=True), restart=True)
+    sound(copy, 30)

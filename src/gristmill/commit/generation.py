@@ -118,12 +118,15 @@ def claim(
     predecessor: int = 0,
     fingerprint: Mapping[str, Any] | None = None,
     schema: str | None = None,
+    after: int = 0,
 ) -> Generation:
-    """Claim the next generation number. Of two that claim at once each gets a number of its own."""
+    """Claim the next generation number, one above `after` too, whose claim may be lost. Of two that claim at once each
+    gets a number of its own.
+    """
     folder = join(root, META, "generations")
     while True:
         taken = [int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e))]
-        number = max(taken, default=0) + 1
+        number = max([*taken, after]) + 1
         name = f"g{number:04d}-{secrets.token_hex(4)}"
         found = Generation(root, number, name, kind, base, predecessor, fingerprint or {}, schema, files=files)
         body = {

@@ -216,6 +216,8 @@ def mark(root: str, files: Files) -> Publication | None:
             return None
         marked = _marked(root, files)
         if marked is not None and marked.number >= newest.number:
+            if load(root, newest.number, files) is None:  # a sink that was copied without its records
+                files.write_new(_path(root, newest.number, 0), seal(dict(newest.body)))
             return newest
         data = seal(dict(newest.body))
         attempt += 1
