@@ -156,6 +156,7 @@ class Run:
         self._now = Progress(sink=self.sink.uri, model=spec.model.name)
         self._said = 0.0
         self._notes: list[str] = []
+        self._secrets = tuple(secrets_in(spec))
         self._plan: Plan | None = None
         self._generation: Generation | None = None
         self._base: Publication | None = None
@@ -491,10 +492,10 @@ class Run:
             self._observer.note(note)
         feed.notes.clear()
         if isinstance(event, Printed):
-            for line in scrub(event.text, secrets_in(self.spec)).removesuffix("\n").split("\n"):
+            for line in scrub(event.text, self._secrets).removesuffix("\n").split("\n"):
                 self._observer.note(Note("print", line, {"worker": event.worker}))
         elif isinstance(event, Waiting):
-            self._say(waiting=event.reason)
+            self._say(waiting=scrub(event.reason, self._secrets))
         elif changes := self._tally.hear(event):
             self._say(**changes)
 
@@ -535,6 +536,7 @@ class Run:
         self._note("info", text)
 
     def _note(self, level: Any, text: str, **fields: Any) -> None:
+        text = scrub(text, self._secrets)
         self._notes.append(text)
         self._observer.note(Note(level, text, fields))
 
@@ -614,7 +616,7 @@ class Run:
         try:
             yield
         except GateFailed as e:
-            self._say(phase="gate failed", gate=scrub(str(e), secrets_in(self.spec)))
+            self._say(phase="gate failed", gate=scrub(str(e), self._secrets))
             raise
 
     def _about(self, whole: reporting.Whole) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import victims
 
 import gristmill as gm
 from gristmill.plan.specs import SklearnModel
+from gristmill.running import retry_dead
 
 
 def test_fault_08_a_truncated_parquet_file(numbers: str, quick: Path) -> None:
@@ -253,6 +254,74 @@ def test_fault_39_secrets(quick: Path) -> None:
     assert "hunter2" not in done.stdout + done.stderr
     for path in (quick / "out").rglob("*"):
         assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+
+
+WITH_TOKEN = """
+import os
+def score(batch, token):
+    fixed = os.path.exists("fixed")
+    return [
+        x if fixed or x % 10 else ValueError(f"refused {token} at {x}") for x in batch["x"].tolist()
+    ]
+def split(row):
+    return [{"x": 10 * row["x"], "text": row["text"]}, {"x": 10 * row["x"] + 1, "text": row["text"]}]
+"""
+
+
+@pytest.mark.parametrize("token", ["data", "copy", "1000", "null", 'q"uo\\te'])
+def test_secrets_leave_what_identifies_a_row(quick: Path, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    """A secret that also stands in a path, a position or a name of a field is out of texts, and nothing else changes:
+    the dead letters are JSON, say which rows they are, and are scored again once.
+    """
+    monkeypatch.chdir(quick)
+    monkeypatch.setenv("TOKEN", token)
+    monkeypatch.syspath_prepend(str(quick))
+    module = f"withtoken{abs(hash(token))}"
+    Path(f"{module}.py").write_text(WITH_TOKEN)
+    os.mkdir("data")
+    pq.write_table(pa.table({"x": range(1001), "text": [f"is {token}"] * 1001}), "data/a.parquet")
+    Path("job.yaml").write_text(
+        f"source: data\nsteps: [{{flat_map: '{module}:split'}}]\n"
+        f"model: {{call: '{module}:score', args: {{token: '${{env:TOKEN}}'}}}}\n"
+        "sink: {uri: out, keep: [x]}\ngates: {min_ok: 0}\nengine: {workers: 0}\n"
+    )
+    job = gm.load_job("job.yaml")
+    with pytest.warns(gm.GristmillWarning):
+        assert job.run().rows_dead == 1001
+    lines = [json.loads(line) for path in Path("out/_dead").iterdir() for line in path.read_text().splitlines()]
+    assert {(row["source"], row["position"], row["copy"]) for row in lines} == {
+        (str(quick / "data/a.parquet"), n, "0") for n in range(1001)
+    }
+    for row in lines:
+        assert row["payload"]["x"] == 10 * row["position"]
+        if len(token) >= 4:
+            assert token not in row["message"] + row["traceback"] + row["payload"]["text"]
+    Path("fixed").touch()
+    report = retry_dead(job.spec)
+    assert (report.rows_ok, report.rows_dead) == (2002, 0)
+    assert sorted(gm.read("out").to_table().column("x").to_pylist()) == sorted(
+        10 * n + k for n in range(1001) for k in (0, 1)
+    )
+    assert gm.verify("out").ok
+
+
+def test_secrets_leave_a_report_as_it_is(quick: Path) -> None:
+    """A secret that is also the name of a field or a state leaves the report of --json whole."""
+    victims.write_input(str(quick / "in"), 20)
+    (quick / "usercode.py").write_text("def score(batch, a, b):\n    return {'y': batch['x']}\n")
+    (quick / "job.yaml").write_text(
+        "source: in\nmodel: {call: 'usercode:score', args: {a: '${env:A}', b: '${env:B}'}}\nsink: out\n"
+    )
+    for progress in ("off", "json"):
+        done = subprocess.run(
+            [sys.executable, "-m", "gristmill", "run", "job.yaml", "--json", "--restart", "--progress", progress],
+            cwd=quick, capture_output=True, text=True, timeout=60, env={**os.environ, "A": "rows_ok", "B": "done"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["state"], report["rows_ok"]) == ("done", 20)
+        if progress == "json":
+            assert json.loads(done.stderr.splitlines()[-1])["state"] == "done"
 
 
 def test_fault_40_a_pipe_that_is_closed(numbers: str, quick: Path) -> None:

@@ -80,14 +80,9 @@ def hide(secrets: Iterable[Secret]) -> None:
     _SECRETS.extend(secrets)
 
 
-def hidden(text: str) -> str:
-    """The text without the values of secrets."""
-    return scrub(text, _SECRETS)
-
-
 def _write(text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(hidden(text))
+        sys.stderr.write(scrub(text, _SECRETS))
         sys.stderr.flush()
 
 

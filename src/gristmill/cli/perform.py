@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gristmill import ahead
-from gristmill.cli.ending import hidden, hide
+from gristmill.cli.ending import hide
 from gristmill.errors import BadJob, GristmillError
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress
@@ -140,9 +140,8 @@ class Scrubbed:
         self._observer.progress(now)
 
     def note(self, note: Note) -> None:
-        """Without secrets."""
-        fields = {k: scrub(v, self._secrets) if isinstance(v, str) else v for k, v in note.fields.items()}
-        self._observer.note(Note(note.level, scrub(note.text, self._secrets), fields))
+        """Its text without secrets; fields are names and figures, too."""
+        self._observer.note(Note(note.level, scrub(note.text, self._secrets), note.fields))
 
     def close(self) -> None:
         """Close the observer behind."""
@@ -189,8 +188,8 @@ def show(report: Report, given: Mapping[str, Any]) -> None:
     if given["progress"] == "json":
         from gristmill.observe.streams import Sturdy
 
-        Sturdy(sys.stderr).write(hidden(of_report(report)) + "\n")
+        Sturdy(sys.stderr).write(of_report(report) + "\n")
     if given["as_json"]:
-        sys.stdout.write(hidden(json.dumps(report.as_dict(), default=str, ensure_ascii=False)) + "\n")
+        sys.stdout.write(json.dumps(report.as_dict(), default=str, ensure_ascii=False) + "\n")
     else:
         show_report(report, sys.stdout)

@@ -68,3 +68,15 @@ def scrub(text: str, secrets: Iterable[Secret]) -> str:
         if len(secret.reveal()) >= LEAST:
             text = text.replace(secret.reveal(), str(secret))
     return text
+
+
+def scrub_values(value: Any, secrets: Iterable[Secret]) -> Any:
+    """`value`, plain data, with every text in it scrubbed; names of mappings stay, and so does what is no text. For
+    documents: scrubbing their JSON would rewrite names and numbers that only look like a secret, and miss one that is
+    escaped.
+    """
+    if isinstance(value, str):
+        return scrub(value, secrets)
+    if isinstance(value, Mapping):
+        return {key: scrub_values(item, secrets) for key, item in value.items()}
+    return [scrub_values(item, secrets) for item in value] if isinstance(value, (list, tuple)) else value

@@ -17,7 +17,7 @@ from gristmill.errors import BadJob, BadOutput, RunFailed
 from gristmill.io.lossless import Lossy, lossless
 from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.counts import Counts
-from gristmill.plan.secret import Secret, scrub
+from gristmill.plan.secret import Secret, scrub_values
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare
 from gristmill.worker.recipe import Output, Recipe, Task
@@ -143,7 +143,9 @@ class _DeadLetters:
 
     def write(self, letter: Letter, task: Task, secrets: tuple[Secret, ...]) -> None:
         body = {**vars(letter), "generation": task.generation, "shard": task.shard.number}
-        line = scrub(json.dumps(body, ensure_ascii=False, allow_nan=True), secrets)
+        if secrets:  # who the row is stays as it is: retry-dead finds the row by it
+            body |= {name: scrub_values(body[name], secrets) for name in ("message", "traceback", "payload")}
+        line = json.dumps(body, ensure_ascii=False, allow_nan=True)
         self._file.write(line.encode("utf-8", "backslashreplace") + b"\n")
         self._rows += 1
 
