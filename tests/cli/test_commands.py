@@ -211,7 +211,7 @@ def test_status_of_a_finished_sink(sink_with_dead: Folder) -> None:
 
 def test_status_while_a_run_goes(folder: Folder) -> None:
     """From another terminal: running, with counts that grow, and who holds it."""
-    slow = ("--arg", "seconds=0.1", "--batch-rows", "5", "--shard-rows", "10", "--workers", "1", "--limit", "100")
+    slow = ("--arg", "seconds=0.5", "--batch-rows", "5", "--shard-rows", "10", "--workers", "1", "--limit", "100")
     running = folder.start("apply", "rows.parquet", "out", "--fn", "scoring:Slow", *slow)
     try:
         seen = []
