@@ -4,6 +4,8 @@ nobody waits for them, and nothing is left running (faults 58 and 59).
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -154,3 +156,38 @@ def hangs(source: str, sink: str, marker: str) -> None:
     """A step that holds the GIL for an hour, in a process of its own; for processes apart."""
     step = gm.step(victims.hangs_apart, marker=marker)
     jobs.run(source, sink, "scored", steps=[step], engine={"workers": 1, "steps_workers": 1})
+
+
+STOPS_ITSELF = """
+import os, signal, sys
+if {which!r} in " ".join(sys.orig_argv):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel ends nobody with its parent")
+@pytest.mark.parametrize("which", ["gristmill.engines.local", "gristmill.worker.beside"])
+def test_fault_58_stopped_while_it_starts(numbers: str, quick: Path, which: str) -> None:
+    """A process that was stopped before it had run a line of its own goes with the run that is killed."""
+    (quick / "first").mkdir()
+    (quick / "first" / "sitecustomize.py").write_text(STOPS_ITSELF.format(which=which))
+    path = os.pathsep.join(filter(None, [str(quick / "first"), os.environ.get("PYTHONPATH")]))
+    run = processes.start(
+        "test_stopped:hangs", {"PYTHONPATH": path}, source=numbers, sink=str(quick / "out"), marker=str(quick / "hung")
+    )
+    below: list[psutil.Process] = []
+    try:
+        processes.until(lambda: _stopped_below(run.pid))
+        below = psutil.Process(run.pid).children(recursive=True)
+        run.kill()
+        run.wait()
+        assert processes.gone(below, 5.0)
+    finally:
+        run.kill()
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _stopped_below(pid: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(pid).children(recursive=True) if p.status() == psutil.STATUS_STOPPED]

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.processes import import_path, thread_variables
-from gristmill.plan.spawning import Spawner
+from gristmill.plan.spawning import Spawner, mortal
 
 MOST = 2  # started ahead: planning takes as long as the imports of about so many
-_START = "import sys; sys.path[:0] = {path!r}; from gristmill.engines.local import serve; serve({parent}, {imports!r})"
+_START = (
+    "import sys; sys.path[:0] = {path!r}; from gristmill.plan.spawning import die_with; die_with({parent}); "
+    "from gristmill.engines.local import serve; serve({imports!r})"
+)
 
 
 def start(path: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that waits for what to serve. `environment` goes over this process's own."""
+    """A fresh interpreter that waits for what to serve. `environment` goes over this process's own.
+
+    Call it in a thread that lasts (`Spawner`): the kernel ends it when the thread that started it ends.
+    """
     return subprocess.Popen(
-        [sys.executable, "-c", _START.format(path=list(path), parent=os.getpid(), imports=tuple(imports))],
+        [*mortal(), sys.executable, "-c", _START.format(path=list(path), parent=os.getpid(), imports=tuple(imports))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

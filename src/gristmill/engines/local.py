@@ -43,7 +43,7 @@ from gristmill.plan.contracts import (
 )
 from gristmill.plan.ending import ENDING
 from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
-from gristmill.plan.spawning import Spawner, die_with
+from gristmill.plan.spawning import Spawner
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
 ROOM = 1 << 20  # bytes that a pipe to a worker holds, so that most messages are written in one go
@@ -272,7 +272,7 @@ def _tell_stops(pid: int, name: str, emit: Emit) -> None:
 # ---------------------------------------------------------------- worker
 
 
-def serve(parent: int, imports: Sequence[str] = ()) -> None:
+def serve(imports: Sequence[str] = ()) -> None:
     """A worker's whole life: open the stages, work until told to end. Runs in the fresh interpreter's main thread.
 
     One that was started ahead has `imports` to do while nobody needs it.
@@ -281,7 +281,6 @@ def serve(parent: int, imports: Sequence[str] = ()) -> None:
     commands, reports = _own_pipes()
     print_whole_lines()
     heed_no_signals()
-    die_with(parent)
     for module in imports:
         importlib.import_module(module)
     try:

@@ -23,6 +23,7 @@ from gristmill.models.cache import cache_folder
 from gristmill.models.export import export_key
 from gristmill.plan.contracts import Place
 from gristmill.plan.processes import import_path
+from gristmill.plan.spawning import mortal
 from gristmill.plan.specs import TextClassifier, TextEmbedder
 
 # What exported float32 models may differ by from torch to be taken unasked (the design's bound for float32).
@@ -67,7 +68,7 @@ def measured(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fide
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     body = pickle.dumps((spec, reference, sink.getvalue()))
-    command = [sys.executable, "-c", _START.format(path=import_path())]
+    command = [*mortal(), sys.executable, "-c", _START.format(path=import_path())]
     done = subprocess.run(command, check=False, input=body, capture_output=True, timeout=_MOST_SECONDS)
     try:
         answer = json.loads(done.stdout.rpartition(b"\n")[2])

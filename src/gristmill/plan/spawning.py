@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -42,9 +45,26 @@ class Spawner:
                 self._answers.put(e)
 
 
+@functools.cache
+def mortal() -> tuple[str, ...]:
+    """What stands before a command so that its process dies with the thread that starts it, before it has run a line of
+    its own: one that is stopped while it starts could not say `die_with`. Empty where the system has no such tool.
+
+    Not a function to be called between fork and exec: that runs Python in a copy of a process with threads.
+    """
+    tool = shutil.which("setpriv") if sys.platform == "linux" else None
+    if tool is None:
+        return ()
+    command = (tool, "--pdeathsig", "KILL")  # the process stays the same one; old versions do not know the option
+    with contextlib.suppress(OSError):
+        known = subprocess.run([*command, "true"], check=False, stdin=subprocess.DEVNULL, capture_output=True)
+        return command if known.returncode == 0 else ()
+    return ()
+
+
 def die_with(parent: int) -> None:
     """Ask the kernel for a kill when the thread that started this process ends, at the latest with its process (Linux);
-    elsewhere the end of the pipe from there does it.
+    elsewhere the end of the pipe from there does it. Said first of all, for where `mortal` is empty.
     """
     if sys.platform != "linux":
         return

@@ -26,11 +26,14 @@ from gristmill.errors import BadJob
 from gristmill.plan.beats import LOADING, give_signs, patience, sign
 from gristmill.plan.contracts import Alive, Elsewhere, Event, Item, Outcome, Portion
 from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
-from gristmill.plan.spawning import Spawner, die_with
+from gristmill.plan.spawning import Spawner, mortal
 from gristmill.worker.work import ShardStages
 
 WAITING = 3  # windows that one process may have made and its worker not taken
-_START = "import sys; sys.path[:] = {path!r}; from gristmill.worker.beside import serve; serve({fd}, {parent})"
+_START = (
+    "import sys; sys.path[:] = {path!r}; from gristmill.plan.spawning import die_with; die_with({parent}); "
+    "from gristmill.worker.beside import serve; serve({fd})"
+)
 _LENGTH = struct.Struct("<Q")
 _TIMEVAL = struct.Struct("@ll")
 _TAKEN = None  # said to a process: one of its windows was taken
@@ -83,7 +86,7 @@ class _Process:
         with theirs:
             start = partial(
                 subprocess.Popen[bytes],
-                [sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())],
+                [*mortal(), sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **first.environment(0)},
@@ -174,12 +177,11 @@ class _Process:
 # ---------------------------------------------------------------- in the process
 
 
-def serve(fd: int, parent: int) -> None:
+def serve(fd: int) -> None:
     """The whole life of such a process: make windows of the items it is sent, a few ahead of who takes them."""
     print_whole_lines()
     with socket.socket(fileno=fd) as line:
         heed_no_signals()
-        die_with(parent)
         become_worker()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         room, speaking = threading.Semaphore(WAITING), threading.Lock()
