@@ -20,6 +20,7 @@ from gristmill.models.extras import require
 from gristmill.plan.failing import SomeFailed
 
 ROWS = b"gristmill.rows"  # marks a table that was dicts: what none of them has is null, as what one of them lacks
+LACKS = "gristmill.lacks."  # before a column's name: a column of truth values, which dicts lacked it
 _EXACT = 2**53  # integers beyond it are not all exact as float64
 
 
@@ -155,7 +156,9 @@ def _beyond_exact(array: pa.Array) -> bool:
 # ---------------------------------------------------------------- a result to rows
 
 
-def from_result(result: Any, rows: int | None, name: str, output: str, types: pa.Schema | None = None) -> pa.Table:
+def from_result(
+    result: Any, rows: int | None, name: str, output: str, types: pa.Schema | None = None, lacks: bool = False
+) -> pa.Table:
     """Whatever a function returned, as a table of `rows` rows (None: as many as its columns agree on).
 
     `name` is how errors call the function, `output` the column of a result that is one bare array or list. Takes a dict
@@ -163,9 +166,10 @@ def from_result(result: Any, rows: int | None, name: str, output: str, types: pa
     tensors and lists. 2-D arrays become fixed-size lists. Raises BadOutput for another number of rows, None, a
     generator, one value for all rows, and columns that are no columns. Python's own numbers, which have no width, are
     taken as `types` says; values that have a type keep it. All is copied: the function may use its memory again.
+    What a dict lacks is null; with `lacks`, a column more says of which rows that is so (see LACKS).
     Raises SomeFailed where an exception stands for a row, in a list or in an array of objects.
     """
-    found = _Found(name, rows, types)
+    found = _Found(name, rows, types, lacks)
     table = found.table(result, output)
     if table.num_columns and rows is not None and table.num_rows != rows:
         raise found.wrong_length(table.num_rows)
@@ -183,9 +187,10 @@ def from_result(result: Any, rows: int | None, name: str, output: str, types: pa
 class _Found:
     """A result on its way to a table; knows how to say whose it is."""
 
-    def __init__(self, name: str, rows: int | None, types: pa.Schema | None) -> None:
+    def __init__(self, name: str, rows: int | None, types: pa.Schema | None, lacks: bool) -> None:
         self.name = name
         self.rows = rows
+        self.lacks = lacks
         self.types = {} if types is None else {f.name: f.type for f in types}
         self.failed: dict[int, BaseException] = {}
 
@@ -235,7 +240,10 @@ class _Found:
             raise self.wrong_length(len(result))
         if not names:
             raise self.error("returned dicts without keys")
-        table = self._from_columns({n: [row.get(n) for row in result] for n in names})
+        columns = {n: [row.get(n) for row in result] for n in names}
+        if self.lacks and any(len(row) < len(names) for row in result):
+            columns.update({f"{LACKS}{n}": [n not in row for row in result] for n in names})
+        table = self._from_columns(columns)
         return table.replace_schema_metadata({ROWS: b""})
 
     def _from_columns(self, columns: Mapping[Any, Any]) -> pa.Table:

@@ -170,6 +170,11 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     if task.schema is not None and not rows.num_rows:
         return task.schema.empty_table()
     wanted = output.keep if output.keep is not None else [n for n in rows.column_names if n not in output.leave]
+    if task.schema is not None and (doubled := [n for n in scored.results if n in (output.keep or ())]):
+        raise BadOutput(
+            f"these rows have results in column {doubled[0]!r}, which the first rows had not and keep carries over: "
+            "rename one, or leave it out of keep"
+        )
     kept = [n for n in wanted if n in rows.column_names and n not in scored.results]
     columns = {n: rows.column(n) for n in [*kept, *scored.results] if n not in output.drop}
     if not columns and rows.num_rows and output.drop:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from gristmill.batching.policy import Budget
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
+from gristmill.models.batches import LACKS, ROWS, from_result, owned, to_batch
 from gristmill.plan.failing import SomeFailed
 from gristmill.plan.specs import Step
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
@@ -125,10 +126,10 @@ class LoadedStep:
                 origin = index[self._checked_rows(result.column(ROW), len(index))]
                 result = result.drop_columns([ROW])
                 if len(np.unique(origin)) < len(origin):
-                    digest = digests_of(result)
+                    digest = digests_of(result.select([n for n in result.column_names if not n.startswith(LACKS)]))
             else:
                 origin = index
-            parts.append(Applied(_merged(_pick(rows, origin), result), origin, [], digest))
+            parts.append(Applied(self._merged(_pick(rows, origin), result), origin, [], digest))
         return self.together(parts, rows, dead)
 
     def together(self, parts: Sequence[Applied], like: pa.Table, dead: Sequence[DeadRow]) -> Applied:
@@ -182,8 +183,33 @@ class LoadedStep:
         index, content = np.array(origin, dtype=np.int64), np.array(digests, dtype=np.uint32)
         if not made:
             return Applied(rows.slice(0, 0), index, dead, content)
-        after = _merged(rows.take(index), pa.Table.from_pylist(made, schema=_made_schema(made)))
+        after = rows.take(index)
+        if any(made):
+            name = f"flat_map {self.step.name}"
+            after = self._merged(after, from_result(made, len(made), name, "output", lacks=True))
         return Applied(after, index, dead, content)
+
+    def _merged(self, rows: pa.Table, added: pa.Table) -> pa.Table:
+        """`rows` with the columns of `added`, which replace those of the same name; where a dict lacked one, the row's
+        own stays.
+        """
+        for name in added.column_names:
+            if name.startswith(LACKS):
+                continue
+            column, at = added.column(name), rows.schema.get_field_index(name)
+            if at < 0:
+                rows = rows.append_column(name, column)
+                continue
+            if LACKS + name in added.column_names:
+                try:
+                    column = _filled(added.column(LACKS + name), rows.column(at), column)
+                except Lossy as e:
+                    raise BadOutput(
+                        f"step {self.step.name} returned column {name!r} for some rows only, and of another type than "
+                        f"those of the others: {e}"
+                    ) from e
+            rows = rows.set_column(at, name, column)
+        return rows
 
     def _pieces(self, result: Any) -> Iterable[dict[str, Any]]:
         if result is None or isinstance(result, (str, bytes, dict)) or not isinstance(result, Iterable):
@@ -195,7 +221,7 @@ class LoadedStep:
                 raise BadOutput(
                     f"flat_map {self.step.name} returned a list of {type(piece).__name__}: it must hold dicts"
                 )
-            yield {n: v if type(v) in _FIXED else copy.deepcopy(v) for n, v in piece.items()}
+            yield {n: v if type(v) in _FIXED else _own(v) for n, v in piece.items()}
 
     # ------------------------------------------------ calls
 
@@ -203,8 +229,6 @@ class LoadedStep:
         return rows if self._takes is None else self._takes.given(rows)
 
     def _called(self, rows: pa.Table, dead: list[DeadRow]) -> list[tuple[np.ndarray, pa.Table]]:
-        from gristmill.models.batches import ROWS, from_result, owned, to_batch
-
         assert self.call is not None and self.step.call is not None
         function, form, name = self.call, self.step.call.batch_format, self.step.name
         count = rows.num_rows
@@ -215,7 +239,7 @@ class LoadedStep:
             given = given.set_column(given.num_columns - 1, ROW, pa.array(np.arange(len(index), dtype=np.int64)))
             answered = function(to_batch(given, form))
             try:
-                result = from_result(answered, None, f"step {name}", "output")
+                result = from_result(answered, None, f"step {name}", "output", lacks=self.step.kind == "map")
             except SomeFailed as e:
                 raise self._told(e, len(index)) from None
             self.sparse = self.sparse or ROWS in (result.schema.metadata or {})
@@ -265,14 +289,10 @@ def _row(rows: pa.Table, number: int) -> dict[str, Any]:
     return rows.slice(number, 1).to_pylist()[0]  # type: ignore[no-any-return]
 
 
-def _made_schema(made: list[dict[str, Any]]) -> pa.Schema | None:
-    # from_pylist looks at the first row's keys alone; later rows may have more.
-    names: dict[str, None] = {}
-    for row in made:
-        names.update(dict.fromkeys(row))
-    if len(names) == len(made[0]):
-        return None
-    return pa.schema([(n, pa.array([r.get(n) for r in made]).type) for n in names])
+def _own(value: Any) -> Any:
+    if isinstance(value, BaseException):  # in the place of a value: what the row failed with
+        raise value
+    return copy.deepcopy(value)
 
 
 def _pick(rows: pa.Table, index: np.ndarray) -> pa.Table:
@@ -281,14 +301,14 @@ def _pick(rows: pa.Table, index: np.ndarray) -> pa.Table:
     return rows.take(index)
 
 
-def _merged(rows: pa.Table, added: pa.Table) -> pa.Table:
-    """`rows` with the columns of `added`, which replace those of the same name."""
-    for name in added.column_names:
-        if name in rows.column_names:
-            rows = rows.set_column(rows.schema.get_field_index(name), name, added.column(name))
-        else:
-            rows = rows.append_column(name, added.column(name))
-    return rows
+def _filled(lacks: pa.ChunkedArray, old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
+    """`new`, and `old` where `lacks` says. Raises Lossy where they have no common type."""
+    mask = np.asarray(lacks.to_numpy(), dtype=bool)
+    if mask.all():
+        return old
+    parts = [pa.table({"": old.filter(pa.array(mask))}), pa.table({"": new.filter(pa.array(~mask))})]
+    order = np.argsort(np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)]), kind="stable")
+    return together([p for p in parts if p.num_rows]).column(0).take(pa.array(order))
 
 
 def _concatenated(tables: list[pa.Table], like: pa.Table) -> pa.Table:

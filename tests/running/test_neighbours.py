@@ -1,0 +1,126 @@
+"""What a row becomes is its own affair: not that of the rows that stand beside it, nor of how calls are grouped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gristmill as gm
+from gristmill.worker.steps import LoadedStep
+
+ROWS = 300
+CORRECTED = 5
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> str:
+    """300 rows with a number and a language."""
+    pq.write_table(pa.table({"x": range(ROWS), "lang": ["en"] * ROWS}), tmp_path / "in.parquet")
+    return str(tmp_path / "in.parquet")
+
+
+def one_row(row: dict[str, Any], value: Any = "fr") -> dict[str, Any]:
+    return {"x": row["x"], "lang": value} if row["x"] == CORRECTED else {"x": row["x"]}
+
+
+def in_flat_map(row):
+    return [one_row(row), one_row(row)]
+
+
+def in_step(batch):
+    return [one_row(r) for r in batch]
+
+
+def with_failures(batch):
+    return [ValueError("no") if r["x"] == 7 else one_row(r) for r in batch]
+
+
+def repeated(batch):
+    return [{"_row": r["_row"], **one_row(r)} for r in reversed(batch) for _ in range(2)]
+
+
+CORRECTING = {
+    "flat_map": (gm.flat_map(in_flat_map), 2),
+    "step": (gm.step(in_step, batch_format="rows"), 1),
+    "a failed row": (gm.step(with_failures, batch_format="rows"), 1),
+    "_row": (gm.step(repeated, batch_format="rows"), 2),
+}
+
+
+@pytest.mark.parametrize("kind", CORRECTING)
+def test_a_key_that_a_dict_lacks_leaves_the_row_s_column(numbers: str, tmp_path: Path, kind: str) -> None:
+    """A step that corrects one row leaves the values of the others, in any call."""
+    step, copies = CORRECTING[kind]
+    sink = gm.sink(str(tmp_path / "out"), keep=["x", "lang"])
+    model = gm.model(lambda b: {"y": b["x"]})
+    gm.Job(numbers, model, sink, steps=[step], workers=0, shard_rows=100, gates={"min_ok": 0.9}).run()
+    found = gm.read(str(tmp_path / "out")).to_table().to_pylist()
+    assert [r["lang"] for r in found] == ["fr" if r["x"] == CORRECTED else "en" for r in found]
+    assert len(found) == (ROWS - (kind == "a failed row")) * copies
+
+
+def test_a_post_step_that_corrects_one_answer_leaves_the_others(numbers: str, tmp_path: Path) -> None:
+    """The model's answers stay where a post step's dict lacks their name; what is new is null where it is lacking."""
+
+    def post(batch):
+        return [{"y": -1} if r["x"] == CORRECTED else {"z": 1} for r in batch]
+
+    gm.Job(
+        numbers,
+        gm.model(lambda b: {"y": b["x"]}),
+        gm.sink(str(tmp_path / "out"), keep=["x"]),
+        post=[gm.step(post, batch_format="rows")],
+        workers=0,
+        shard_rows=100,
+    ).run()
+    for row in gm.read(str(tmp_path / "out")).to_table().to_pylist():
+        corrected = row["x"] == CORRECTED
+        assert (row["y"], row["z"]) == ((-1, None) if corrected else (row["x"], 1))
+
+
+def test_values_of_another_type_than_those_of_the_other_rows_are_refused(numbers: str, tmp_path: Path) -> None:
+    """A column that would have to hold texts and numbers stops the run, naming step and column."""
+    step = gm.step(lambda b: [one_row(r, 1.5) for r in b], batch_format="rows")
+    with pytest.raises(gm.GristmillError, match=r"step .*'lang'.* string"):
+        gm.Job(numbers, lambda b: {"y": b["x"]}, str(tmp_path / "out"), steps=[step], workers=0).run()
+
+
+def test_a_result_that_takes_a_kept_column_s_place_midway_stops_the_run(numbers: str, tmp_path: Path) -> None:
+    """A model that answers under the name of a kept column for one late row does not blank that of its neighbours."""
+
+    def model(batch):
+        return [{"y": r["x"], **({"lang": "fr"} if r["x"] == 250 else {})} for r in batch]
+
+    with pytest.raises(gm.GristmillError, match="'lang'"):
+        gm.Job(
+            numbers,
+            gm.model(model, batch_format="rows"),
+            gm.sink(str(tmp_path / "out"), keep=["lang"]),
+            workers=0,
+            shard_rows=100,
+        ).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+KEYS = st.fixed_dictionaries({}, optional={"a": st.integers(0, 9), "b": st.text(max_size=2), "c": st.floats(0, 1)})
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(KEYS, min_size=1, max_size=8), st.booleans(), st.data())
+def test_dicts_are_merged_by_row_however_they_are_grouped(answers: list[dict], many: bool, data: Any) -> None:
+    """Each row is what it was, updated by its dict: given all at once, or in calls of any size."""
+    rows = pa.table({"n": range(len(answers)), "a": [-1] * len(answers), "b": ["old"] * len(answers)})
+    in_batches = gm.step(lambda b: [{"_row": r["_row"], **answers[r["n"]]} for r in b], batch_format="rows")
+    step = LoadedStep(gm.flat_map(lambda r: [answers[r["n"]]]) if many else in_batches)
+    cut = data.draw(st.integers(0, len(answers)))
+    parts = [step.apply(part) for part in (rows.slice(0, cut), rows.slice(cut)) if part.num_rows]
+    for found in (step.apply(rows), step.together(parts, rows, [])):
+        for row, before in zip(found.rows.to_pylist(), rows.to_pylist(), strict=True):
+            wanted = {**before, **answers[before["n"]]}
+            assert {k: v for k, v in row.items() if k in wanted or v is not None} == wanted
