@@ -19,6 +19,7 @@ from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TO
 from gristmill.commit.inspections import Inspections, looked_at
 from gristmill.engines import registry as engines
 from gristmill.errors import BadJob, BadModel, BadSource, GateFailed
+from gristmill.observe import units
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.fingerprint import Fingerprint
@@ -64,6 +65,7 @@ class Resolved:
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
+    becomes_nan: str = ""  # which nulls a function is given as NaN
     looked_at: str = ""  # how the files were inspected
     condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
@@ -127,6 +129,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
         _check_steps(job, schema)
     model = models.resolve(job.model)
     info = models.describe(model, None if blank else _widened(schema, job))
+    _check_on_null(job, info, schema)
     keep = _kept(replace(job, sink=None) if blank else job, info, schema)
     columns = _read_columns(job, info, keep, schema)
     check(schema, columns or schema.names)
@@ -141,7 +144,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], identity, (*skipped, *said),
-        nulls, how, where,
+        nulls, _becomes_nan(job, model, info, [schema.field(n) for n in columns or schema.names], nulls), how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -312,7 +315,36 @@ def _nulls(files: Sequence[FileInfo]) -> dict[str, int]:
     return counted
 
 
+def _becomes_nan(job: JobSpec, model: ModelSpec, info: ModelInfo, given: list[pa.Field], nulls: dict[str, int]) -> str:
+    """Which nulls of the source a function on arrays is given as NaN; "" where there are none, or only rows tell."""
+    if not isinstance(model, FunctionModel) or model.call.batch_format != "numpy" or job.steps or job.source.where:
+        return ""
+    reads = {f.name for f in given} if info.columns is None else {*info.columns}
+    reads -= set() if job.nulls == "keep" else {*info.filled}
+    found = [
+        f"{f.name} has {units.plural(nulls[f.name], 'null')}"
+        for f in given
+        if f.name in reads and nulls.get(f.name) and (pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
+    ]
+    more = f", and {units.plural(len(found) - 3, 'other column has', 'other columns have')} some" if found[3:] else ""
+    text = f"{', '.join(found[:3])}{more}: {model.name} gets NaN for them"
+    return f"{text} (declared not null in takes=, on_null decides)" if found else ""
+
+
 # ---------------------------------------------------------------- columns
+
+
+def _check_on_null(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> None:
+    """Raises BadJob where on_null is given and there is no column whose nulls it could decide about."""
+    if job.on_null in (None, "keep") or info.filled:
+        return
+    if not isinstance(job.model, FunctionModel):
+        why, way = "answers rows with nulls itself", "leave it out, or leave such rows out with where"
+    else:
+        why = "declares none of its columns not null" if info.columns else "does not say which columns it reads"
+        column = next(iter(info.columns or schema.names), "x")
+        way = f"say takes={{{column!r}: 'float64 not null'}} (takes: {{{column}: float64 not null}}), or use where"
+    raise BadJob(f"on_null is {job.on_null!r}, and {info.name} {why}, so that it would change nothing: {way}")
 
 
 def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:
@@ -433,7 +465,7 @@ def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:
     if device == "auto":
         device = "cuda" if gpu and not isinstance(model, FunctionModel) else "cpu"
     dtype, backend = getattr(model, "dtype", "auto"), getattr(model, "backend", "auto")
-    return Place(device, dtype, 1, backend, keep_nulls=job.on_null == "keep")
+    return Place(device, dtype, 1, backend, keep_nulls=job.nulls == "keep")
 
 
 def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
@@ -550,7 +582,7 @@ def audits(job: JobSpec) -> list[Any]:
 def _check_gates(r: Resolved) -> None:
     rows = r.rows
     columns = r.info.filled
-    if r.job.on_null != "dead" or r.job.steps or rows is None or r.job.source.where:
+    if r.job.nulls != "dead" or r.job.steps or rows is None or r.job.source.where:
         return
     if r.job.source.limit is not None or r.job.source.sample is not None:
         return

@@ -224,6 +224,8 @@ class Run:
             r = self._with_data()
         for note in r.notes:
             self._note("warning", note)
+        if r.becomes_nan:
+            self._note("info", r.becomes_nan)
         publication.mark(self.root, self._files)  # where a run was stopped between publishing and saying so
         choice = self._chosen(r)
         self.resolved, self._base = choice.resolved, choice.base

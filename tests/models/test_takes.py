@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.plan.specs import SklearnModel
 
 Batch = dict[str, np.ndarray]
 
@@ -123,3 +126,58 @@ def test_declared_in_a_job_file(source: str, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "job.yaml").write_text(text.replace("n: int32", "n: int64"))
     with pytest.raises(gm.PlanChanged, match="columns taken by"):
         gm.load_job("job.yaml").run()
+
+
+def zeros(batch: Any) -> Batch:
+    """For arrays and tables of any columns."""
+    return {"y": np.zeros(len(batch["x"]))}
+
+
+@pytest.mark.parametrize("on_null", ["dead", "skip"])
+@pytest.mark.parametrize("takes", [None, {"x": "float64", "n": "float64"}])
+def test_on_null_is_refused_where_it_would_change_nothing(
+    source: str, tmp_path: Path, on_null: str, takes: dict[str, str] | None
+) -> None:
+    """on_null is about the columns that a function declares not null; where there are none it is not ignored, and the
+    refusal shows how to declare one. Not given, nulls are the function's own.
+    """
+    with pytest.raises(gm.BadJob, match=f"on_null is '{on_null}', and .*zeros d.*not null"):
+        job(source, tmp_path, model=gm.model(zeros, takes=takes), on_null=on_null, on_nan="keep").run()
+    assert not (tmp_path / "out").exists()
+    for number, given in enumerate(({}, {"on_null": "keep"})):
+        report = job(source, tmp_path / str(number), model=gm.model(zeros, takes=takes), on_nan="keep", **given).run()
+        assert report.rows_ok == 10
+
+
+def test_on_null_of_an_estimator_that_takes_nulls_is_refused(source: str, tmp_path: Path) -> None:
+    """A model that answers rows with nulls leaves nothing for on_null to decide."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    path = tmp_path / "model.joblib"
+    joblib.dump(HistGradientBoostingRegressor(max_iter=2).fit([[1.0], [2.0]], [1.0, 2.0]), path)
+    spec = SklearnModel(
+        str(path), features=("x",), allow_pickle=True, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+    )
+    with pytest.raises(gm.BadJob, match=r"on_null is 'skip'.*answers rows with nulls itself.*where"):
+        job(source, tmp_path, model=spec, on_null="skip").run()
+    assert job(source, tmp_path, model=spec).run().rows_ok == 10
+
+
+@pytest.mark.parametrize(
+    ("takes", "form", "says"),
+    [
+        (None, "numpy", "x has 1 null: zeros gets NaN for them"),
+        ({"x": "float64", "n": "int32"}, "numpy", "x has 1 null: zeros gets NaN for them"),
+        (TAKES, "numpy", None),
+        (None, "arrow", None),
+    ],
+)
+def test_nulls_that_become_nan_are_told(
+    source: str, tmp_path: Path, takes: dict[str, str] | None, form: str, says: str | None
+) -> None:
+    """Planning says which columns' nulls a function on arrays is given as NaN."""
+    made = job(source, tmp_path, model=gm.model(zeros, takes=takes, batch_format=form))
+    notes = made.plan().notes
+    told = [note for note in notes if "gets NaN" in note]
+    assert told[0].startswith(says) if says else not told, notes
+    assert [n for n in made.run().notes if "gets NaN" in n] == told

@@ -13,7 +13,8 @@ ABOUT: dict[str, str] = {
     "job.post": "Steps after the model; they keep the row count",
     "job.sink": "Where the answers go: a folder, or a mapping with uri and options",
     "job.on_null": "What becomes of a row whose model input is null: a dead letter, left out, or given to the model "
-    "(a text model reads it as empty text)",
+    "(a text model reads it as empty text). Of a function's columns it is about those that takes= declares not null "
+    "(default: dead)",
     "job.on_nan": "What becomes of a row whose answer is NaN or infinite: a dead letter, or kept",
     "job.on_new_files": "What a later run does when the source has new files: refuse, or append them",
     "job.running": "How the job runs; nothing here changes what is computed for a row beyond the last bits",
@@ -38,8 +39,9 @@ ABOUT: dict[str, str] = {
     "sink.format": "What is written: parquet (default), jsonl or npy",
     "sink.keep": "Source columns carried over (default: all but the model's text; none for functions)",
     "sink.drop": "Columns left out of the output row, whatever made them: source, model or steps",
-    "sink.row_id": "Write a stable id of each row into this column",
-    "sink.key": "The columns that the row id is made from (default: the row's place in the source)",
+    "sink.row_id": "Write a stable id of each row into this column; with key it is unique only where the key is",
+    "sink.key": "The columns that the row id is made from; no two rows should have the same "
+    "(default: the row's place in the source)",
     "sink.partition_by": "Write hive folders by these columns",
     "sink.merge": "Also give one file, in the order of the source",
     "sink.model_version": "Write the model's digest into this column",

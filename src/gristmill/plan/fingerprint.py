@@ -108,7 +108,8 @@ def options_of(job: JobSpec, source_format: str, sink_format: str) -> dict[str, 
     if source.sample is None:
         source = replace(source, seed=Source.seed)  # of nothing
     sink = None if job.sink is None else replace(job.sink, format=sink_format)
-    found = dict(_shaping(replace(job, source=source, sink=sink), ""))
+    said = None if job.nulls == "dead" else job.on_null  # which is the default, said or not
+    found = dict(_shaping(replace(job, source=source, sink=sink, on_null=said), ""))
     found["model.kind"] = json.dumps(type(job.model).__name__)
     return found
 

@@ -89,7 +89,8 @@ class JobSpec:
     """A job, ready to be planned. `sink` None means that the answers are returned.
 
     `audit` are functions, or their names as "module:name", that are given the staged result (`gating.Staged`) before it
-    is published; one that returns False, or raises, refuses it.
+    is published; one that returns False, or raises, refuses it. `on_null` None is "dead", for models that refuse nulls;
+    where it is given there must be columns that it can be about (planning).
     """
 
     source: Source
@@ -97,7 +98,7 @@ class JobSpec:
     sink: Sink | None = None
     steps: tuple[Step, ...] = ()
     post: tuple[Step, ...] = ()
-    on_null: Literal["dead", "skip", "keep"] = "dead"
+    on_null: Literal["dead", "skip", "keep"] | None = None
     on_nan: Literal["dead", "keep"] = "dead"
     on_new_files: Literal["refuse", "append"] = "refuse"
     running: Running = field(default_factory=Running)
@@ -116,15 +117,20 @@ class JobSpec:
                     "MODULE:NAME"
                 )
         for name, allowed in (
-            ("on_null", ("dead", "skip", "keep")),
+            ("on_null", (None, "dead", "skip", "keep")),
             ("on_nan", ("dead", "keep")),
             ("on_new_files", ("refuse", "append")),
         ):
             if getattr(self, name) not in allowed:
-                raise BadJob(f"{name} is {getattr(self, name)!r}: it is one of {', '.join(allowed)}")
+                raise BadJob(f"{name} is {getattr(self, name)!r}: it is one of {', '.join(a for a in allowed if a)}")
         for step in self.post:
             if step.kind != "map":
                 raise BadJob(f"post step {step.name} is a {step.kind}: after the model, steps keep the row count")
+
+    @property
+    def nulls(self) -> str:
+        """What becomes of a row that the model refuses for a null: dead, skip or keep."""
+        return self.on_null or "dead"
 
 
 def as_source(value: Any, **options: Any) -> Source:
