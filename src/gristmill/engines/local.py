@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -33,6 +33,7 @@ from gristmill.plan.contracts import (
     Event,
     Feed,
     Item,
+    Left,
     Outcome,
     Portion,
     Printed,
@@ -402,7 +403,9 @@ class _Inbox:
 
 
 class _InProcess:
-    """workers=0: the same worker in a thread of the calling process, for debugging and for tiny jobs."""
+    """workers=0: the same worker in a thread of the calling process, for debugging and for tiny jobs. One that leaves
+    is followed by the next.
+    """
 
     def __init__(self, stages: Stages, feed: Feed) -> None:
         self._stages = stages
@@ -412,38 +415,53 @@ class _InProcess:
         self._worker: list[Any] = []
 
     def events(self) -> Iterator[Event]:
-        thread = _thread(self._work)
-        held = 0
+        for number in itertools.count():
+            left = yield from self._to_its_end(f"w{number}")
+            if left is None:
+                return
+            yield left
+
+    def _to_its_end(self, name: str) -> Generator[Event, None, Left | None]:
+        """The events of one worker; where it has left, that it has, and what it gives back."""
+        self._items, self._worker = queue.SimpleQueue(), []
+        thread = _thread(self._work, name)
+        held: list[str] = []
+        left: Left | None = None
         ended = False
         try:
             while thread.is_alive() or not self._events.empty():
-                while not ended and held < HELD:
-                    item = self._feed.take("w0")
+                while not ended and left is None and len(held) < HELD:
+                    item = self._feed.take(name)
                     if item is WAIT:
                         break
                     ended = item is DONE
-                    held += 0 if ended else 1
+                    held += [] if ended else [item.key]
                     self._items.put(None if ended else item)
                 try:
                     event = self._events.get(timeout=BEAT)
                 except queue.Empty:
                     event = Event("")
-                held -= isinstance(event, Outcome)
+                if isinstance(event, Left):
+                    left = event
+                    continue
+                if isinstance(event, Outcome) and event.key in held:
+                    held.remove(event.key)
                 yield event
+            return None if left is None else replace(left, keys=tuple(held))
         finally:
             self._items.put(None)
             if self._worker:
                 self._worker[0].stop()
             thread.join()
 
-    def _work(self) -> None:
+    def _work(self, name: str) -> None:
         from gristmill.plan.failing import failure_of
 
         begun = time.monotonic()
         try:
-            worker = self._stages.open("w0", self._events.put)
+            worker = self._stages.open(name, self._events.put)
             self._worker.append(worker)
-            self._events.put(Started("w0", time.monotonic() - begun))
+            self._events.put(Started(name, time.monotonic() - begun))
             worker.work(iter(self._items.get, None), self._events.put)
         except BaseException as e:
-            self._events.put(Outcome("w0", "", None, failure_of(e, "other" if self._worker else "load")))
+            self._events.put(Outcome(name, "", None, failure_of(e, "other" if self._worker else "load")))

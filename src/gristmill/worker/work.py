@@ -209,17 +209,23 @@ class ShardWorker:
                 suspects = of_task(item.value, self._files) if item.value.careful else None
                 for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
-                    out.put(parcel)
+                    self._handed(parcel, out)
                     while parcel.answered is not None and not parcel.answered.wait(0.5):
                         if self._stopping.is_set():  # a careful attempt does one thing at a time
                             break
                     if item.key in self._dropped or self._stopping.is_set():
                         break
-                out.put(_Parcel(item, _End()))
+                self._handed(_Parcel(item, _End()), out)
             except BaseException as e:  # crosses to the outcome of this item, where the driver decides
-                out.put(_Parcel(item, _End(e)))
+                self._handed(_Parcel(item, _End(e)), out)
             self._at_hand -= here
-        out.put(None)
+        self._handed(None, out)
+
+    def _handed(self, parcel: _Parcel | None, out: queue.Queue[_Parcel | None]) -> None:
+        """To the predicting thread, which has gone where the worker is to stop."""
+        while not self._stopping.is_set():
+            with contextlib.suppress(queue.Full):
+                return out.put(parcel, timeout=0.5)
 
     def _windows(self, item: Item, suspects: Suspects | None) -> Iterator[Window]:
         if item.portions is None:
