@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.errors import BadSource
+from gristmill.io.lossless import Lossy
+from gristmill.io.values import from_python
 
 
 def as_table(data: Any, column: str) -> pa.Table:
@@ -32,9 +34,9 @@ def as_table(data: Any, column: str) -> pa.Table:
         if isinstance(data, (list, tuple)):
             if data and all(isinstance(row, dict) for row in data):
                 names = dict.fromkeys(name for row in data for name in row)
-                return pa.table({n: [row.get(n) for row in data] for n in names})
-            return pa.table({column: pa.array(list(data))})
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
+                return pa.table({n: from_python([row.get(n) for row in data]) for n in names})
+            return pa.table({column: from_python(data)})
+    except (Lossy, pa.ArrowInvalid, pa.ArrowTypeError) as e:
         raise BadSource(f"the {type(data).__name__} given as source cannot be read as a table: {e}") from e
     raise BadSource(
         f"source is a {type(data).__name__}: give a path, several, a DataFrame, an Arrow table, or a list of dicts"

@@ -5,7 +5,6 @@ Shared by models and steps. One rule throughout: one value for each row. Nothing
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadOutput
-from gristmill.io.lossless import Lossy, lossless
+from gristmill.io.lossless import Lossy
+from gristmill.io.values import from_python, is_from, tensor_to_numpy
 from gristmill.models.columns import numbers
 from gristmill.models.extras import require
 from gristmill.plan.failing import SomeFailed
@@ -209,9 +209,9 @@ class _Found:
             return owned(pa.Table.from_batches([result]))
         if result is None:
             raise self.error("returned None")
-        if _is_from("pandas", result, "DataFrame"):
+        if is_from("pandas", result, "DataFrame"):
             return self._from_columns(_pandas_columns(result, self))
-        if _is_from("polars", result, "DataFrame"):
+        if is_from("polars", result, "DataFrame"):
             return owned(_readable(result.to_arrow()))
         if isinstance(result, np.ndarray) and result.dtype.names:
             return self._from_columns({n: result[n] for n in result.dtype.names})
@@ -264,19 +264,19 @@ class _Found:
 
     def _column(self, column: str, values: Any) -> pa.Array | pa.ChunkedArray:
         try:
-            if _is_from("pandas", values, "Series") or _is_from("pandas", values, "Index"):
+            if is_from("pandas", values, "Series") or is_from("pandas", values, "Index"):
                 values = _pandas_values(values)
-            elif _is_from("polars", values, "Series"):
+            elif is_from("polars", values, "Series"):
                 values = _readable(pa.table({column: values.to_arrow()})).column(0)
-            elif _is_from("torch", values, "Tensor"):
+            elif is_from("torch", values, "Tensor"):
                 values = tensor_to_numpy(values)
             if isinstance(values, (pa.Array, pa.ChunkedArray)):
                 return owned(pa.table({column: values})).column(0)
             if isinstance(values, np.ndarray):
                 return self._from_array(column, values)
             if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray, memoryview)):
-                return _from_list(values, self.types.get(column))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as e:
+                return from_python(values, self.types.get(column))
+        except (Lossy, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as e:
             listed = values if isinstance(values, Sequence) else values.tolist()
             failed = {i: v for i, v in enumerate(listed) if isinstance(v, BaseException)}
             if failed:
@@ -295,20 +295,18 @@ class _Found:
         if isinstance(values, np.ma.MaskedArray):
             if values.ndim > 1 and np.ma.is_masked(values):
                 raise self.error(f"returned masked values in an array of shape {values.shape} as column {column!r}")
-            return (
-                pa.array(np.array(values.data), mask=np.ma.getmaskarray(values))
-                if values.ndim == 1
-                else from_array(np.array(values.data))
-            )
+            if values.ndim > 1:
+                return from_array(np.array(values.data))
+            if values.dtype.kind == "O":
+                return from_python([values])[0].values
+            return pa.array(np.array(values.data), mask=np.ma.getmaskarray(values))
         return from_array(values if values.dtype.kind == "O" else np.array(values, order="C"))
 
 
 def from_array(values: np.ndarray) -> pa.Array:
     """An array as a column, sharing its memory where Arrow can; more axes as nested fixed-size lists."""
-    if values.dtype.kind == "O" and values.ndim > 1:
-        return pa.array(values.tolist())
     if values.dtype.kind == "O":
-        return _from_list(values.tolist())
+        return from_python(list(values))
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
     flat = _flat(np.ascontiguousarray(values).reshape(-1))
@@ -324,40 +322,6 @@ def _flat(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
-def tensor_to_numpy(tensor: Any) -> np.ndarray:
-    """A torch tensor as an array on the CPU; bfloat16, which numpy lacks, as float32 (exact)."""
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.float()
-    return np.asarray(tensor.numpy())
-
-
-def _from_list(values: Sequence[Any], declared: pa.DataType | None = None) -> pa.Array:
-    first = next((v for v in values if v is not None), None)
-    if _is_from("torch", first, "Tensor"):
-        values = [None if v is None else tensor_to_numpy(v) for v in values]
-        first = next((v for v in values if v is not None), None)
-    if isinstance(first, np.ndarray):
-        if first.ndim == 0:
-            values = [None if v is None else v.item() for v in values]
-        elif first.ndim > 1:
-            values = [None if v is None else v.tolist() for v in values]
-    elif declared is not None:
-        try:
-            return _as_declared(values, declared)
-        except (Lossy, pa.ArrowException, OverflowError):
-            pass  # what the values are without it tells better what is wrong
-    return pa.array(values)
-
-
-def _as_declared(values: Sequence[Any], declared: pa.DataType) -> pa.Array:
-    try:
-        found = pa.array(values)
-    except (pa.ArrowException, OverflowError):
-        return pa.array(values, declared)  # 2^63 is a uint64 only where that is said, pairs are a map
-    return lossless(found, declared, rounds=True)  # given a type, Arrow would cut 1.5 to 1
-
-
 def _pandas_columns(frame: Any, found: _Found) -> dict[str, Any]:
     names = [n if isinstance(n, str) else str(n) for n in frame.columns]
     if len(set(names)) < len(names):
@@ -369,7 +333,11 @@ def _pandas_values(series: Any) -> Any:
     # numpy's own types go through numpy, so that NaN stays NaN; pandas' own types and objects say null their own way.
     if isinstance(series.dtype, np.dtype) and series.dtype.kind != "O":
         return series.to_numpy()
-    return pa.Array.from_pandas(series)
+    if series.dtype != object:
+        return pa.Array.from_pandas(series)
+    values = series.to_numpy(copy=True)
+    values[series.isna().to_numpy()] = None
+    return values
 
 
 def _readable(table: pa.Table) -> pa.Table:
@@ -387,12 +355,6 @@ def _readable(table: pa.Table) -> pa.Table:
             kind = pa.list_(plain.get(str(kind.value_type), kind.value_type))
         fields.append(f.with_type(kind))
     return table.cast(pa.schema(fields))
-
-
-def _is_from(package: str, value: Any, kind: str) -> bool:
-    """Whether a value is of a class of a package that may not be installed; never imports it."""
-    module = sys.modules.get(package)
-    return module is not None and isinstance(value, getattr(module, kind, ()))
 
 
 def _what(values: Any) -> str:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.errors import BadModel, BadOutput
-from gristmill.models.batches import from_array, from_result, tensor_to_numpy
+from gristmill.io.values import tensor_to_numpy
+from gristmill.models.batches import from_array, from_result
 from gristmill.models.columns import check_columns, is_number
 from gristmill.plan.contracts import Refusal
 
