@@ -22,6 +22,7 @@ from gristmill.io.paths import Storage
 from gristmill.io.quoting import Dialect
 from gristmill.io.schema import INFERRED, from_names
 from gristmill.io.stream import Stream, opened
+from gristmill.io.written import misread
 from gristmill.plan.contracts import Block, FileInfo, Reading, SourceFile
 
 if TYPE_CHECKING:
@@ -47,8 +48,10 @@ class CsvSource:
 
     Newlines inside quotes belong to the value. Empty lines are no records. An empty value is null, in text columns
     too, and so is `NA` and its like in others; option `nulls` names such spellings. A record with too few or too many
-    fields, or with a value that does not fit its column, is a bad row. Options: delimiter, quote ("" for none), header
-    (false where there is none; then `names` gives the columns), nulls, sample_bytes.
+    fields, or with a value that does not fit its column, is a bad row: a hexadecimal number too, one that is too large
+    for a float and, unless `types` asks for floats or bool, a whole one beyond 2^53 that a float would round and 1 or 0
+    among truth values. Options: delimiter, quote ("" for none), header (false where there is none; then `names` gives
+    the columns), nulls, sample_bytes.
     """
 
     name = "csv"
@@ -235,9 +238,12 @@ def inferred(
         kind = guess.schema.field(name).type
         if t.is_temporal(kind):
             kind = pa.string()
-        elif t.is_integer(kind) and pc.any(pc.match_substring_regex(text[name], r"^\s*-?0[0-9]")).as_py():
-            kind = pa.string()  # 007 is no number
-        elif t.is_floating(kind) and pc.all(pc.match_substring_regex(text[name], r"^\s*-?[0-9]*\s*$")).as_py():
-            kind = pa.string()  # whole numbers beyond 64 bits
+        elif t.is_integer(kind) and pc.any(pc.match_substring_regex(text[name], r"^\s*-?0[0-9xX]")).as_py():
+            kind = pa.string()  # 007 is no number, nor 0x10
+        elif t.is_floating(kind) and (
+            pc.all(pc.match_substring_regex(text[name], r"^\s*-?[0-9]*\s*$")).as_py()
+            or misread(text[name], guess[name])
+        ):
+            kind = pa.string()  # whole numbers beyond 64 bits, or beside fractions some that a float cannot hold
         out[name] = kind
     return out

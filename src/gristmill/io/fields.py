@@ -12,6 +12,7 @@ from gristmill.errors import BadSource
 from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.io.lines import Lines
 from gristmill.io.quoting import Dialect
+from gristmill.io.written import far, misread
 from gristmill.plan.contracts import BadRow, Block, Reading
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class Fields:
                 raise BadSource(
                     f"{path}: column {field.name!r} cannot be read from CSV as {field.type}: read it as 'string'"
                 )
+        self._told = frozenset(reading.options.get("types") or ())
+        # Ones and noughts are true and false where that was asked for; else they are numbers.
+        self._ones = any(pa.types.is_boolean(f.type) for f in self._target if f.name in self._told)
         wire = {f.name: pa.float32() if pa.types.is_float16(f.type) else f.type for f in self._target}
         self._wire = wire or dict.fromkeys(
             self._names[:1], pa.string()
@@ -67,13 +71,36 @@ class Fields:
 
         try:
             nulls = NULLS if self._nulls is None else self._nulls
-            rows = self.parsed(found, part, self._names, self._wire, self._dialect, nulls)
+            rows = self.parsed(found, part, self._names, self._wire, self._dialect, nulls, ones=self._ones)
             if rows.num_rows != len(part):
                 return None
             rows = self._without_empty(rows)
-            return rows if rows.schema.types == self._target.types or not len(self._target) else rows.cast(self._target)
+            if rows.schema.types != self._target.types and len(self._target):
+                rows = rows.cast(self._target)
+            return None if self._misread(found, part, rows) else rows
         except pa.ArrowException:
             return None
+
+    def _misread(self, found: Lines, part: np.ndarray, rows: pa.Table) -> bool:
+        """Whether a value is not what its field says. Columns in which that can be are parsed again, as text."""
+        import pyarrow as pa
+
+        t = pa.types
+        first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
+        hexed = max(found.data.find(x, first, last) for x in (b"0x", b"0X")) >= 0
+        doubted = []
+        for name, kind in zip(rows.column_names, rows.schema.types, strict=True):
+            told = name in self._told
+            if (
+                (t.is_integer(kind) and hexed)
+                or (t.is_boolean(kind) and self._ones and not told)
+                or (t.is_floating(kind) and far(rows.column(name), told).any())
+            ):
+                doubted.append(name)
+        if not doubted:
+            return False
+        text = self.parsed(found, part, self._names, dict.fromkeys(doubted, pa.string()), self._dialect, ())
+        return any(misread(text[n], rows.column(n), n in self._told) for n in doubted)
 
     def _without_empty(self, rows: pa.Table) -> pa.Table:
         """Empty text as null; with `nulls` given, what it names."""
@@ -108,14 +135,19 @@ class Fields:
         if text.num_rows != 1:
             return _bad(found, i, "CSVError", "a carriage return stands outside of quotes")
         for name, kind in self._wire.items():
+            hint = lost = ""
             try:
                 nulls = NULLS if self._nulls is None else self._nulls
-                self.parsed(found, part, self._names, {name: kind}, self._dialect, nulls)
+                rows = self.parsed(found, part, self._names, {name: kind}, self._dialect, nulls, ones=self._ones)
+                kind = self._target.field(name).type if len(self._target) else kind
+                if not self._misread(found, part, rows.cast(pa.schema([(name, kind)]))):
+                    continue
+                lost = f", which the column cannot hold: types={{{name!r}: 'string'}} keeps it as it is written"
             except pa.ArrowException:
-                value = str(text[name][0].as_py())
-                shown = repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "…")
                 hint = ", which had no value in the sample: fix it with types=" if pa.types.is_null(kind) else ""
-                return _bad(found, i, "TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}")
+            value = str(text[name][0].as_py())
+            shown = repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "…")
+            return _bad(found, i, "TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}{lost}")
         return _bad(found, i, "CSVError", "the record cannot be parsed")
 
     @staticmethod
@@ -127,9 +159,11 @@ class Fields:
         dialect: Dialect,
         nulls: Sequence[str],
         skip: bool = False,
+        ones: bool = False,
     ) -> pa.Table:
         """The records from the first to the last of `part` (None: all), with the columns of `types` (none: all, their
-        types inferred). Raises pyarrow.ArrowInvalid; `skip` leaves out records with a wrong number of fields."""
+        types inferred). Raises pyarrow.ArrowInvalid; `skip` leaves out records with a wrong number of fields; with
+        `ones`, 1 and 0 are truth values too."""
         import pyarrow as pa
         import pyarrow.csv as pcsv
 
@@ -146,7 +180,13 @@ class Fields:
                 newlines_in_values=bool(dialect.quote) and dialect.quote in found.data,
                 invalid_row_handler=(lambda _: "skip") if skip else None,
             ),
-            convert_options=pcsv.ConvertOptions(check_utf8=False, null_values=list(nulls), **convert),
+            convert_options=pcsv.ConvertOptions(
+                check_utf8=False,
+                null_values=list(nulls),
+                true_values=["true", "True", "TRUE", *(["1"] if ones else [])],
+                false_values=["false", "False", "FALSE", *(["0"] if ones else [])],
+                **convert,
+            ),
         )
 
 

@@ -32,7 +32,9 @@ class JsonlSource:
     """One JSON object a line; a position is the byte at which the line begins. Blank lines are no rows.
 
     Types are inferred from a sample at the start, the middle and the end; `types` fixes them. A line that is no JSON
-    object, not UTF-8, or not of the types is a bad row. Keys without a column are left out; a missing key is null.
+    object, not UTF-8, or not of the types is a bad row, as is a number that a column of floats would round (a whole one
+    beyond 2^53, unless `types` asks for floats) or make infinite. Keys without a column are left out; a missing key is
+    null.
     """
 
     name = "jsonl"

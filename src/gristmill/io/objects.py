@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from gristmill.errors import BadSource
 from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.io.lines import Lines
 from gristmill.io.schema import check
+from gristmill.io.written import Real, far, has_floats, holds
 from gristmill.plan.contracts import BadRow, Block, Reading
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ _SPACE = np.zeros(256, dtype=bool)
 _SPACE[[9, 13, 32]] = True  # what JSON skips between values, but the newline
 _PARSE = 1 << 20  # bytes that one thread parses at a time, pyarrow's default
 _SHOWN = 80  # characters of a value in a message
+_DIGITS = re.compile(rb"[0-9]{16,}")  # whole numbers that a float may not hold have so many
 
 
 class Objects:
@@ -34,6 +38,8 @@ class Objects:
         self._target = wanted(reading)[1]
         check(reading.schema, self._target.names)
         self._wire = pa.schema([pa.field(f.name, _wire(f.name, f.type)) for f in self._target])
+        self._told = frozenset(reading.options.get("types") or ())
+        self._floats = [f.name for f in self._target if has_floats(f.type)]
 
     def block(self, found: Lines) -> Block:
         """Every line as a row, filtered, or bad. Lines of white space are none."""
@@ -61,9 +67,33 @@ class Objects:
                 read_options=pj.ReadOptions(block_size=max(_PARSE, longest + 16)),
                 parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior="ignore"),
             )
-            return rows if self._wire == self._target else rows.cast(self._target)
+            rows = rows if self._wire == self._target else rows.cast(self._target)
         except (pa.ArrowException, UnicodeDecodeError):
             return None
+        return None if rows.num_rows == len(part) and self._loses(found, part, rows) else rows
+
+    def _loses(self, found: Lines, part: np.ndarray, rows: pa.Table) -> bool:
+        """Whether a float is not the number of its line. Only lines of large numbers are looked at."""
+        floats = [(rows.column(name), name in self._told) for name in self._floats]
+        large = np.zeros(len(found), dtype=bool)
+        for column, told in floats:
+            large[part] |= far(column, told)
+        if not large.any():
+            return False
+        doubted = np.zeros(len(found), dtype=bool)
+        doubted[_digits(found, part)] = True
+        doubted &= large
+        for column, _ in floats:
+            doubted[part] |= far(column, True)
+        for line in map(found.line, np.flatnonzero(doubted).tolist()):
+            try:
+                self._fitted(_decoded(line))
+            except (_Bad, RecursionError):
+                return True
+        return False
+
+    def _fitted(self, value: dict[str, Any]) -> dict[str, Any]:
+        return {f.name: _fit(value.get(f.name), f.type, f.name, f.name in self._told) for f in self._target}
 
     def _single(self, found: Lines, i: int) -> pa.Table | BadRow:
         """A line that pyarrow refused: a row if its values fit the columns without loss, else why it is none."""
@@ -71,10 +101,10 @@ class Objects:
 
         try:
             value = _decoded(found.line(i))
-            return pa.Table.from_pylist([_fitted(value, self._target)], schema=self._target)
+            return pa.Table.from_pylist([self._fitted(value)], schema=self._target)
         except _Bad as e:
             return BadRow(int(found.position[i]), found.line(i), e.error, str(e))
-        except (pa.ArrowException, UnicodeError, OverflowError) as e:
+        except (pa.ArrowException, UnicodeError, OverflowError, RecursionError) as e:
             return BadRow(int(found.position[i]), found.line(i), type(e).__name__, " ".join(str(e).split()))
 
 
@@ -108,6 +138,13 @@ def trimmed(found: Lines) -> Lines:
     return Lines(found.data, start[full], stop[full], found.position[full])
 
 
+def _digits(found: Lines, part: np.ndarray) -> np.ndarray:
+    """Lines among those of `part`, and between them, with a run of many digits; some more than once."""
+    first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
+    runs = [m.start() for m in _DIGITS.finditer(found.data, first, last)]
+    return np.searchsorted(found.start, np.array(runs, dtype=np.int64), side="right") - 1
+
+
 def _no_object(found: Lines) -> list[int]:
     """Lines that do not begin with { and end with }."""
     octets = np.frombuffer(found.data, dtype=np.uint8)
@@ -126,7 +163,7 @@ def _explained(found: Lines, i: int) -> BadRow:
 def _decoded(line: bytes) -> dict[str, Any]:
     """A line's object. Raises _Bad where it is none."""
     try:
-        value = json.loads(line.decode("utf-8"), object_pairs_hook=_once)
+        value = json.loads(line.decode("utf-8"), object_pairs_hook=_once, parse_float=Real)
     except UnicodeDecodeError as e:
         raise _Bad(
             "UnicodeDecodeError", f"not UTF-8: byte 0x{line[e.start]:02x} at byte {e.start} of the line"
@@ -149,43 +186,50 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _fitted(value: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    return {f.name: _fit(value.get(f.name), f.type, f.name) for f in schema}
-
-
-def _fit(value: Any, kind: pa.DataType, name: str) -> Any:
-    """A value as its column's type where that loses nothing: whole floats as integers, anything as text."""
+def _fit(value: Any, kind: pa.DataType, name: str, told: bool) -> Any:
+    """A value as its column's type where that loses nothing: whole floats as integers, anything as text. `told`: the
+    type was given, so that floats may round.
+    """
     import pyarrow as pa
 
     t = pa.types
+    hint, lost = ", which had no value in the sample: fix it with types=" if t.is_null(kind) else "", ""
     if value is None:
         return None
     if t.is_string(kind) or t.is_large_string(kind):
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return value if isinstance(value, str) else _text(value)
     if t.is_integer(kind):
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        fits = isinstance(value, int) and not isinstance(value, bool)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, Real) and value.is_integer() and (exact := Decimal(value.text)) == int(exact):
+            return int(exact)
     elif t.is_floating(kind):
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if holds(kind, value, told):
+                return float(value)
+            lost = f", which a {kind} cannot hold: types= with 'string' keeps it as it is written"
     elif t.is_boolean(kind):
-        fits = isinstance(value, bool)
+        if isinstance(value, bool):
+            return value
     elif t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
         if isinstance(value, list):
-            return [_fit(v, kind.value_type, name) for v in value]
-        fits = False
-    elif t.is_struct(kind):
-        if isinstance(value, dict):
-            return {f.name: _fit(value.get(f.name), f.type, f"{name}.{f.name}") for f in kind}
-        fits = False
-    else:
-        fits = False
-    if fits:
-        return value
-    shown = json.dumps(value, ensure_ascii=False)
+            return [_fit(v, kind.value_type, name, told) for v in value]
+    elif t.is_struct(kind) and isinstance(value, dict):
+        return {f.name: _fit(value.get(f.name), f.type, f"{name}.{f.name}", told) for f in kind}
+    shown = _text(value)
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
-    hint = ", which had no value in the sample: fix it with types=" if t.is_null(kind) else ""
-    raise _Bad("TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}")
+    raise _Bad("TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}{lost}")
+
+
+def _text(value: Any) -> str:
+    """A value as JSON, its numbers as they were written."""
+    if isinstance(value, Real):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ", ".join([f"{json.dumps(n, ensure_ascii=False)}: {_text(v)}" for n, v in value.items()]) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join([_text(v) for v in value]) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _wire(name: str, kind: pa.DataType) -> pa.DataType:
