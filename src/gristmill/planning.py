@@ -119,7 +119,9 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
         from gristmill.io.partition import partitioned
 
         sink_format = partitioned(sink_format, job.sink.partition_by)
-    fs, listed = paths.resolve(replace(source, uri=reveal(source.uri), storage=reveal(source.storage)))
+    doubled: list[str] = []
+    revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
+    fs, listed = paths.resolve(revealed, doubled.append)
     source_format = registry.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
@@ -143,7 +145,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[: gpus // room.per_gpu], identity, (*skipped, *said),
+        0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said),
         nulls, _becomes_nan(job, model, info, [schema.field(n) for n in columns or schema.names], nulls), how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)

@@ -6,14 +6,19 @@ import functools
 import http.server
 import os
 import pickle
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import gristmill as gm
 from gristmill.errors import BadSource, GristmillError, SourceChanged
 from gristmill.io.paths import changed, open_input, resolve
 from gristmill.plan.job import source
@@ -89,12 +94,66 @@ def test_relative_paths_home_and_file_uris_are_the_same_file(tree: Path, monkeyp
 
 
 def test_links_are_followed_and_loops_are_not(tree: Path) -> None:
-    """A linked folder is read; a link to a folder above it would never end."""
+    """A linked folder is read; a link to a folder above it, or two folders linked to each other, would never end."""
+    elsewhere = tree.with_name("elsewhere")
+    elsewhere.mkdir()
+    (elsewhere / "h.parquet").touch()
+    before = found(tree, str(tree))
     (tree / "sub" / "up").symlink_to(tree)
-    (tree / "linked").symlink_to(tree / "day=1")
-    names = found(tree, str(tree))
-    assert "linked/f.parquet" in names
-    assert len(names) == len(set(names)) < 20
+    (tree / "sub" / "day").symlink_to(tree / "day=1")
+    (tree / "day=1" / "sub").symlink_to(tree / "sub")
+    (tree / "linked").symlink_to(elsewhere)
+    assert found(tree, str(tree)) == sorted([*before, "linked/h.parquet"])
+
+
+def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
+    """Links of both kinds in a folder, a folder through a link to it, a file that is named twice: the note has both
+    names, and of two the one that is no link is kept. Copies, and hard links named outright, are files of their own.
+    """
+    inside = tmp_path / "in"
+    inside.mkdir()
+    (inside / "b.parquet").write_bytes(b"x")
+    (inside / "a.parquet").symlink_to("b.parquet")
+    os.link(inside / "b.parquet", inside / "c.parquet")
+    shutil.copy2(inside / "b.parquet", inside / "d.parquet")
+    (tmp_path / "to").symlink_to(inside)
+    (inside / "up").symlink_to(tmp_path)
+
+    def once(*uris: str) -> tuple[list[str], str]:
+        said: list[str] = []
+        files = resolve(source(*(f"{tmp_path}/{uri}" for uri in uris)), said.append)[1]
+        return [os.path.relpath(f.path, tmp_path) for f in files], " ".join(said)
+
+    both = ["in/b.parquet", "in/d.parquet"]
+    for uris in (("in",), ("in/*.parquet",), ("in", "to"), ("",), ("in", "in/c.parquet"), ("in/*", "in/**")):
+        names, said = once(*uris)
+        assert names == both, uris
+        assert f"{inside}/b.parquet and {inside}/a.parquet" in said
+    names, said = once("to")
+    assert (names, "to/b.parquet and" in said) == (["to/b.parquet", "to/d.parquet"], True)
+    assert once("in/a.parquet") == (["in/a.parquet"], "")
+    names, said = once("in/a.parquet", "in/b.parquet", "in/a.parquet")
+    assert names == ["in/a.parquet"]
+    assert "in/a.parquet and" in said and "in/a.parquet, which is named twice" in said
+    assert once("in/b.parquet", "in/c.parquet") == (["in/b.parquet", "in/c.parquet"], "")
+    assert once("in/c.parquet", "in")[0] == ["in/c.parquet", "in/d.parquet"]
+
+
+def test_a_job_reads_the_rows_of_a_linked_file_once(tmp_path: Path) -> None:
+    """And its report says why there are no more."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"x": list(range(10))}), tmp_path / "in" / "a.parquet")
+    (tmp_path / "in" / "b.parquet").symlink_to("a.parquet")
+    report = gm.Job(str(tmp_path / "in"), doubled, str(tmp_path / "out"), workers=0).run()
+    assert (report.rows_in, report.rows_ok) == (10, 10)
+    assert sorted(report.read().to_table()["y"].to_pylist()) == list(range(0, 20, 2))
+    (note,) = [n for n in report.notes if "a.parquet and" in n]
+    assert "read once" in note and "b.parquet" in note
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    """A model."""
+    return {"y": batch["x"] * 2}
 
 
 def test_what_is_missing_is_named_with_what_is_near(tree: Path) -> None:

@@ -18,7 +18,8 @@ Names = Callable[[str], bool]
 @dataclass(frozen=True)
 class Entry:
     """A file or folder as its folder lists it. `stamp` changes when the content does ("" for folders); `touched` when
-    anything about the file does, where the file system tells more than the stamp.
+    anything about the file does, where the file system tells more than the stamp. `inode` is the same for all names of
+    a file ("" where that is not known), of which `links` are no symbolic links.
     """
 
     name: str
@@ -26,6 +27,8 @@ class Entry:
     size: int = 0
     stamp: str = ""
     touched: str = ""
+    inode: str = ""
+    links: int = 1
 
 
 class Listing(Protocol):
@@ -104,7 +107,8 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
     if not modes.S_ISREG(found.st_mode):
         raise BadSource(f"{path}: not a file or folder but a pipe, socket or device: copy its content to a file")
     touched = f"{found.st_ctime_ns}:{found.st_ino}"  # a time of writing can be set back, that of the inode cannot
-    return Entry(name, False, found.st_size, str(found.st_mtime_ns), touched)
+    inode = f"{found.st_dev}:{found.st_ino}" if found.st_ino else ""  # a folder's listing on Windows tells none
+    return Entry(name, False, found.st_size, str(found.st_mtime_ns), touched, inode, found.st_nlink)
 
 
 @dataclass(frozen=True)

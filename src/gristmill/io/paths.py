@@ -7,7 +7,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +27,7 @@ _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
 _QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
 _IGNORED_ENDS = (".tmp", ".crc")
+_TOLD = 3  # files with two names that a note lists
 _SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
 _ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
 
@@ -78,8 +80,9 @@ class Storage:
         return max(found, key=lambda m: len(m.prefix))
 
 
-def resolve(source: Source) -> tuple[Storage, list[SourceFile]]:
-    """The files of a source: sorted by path within each URI, URIs in the order given, each file once.
+def resolve(source: Source, tell: Callable[[str], None] | None = None) -> tuple[Storage, list[SourceFile]]:
+    """The files of a source: sorted by path within each URI, URIs in the order given, each file once, whatever names
+    lead to it: `tell` is told of those left out. Hard links that are each named outright are files of their own.
 
     Folders are read with all below them but names that start with `_` or `.` and files that end in .tmp or .crc, as
     Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, where a path is
@@ -87,11 +90,13 @@ def resolve(source: Source) -> tuple[Storage, list[SourceFile]]:
     """
     mounts: dict[str, Mount] = {}
     files: dict[str, SourceFile] = {}
+    met, again = Met(), list[str]()
     for uri in source.uri:
         path, mount = _place(uri, source.storage)
         known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
         try:
-            for inner, entry in _files(known.listing, path, redact(uri)):
+            listed = _files(known.listing, path, redact(uri))
+            for inner, entry in met.new(listed, listed[0][0] == path, again):
                 public = known.public(inner)
                 files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched))
         except PermissionError as e:
@@ -100,6 +105,9 @@ def resolve(source: Source) -> tuple[Storage, list[SourceFile]]:
             raise RunFailed(f"{e}: run again when it does") from e
         except OSError as e:
             raise BadSource(f"{redact(uri)}: cannot be listed: {redact(' '.join(str(e).split()))}") from e
+    if again and tell is not None:
+        more = f"; and {len(again) - _TOLD} more" if len(again) > _TOLD else ""
+        tell(f"files that are listed under two names are read once: {'; '.join(again[:_TOLD])}{more}")
     remote = tuple(m for m in mounts.values() if m.prefix)
     return Storage(remote), list(files.values())
 
@@ -226,6 +234,44 @@ def _public_root(root: str) -> str:
 
 
 # ---------------------------------------------------------------- from a path to its files
+
+
+class Met:
+    """The names under which files of local disks were met."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, list[tuple[str, bool]]] = {}  # by inode: the names, and whether they were named outright
+
+    def new(self, listed: list[tuple[str, Entry]], named: bool, again: list[str]) -> list[tuple[str, Entry]]:
+        """Of one listing, the files that no other name led to; the others are said in `again`. Of two names of a
+        listing the one that is no link counts, else the first. `named`: it is one file, named outright.
+        """
+        count = Counter(entry.inode for _, entry in listed)
+        above = os.path.commonpath([path for path, _ in listed]) if max(count.values()) > 1 and any(count) else ""
+        base = os.path.realpath(above)
+
+        def linked(item: tuple[str, Entry]) -> bool:
+            path, entry = item
+            twins = bool(entry.inode) and count[entry.inode] > 1
+            return twins and os.path.realpath(path) != os.path.join(base, os.path.relpath(path, above))
+
+        fresh = []
+        for path, entry in sorted(listed, key=linked):
+            met = self._met.setdefault(entry.inode, []) if entry.inode else []
+            twin = next((p for p, outright in met if _same(p, path, entry, named and outright)), None)
+            if twin is None:
+                met.append((path, named))
+                fresh.append((path, entry))
+            else:
+                again.append(f"{twin} and {path}" if twin != path else f"{path}, which is named twice")
+        return sorted(fresh, key=lambda f: f[0])
+
+
+def _same(one: str, other: str, entry: Entry, outright: bool) -> bool:
+    """Whether two names of one inode are of one file; that they share it is not enough, as network disks make up
+    numbers. Hard links that are both named outright are two files.
+    """
+    return (entry.links > 1 and not outright) or os.path.realpath(one) == os.path.realpath(other)
 
 
 def _files(listing: Listing, path: str, shown: str) -> list[tuple[str, Entry]]:

@@ -156,7 +156,11 @@ def as_sink(value: Any, **options: Any) -> Sink | None:
 
 
 def source(*uri: str, **options: Any) -> Source:
-    """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`."""
+    """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`.
+
+    A file is read once, however many names lead to it, with a note that says which: symbolic links, hard links in a
+    folder or glob, paths that overlap. Only hard links that are each named outright are files of their own.
+    """
     return Source(uri=tuple(str(u) for u in uri), **_tuples(options))
 
 
