@@ -16,7 +16,9 @@ import psutil
 from soak.witness import Broken
 
 TAG = "GRISTMILL_SOAK_TAG"  # in the environment of every process of a siege
-LONGEST = 240.0  # seconds that a run may take before it counts as hanging
+# Seconds that a run may take before it counts as hanging. A row that hangs is found in nine deaths, each after 20 times
+# the slowest call seen: 18 to 44 s where others keep the machine busy, which is no hang.
+LONGEST = 900.0
 FROZEN = 60.0  # seconds after which a worker that was stopped for good goes on, should it not be given up
 GRACE = 13.0  # seconds in which a run must be gone after a signal (12 s are promised)
 
