@@ -1,4 +1,5 @@
-"""Every exception a user can meet, as one tree, and the one warning.
+"""Every exception a user can meet, as one tree; the end that a signal asked for, which is no Exception; and the one
+warning.
 
 Each class carries the exit code that the command line ends with. An error's message names the value received, where
 it stood, and the way out; `report` is set where a run happened before the error.
@@ -131,11 +132,25 @@ class SinkBusy(GristmillError):
     exit_code = 75
 
 
-class Interrupted(GristmillError):
-    """The run was stopped by a signal; running it again resumes it. 130 for SIGINT, 143 for SIGTERM."""
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped by a signal; running it again resumes it. 130 for SIGINT, 143 for SIGTERM.
 
-    exit_code = 130
+    A script that catches the errors of one job (`except Exception`) to go on with the next is ended all the same.
+    """
+
+    exit_code: int = 130
 
     def __init__(self, message: str, *, exit_code: int = 130, report: Any = None) -> None:
-        super().__init__(message, report=report)
+        super().__init__(message)
         self.exit_code = exit_code
+        self.report = report
+
+
+class Ended(Interrupted, SystemExit):
+    """One that ends a script: where nobody catches it, with its exit code and without a traceback. Not for sessions in
+    which a person types, whose interpreter it would end.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 130, report: Any = None) -> None:
+        super().__init__(message, exit_code=exit_code, report=report)
+        self.code = exit_code

@@ -7,11 +7,12 @@ import glob
 import os
 import platform
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from gristmill.errors import Interrupted
+from gristmill.errors import Ended, Interrupted
 from gristmill.plan.contracts import Death
 from gristmill.plan.ending import ENDING
 
@@ -123,7 +124,7 @@ class Stops:
     def caught(self) -> Iterator[None]:
         """While inside, signals come here; the handlers that were there before come back afterwards.
 
-        What a signal raised in the middle of an import may come out as any error, or not at all: Raises Interrupted.
+        What a signal raised in the middle of an import may come out as any error, or not at all. Raises Interrupted.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -131,7 +132,7 @@ class Stops:
         before: dict[int, Any] = {int(n): signal.signal(n, self._on) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
-        except Exception as e:
+        except (Exception, KeyboardInterrupt) as e:
             if self.number is None or isinstance(e, Interrupted):
                 raise
             raise self.interrupted() from e
@@ -154,14 +155,18 @@ class Stops:
     def interrupted(self) -> Interrupted:
         """The end that was asked for."""
         assert self.number is not None
-        name = signal.Signals(self.number).name
-        return Interrupted(f"stopped by {name}: run the same command again to go on", exit_code=128 + self.number)
+        return _ended(self.number, "stopped by {}: run the same command again to go on")
 
     def _on(self, number: int, _: Any) -> None:
         ENDING.begin()
         if not self._heeded:
             self.number = number
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            raise self.interrupted()
         if self.number is not None:
-            raise Interrupted(f"stopped at once by a second {signal.Signals(number).name}", exit_code=128 + number)
+            raise _ended(number, "stopped at once by a second {}")
         self.number = number
+
+
+def _ended(number: int, how: str) -> Interrupted:
+    typed = hasattr(sys, "ps1") or sys.flags.interactive  # a session goes on, a script does not
+    return (Interrupted if typed else Ended)(how.format(signal.Signals(number).name), exit_code=128 + number)

@@ -40,7 +40,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, GateFailed, GristmillError, RunFailed, SinkBusy, SourceChanged
+from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed, SinkBusy, SourceChanged
 from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.io.patience import StoreAway
 from gristmill.observe import units
@@ -202,7 +202,7 @@ class Run:
             folder = generations.meta(self.root)
             with self._files.lease(self.sink.uri, folder, self._tell) as self._lease:
                 yield from self._held(r)
-        except GristmillError as e:
+        except (GristmillError, Interrupted) as e:
             if e.report is None and self._plan is not None:
                 e.report = self._partial_report(e)
             raise
@@ -643,7 +643,7 @@ class Run:
     def _report(self, whole: reporting.Whole, done: Sequence[Receipt]) -> Report:
         return reporting.finished(self._partial_report(None), whole, done, self._tally)
 
-    def _partial_report(self, error: GristmillError | None) -> Report:
+    def _partial_report(self, error: BaseException | None) -> Report:
         counts = self._tally.counts
         if self._receipts and error is not None:
             counts = sum((Counts(*x.counts) for x in self._receipts.values()), Counts())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,56 @@ def test_fault_26_a_signal_is_what_ended_the_run(numbers: str, tmp_path: Path, n
         job.run()
     assert stopped.value.exit_code == code
     assert gm.Job(numbers, victims.scored, str(tmp_path / "out"), workers=0).run().rows_ok == 200
+
+
+NIGHT = """
+import os, sys
+sys.path.insert(0, {here!r})
+import gristmill as gm
+import victims
+
+for sink in sys.argv[2:]:
+    try:
+        gm.Job(sys.argv[1], gm.model(victims.{model}), sink, workers=0, audit=[victims.{audit}]).run()
+    except Exception as e:
+        print("goes on after", type(e).__name__)
+    except gm.Interrupted as e:
+        print("report of", e.report.rows_in, e.exit_code)
+        raise
+"""
+
+
+@pytest.mark.parametrize("when", ["scoring", "publishing"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_fault_26_a_signal_ends_a_script_of_many_jobs(
+    numbers: str, quick: Path, number: int, code: int, when: str
+) -> None:
+    """A script that goes on after a job that failed (`except Exception`) does not go on after Ctrl-C or SIGTERM, whose
+    exit code it has, without a traceback; no further job is begun.
+    """
+    script = night(when)
+    done = subprocess.run(
+        [sys.executable, "-c", script, numbers, str(quick / "one"), str(quick / "two")],
+        env={**os.environ, "SIGNAL": str(int(number))}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "goes on" not in done.stdout and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert done.stdout.endswith(f" {code}\n")
+    assert not (quick / "two").exists()
+
+
+def test_fault_26_a_session_goes_on_after_ctrl_c(numbers: str, quick: Path) -> None:
+    """Where a person types, Ctrl-C ends the run and not the interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-i", "-c", night("scoring"), numbers, str(quick / "one")],
+        env={**os.environ, "SIGNAL": str(int(signal.SIGINT))}, input="print('still here')\nexit(7)\n",
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 7 and "still here" in done.stdout, done.stdout + done.stderr
+    assert "stopped by SIGINT" in done.stderr
+
+
+def night(when: str) -> str:
+    """Jobs one after the other, of which the first gets a signal in the middle."""
+    model, audit = ("signalled", "content") if when == "scoring" else ("scored", "signalling")
+    return NIGHT.format(here=str(Path(victims.__file__).parent), model=model, audit=audit)

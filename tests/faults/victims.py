@@ -376,3 +376,20 @@ def hangs_apart(batch: Batch, marker: str) -> Batch:
         open(marker, "w").close()
         hold_the_gil()
     return {"x": batch["x"]}
+
+
+def signalled(batch: Batch) -> Batch:
+    """A model that gets its process a signal at row 150, and takes its time afterwards."""
+    if 150 in batch["id"].tolist():
+        os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+        time.sleep(0.3)
+    return _answer(batch)
+
+
+def signalling(staged: Any) -> None:
+    """An audit that does so."""
+    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+
+
+def content(staged: Any) -> None:
+    """An audit that has nothing to say."""

@@ -295,7 +295,7 @@ class Case:
         except gm.BadJob as e:
             self._refused(e)
             return
-        except (gm.Interrupted, KeyboardInterrupt):
+        except KeyboardInterrupt:  # also gm.Interrupted
             report = job.run()
         self._compare(report, fates, keep, echo)
         again = job.run()

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from gristmill import __version__
-from gristmill.cli.ending import USAGE, end, ended
+from gristmill.cli.ending import USAGE, end, ended, say
 from gristmill.cli.shape import unwrapped
+from gristmill.errors import Interrupted
 
 # Name, where it lives, its line in --help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -78,6 +79,9 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             return 0  # who reads has enough, as with `| head`; what was to be done is done
+        except Interrupted as e:  # click would make another error of it
+            say(str(e))
+            return e.exit_code
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from gristmill import ahead
 from gristmill.cli.ending import hide
-from gristmill.errors import BadJob, GristmillError
+from gristmill.errors import BadJob, GristmillError, Interrupted
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress
 from gristmill.observe.progress import Several, make_observer
@@ -76,7 +76,7 @@ def shown(spec: JobSpec, given: Mapping[str, Any], work: Callable[[Observer], Re
     try:
         with watched(spec, given["progress"]) as observer:
             report = work(observer)
-    except GristmillError as error:
+    except (GristmillError, Interrupted) as error:
         if error.report is not None:
             with suppress(BrokenPipeError):
                 show(error.report, given)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.commit.lease import Lease, holder
-from gristmill.errors import BadJob, Interrupted, RunFailed
+from gristmill.errors import BadJob, RunFailed
 from gristmill.models.cache import cache_folder
 from gristmill.parallel.feed import Result
 from gristmill.parallel.kept import Kept
@@ -57,7 +57,7 @@ class Detached:
 
     def results(self, timeout: float | None = None) -> list[Any]:
         """Waits until it has ended, and gives the results in the order of the inputs. Raises as the map itself would;
-        TimeoutError after `timeout` seconds, Interrupted if it was cancelled, RunFailed if its driver was lost.
+        TimeoutError after `timeout` seconds, RunFailed if it was cancelled, or its driver was lost.
         """
         return list(self._delivered(timeout))
 
@@ -83,7 +83,7 @@ class Detached:
                 if state == "running":
                     time.sleep(0.1)
         if about["state"] == "cancelled":
-            raise Interrupted(f"detached map {self.id}: cancelled after {about['done']} results")
+            raise RunFailed(f"detached map {self.id}: cancelled after {about['done']} results")
         if about["state"] == "lost":
             raise RunFailed(f"detached map {self.id}: its driver process was lost; what it printed is in {self.log}")
         if about["state"] == "failed":
@@ -168,6 +168,10 @@ def _packed(function: Any, inputs: list[Any], how: Mapping) -> bytes:
     return by_value((function, [None if n in unsent else v for n, v in enumerate(inputs)], *rest, unsent))
 
 
+class _Cancelled(Exception):
+    """Somebody wants no more of it."""
+
+
 def drive(folder: str) -> None:
     """The driver's whole life: map, keep every result, say how it ended."""
     import pickle
@@ -182,7 +186,7 @@ def drive(folder: str) -> None:
             for number, (text, fault) in unsent.items():
                 inputs[number] = _Unsent(text, fault)
             _drive(home, kept, function, inputs, how)
-        except Interrupted:
+        except _Cancelled:
             ended = {"state": "cancelled"}
         except BaseException as e:  # told to whoever opens the handle
             ended = {"state": "failed", "error": f"{type(e).__name__}: {e}"}
@@ -196,7 +200,7 @@ def drive(folder: str) -> None:
 def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mapping) -> None:
     def watch() -> None:
         if (home / "cancel").exists():
-            raise Interrupted("cancelled")
+            raise _Cancelled
 
     with contextlib.closing(results(function, inputs, replace(how, ordered=False), watch)) as found:
         for result in found:
