@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,13 +252,20 @@ def folder_of(pid: int) -> str:
     return os.path.dirname(lock)
 
 
-def test_timeout() -> None:
-    """A call over its time is CallTimeout (a TimeoutError), soon; the others keep their results."""
+def test_timeout(capfd: pytest.CaptureFixture[str]) -> None:
+    """A call over its time is CallTimeout (a TimeoutError), soon, which tells where it was; the others keep their
+    results, and nothing is printed.
+    """
     begun = time.monotonic()
     found = gm.map(called.slow, [0.01, 60.0, 0.02], timeout=0.5, return_exceptions=True)
     assert time.monotonic() - begun < 20
     assert found[::2] == [0.01, 0.02]
     assert isinstance(found[1], gm.CallTimeout) and isinstance(found[1], TimeoutError)
+    assert re.search(r"input 1 \(60\.0\): .* timeout: .*called\.py.*, line \d+ in slow$", str(found[1]))
+    assert "calling.py" not in str(found[1].__cause__) and " in slow" in str(found[1].__cause__)
+    (bare,) = gm.map(time.sleep, [60.0], timeout=0.5, return_exceptions=True)
+    assert isinstance(bare, gm.CallTimeout)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("retries", [0, 1])
@@ -762,7 +770,7 @@ def test_a_detached_map_that_fails_is_cancelled_or_lost() -> None:
         endless.results(timeout=0.3)
     endless.cancel()
     assert endless.status()["state"] == "cancelled"
-    with pytest.raises(gm.Interrupted, match="cancelled"):
+    with pytest.raises(gm.RunFailed, match="cancelled"):
         endless.results()
     lost = gm.remote_parallel_map(called.slow, [600.0] * 4, detach=True)
     from gristmill.commit.lease import holder

@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import itertools
 import math
 import os
 import sys
@@ -92,6 +93,9 @@ class CallWorker:
         self._stages = stages
         self._name = name
         self._stopping = threading.Event()
+        self._late: int | None = None
+        if stages.timeout is not None and stages.folder is not None:
+            self._late = os.open(_late_path(stages.folder, name), os.O_WRONLY | os.O_CREAT, 0o600)
 
     def silence(self) -> float:
         """See contracts.Worker. A call without a timeout may hold the GIL for ever; only where its process is stopped,
@@ -144,17 +148,38 @@ class CallWorker:
         emit(Outcome(self._name, item.key, batch.answers()))
 
     def _arm(self) -> None:
-        """The end of the process, with its stacks on stderr, if the call takes too long, also holding the GIL."""
+        """The end of the process, with its stacks told, if the call takes too long, also holding the GIL."""
         if self._stages.timeout is not None:
             import faulthandler
 
-            faulthandler.dump_traceback_later(self._stages.timeout, exit=True)
+            file = sys.stderr if self._late is None else self._late
+            faulthandler.dump_traceback_later(self._stages.timeout, exit=True, file=file)
 
     def _disarm(self) -> None:
         if self._stages.timeout is not None:
             import faulthandler
 
             faulthandler.cancel_dump_traceback_later()
+
+
+def _late_path(folder: str, worker: str) -> str:
+    return os.path.join(folder, f"late-{worker}")
+
+
+def late_at(folder: str | None, worker: str) -> str | None:
+    """Where a worker was when its call had taken too long: the lines of a traceback, the user's own frames alone. None
+    where it ended otherwise, or on a disk that this process does not see.
+    """
+    if folder is None:
+        return None
+    with contextlib.suppress(FileNotFoundError), open(_late_path(folder, worker), errors="replace") as file:
+        *others, of_calls = file.read().split("\nThread ")  # the main thread comes last
+        if not others:
+            return None
+        frames = [line for line in of_calls.splitlines() if line.startswith("  File ")]
+        own = itertools.takewhile(lambda line: __file__ not in line, frames)
+        return "\n".join(reversed(list(own)))
+    return None
 
 
 def _end_of_a_child(error: BaseException | None) -> NoReturn:

@@ -37,7 +37,8 @@ class Result:
 @dataclass
 class CallFeed:
     """Hands out chunks of inputs. `pack` makes a parcel of a list of inputs; `retries` more tries are given to an input
-    whose call raises or whose worker ends. Where `timed`, calls have a timeout, and each is a message of its own.
+    whose call raises or whose worker ends. Where `timed`, calls have a timeout, and each is a message of its own;
+    `late_at` tells where a worker was that ended because of it, None for one that did not.
     """
 
     inputs: Inputs
@@ -46,6 +47,7 @@ class CallFeed:
     retries: int = 0
     timed: bool = False
     ordered: bool = False
+    late_at: Callable[[str], str | None] = lambda worker: None
 
     fatal: Exception | None = None
     _again: deque[list[Numbered]] = field(default_factory=deque)
@@ -246,6 +248,11 @@ class CallFeed:
         return max(self._lost[n] for n in left) < LOST
 
     def _death_of(self, death: Death) -> Fault:
+        if self.timed and (frames := self.late_at(death.worker)) is not None:
+            *_, last = frames.splitlines() or [""]
+            told = f"{LATE}: {last.strip()}" if last else LATE
+            trace = f"Traceback (most recent call last):\n{frames}" if frames else ""
+            return Fault(Failure("timeout", "CallTimeout", told, trace))
         how = self._how(death)
         if how == LATE or (self.timed and death.silent):
             return Fault(Failure("timeout", "CallTimeout", how, death.evidence[-4000:]))

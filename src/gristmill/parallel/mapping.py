@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 
 from gristmill.engines.registry import open_engine
 from gristmill.errors import RunFailed
-from gristmill.parallel.calling import CallStages
+from gristmill.parallel.calling import CallStages, late_at
 from gristmill.parallel.feed import CallFeed, Result
 from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
 from gristmill.parallel.kept import Kept, checkpoint, code_digest, key_of
@@ -173,6 +174,7 @@ def _found(
         how.retries,
         timed=how.timeout is not None,
         ordered=how.ordered,
+        late_at=functools.partial(late_at, folder),
     )
     line = stack.enter_context(Line(name_of(function), inputs.total, how.spinner))
     events = stack.enter_context(contextlib.closing(_events(function, feed, how, folder)))
