@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,8 +66,11 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
     dead = counts.dead + counts.derived_dead
     possible = planned - counts.filtered - counts.derived_filtered
     if possible > 0 and dead > gates.allowed(possible):
-        what = f"can no longer hold: {dead} of at most {possible} rows are dead letters"
-        raise GateFailed(f"min_ok {gates.min_ok} {what}{worst(errors)}; {_way_out(look, possible - dead, possible)}")
+        scored = counts.ok + dead
+        what = f"can no longer hold: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
+        rest = possible - scored
+        most = f", of all {possible:,} at most {gates.allowed(possible):,} may be" if rest > 0 else ""
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{worst(errors)}; {_way_out(look, dead, scored, rest)}")
 
 
 def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, adds: bool = False) -> None:
@@ -82,13 +86,18 @@ def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, 
         raise GateFailed(f"{why}; nothing was published ({shown}gates: allow_empty: true, or --accept)")
     if dead > gates.allowed(scored):
         what = f"does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
-        raise GateFailed(f"min_ok {gates.min_ok} {what}{worst(errors)}; {_way_out(look, counts.ok, scored)}")
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{worst(errors)}; {_way_out(look, dead, scored)}")
 
 
-def _way_out(look: str, ok: int, rows: int) -> str:
-    lower = ok * 100 // rows / 100
+def _way_out(look: str, dead: int, rows: int, rest: int = 0) -> str:
+    """What to do about so many dead of the rows that were scored, of which there are `rest` more."""
+    lower, when = (rows - dead) * 100 // rows / 100, ""
+    if rest > 0:  # more of them than so far by what chance may bring (two standard deviations)
+        share = dead / rows
+        lower = max(0, math.floor(100 * (1 - share - 2 * math.sqrt(share * (1 - share) / rows)))) / 100
+        when = ", if the others fail as often,"
     return (
-        f"nothing new was published ({look}; --accept, accept=True, publishes all the same; a lower gate is "
+        f"nothing new was published ({look}; --accept, accept=True, publishes all the same; a lower gate is{when} "
         f"--min-ok {lower}, gates: {{min_ok: {lower}}})"
     )
 

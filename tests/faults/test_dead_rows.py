@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import speakers
+import victims
 
 import gristmill as gm
 
@@ -68,6 +70,25 @@ def test_fault_68_a_job_fails_below_min_ok(
     assert f"{dead} of {rows} rows ({dead / rows:.2%}) are dead letters (ValueError: {dead})" in str(told.message)
     assert f"gristmill dead {out}" in str(told.message) and "report.dead()" in str(told.message)
     assert told.filename == __file__ and report.dead().num_rows == dead
+
+
+def test_fault_68_the_gate_that_is_advised_holds(quick: Path) -> None:
+    """A run that was stopped early says how many of how many rows had failed by then, and advises a gate that holds if
+    the others fail as often.
+    """
+    bad = list(range(0, 3000, 24))
+
+    def job(min_ok: float) -> gm.Job:
+        model, gates = gm.model(victims.scored, bad=bad), {"min_ok": min_ok}
+        return gm.Job(victims.table(3000), model, str(quick / "out"), workers=0, shard_rows=100, gates=gates)
+
+    with pytest.raises(
+        gm.GateFailed, match=r"of [\d,]+ rows so far \(4\.\d%\) are dead.*of all 3,000 at most 30"
+    ) as early:
+        job(0.99).run()
+    (advised,) = re.findall(r"--min-ok (0\.\d+)", str(early.value))
+    assert 0.8 < float(advised) < 0.96
+    assert job(float(advised)).run().rows_dead == len(bad)
 
 
 def test_fault_68_half_of_the_rows_in_every_form(tmp_path: Path) -> None:
