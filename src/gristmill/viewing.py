@@ -189,7 +189,7 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
     holder = files.holder(generations.meta(root))
     progress = generations.read_progress(latest) or {}
     out: dict[str, Any] = {
-        **dict.fromkeys(("rows_in", "rows_ok", "rows_dead", "rows_filtered"), 0),
+        **dict.fromkeys(("rows_ok", "rows_dead", "rows_filtered"), 0),
         **progress,
         "state": "running" if holder is not None else "unfinished",
         "generation": latest.number,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -199,6 +200,14 @@ def test_no_dead_letters_is_said(folder: Folder) -> None:
     assert folder.run("dead", "out").out == "out: no dead letters\n"
 
 
+def test_an_engine_that_there_is_not_is_told_also_where_nothing_is_to_do(sink_with_dead: Folder) -> None:
+    """Exit 2 with what was meant, before the sink is looked at; so from Python."""
+    done = sink_with_dead.apply("bad", "out", "--engine", "rey")
+    assert done.code == 2 and "engine 'rey': there is local, ray, spark; did you mean 'ray'?" in done.err, done.err
+    with pytest.raises(gm.BadJob, match="engine 'dask': there is local, ray, spark"):
+        gm.Job("rows.parquet", len, "out", engine="dask")
+
+
 def test_status_of_a_finished_sink(sink_with_dead: Folder) -> None:
     """For a person and as JSON; by the sink or by the job."""
     text = sink_with_dead.run("status", "out").out
@@ -210,7 +219,7 @@ def test_status_of_a_finished_sink(sink_with_dead: Folder) -> None:
 
 
 def test_status_while_a_run_goes(folder: Folder) -> None:
-    """From another terminal: running, with counts that grow, and who holds it."""
+    """From another terminal: running, with counts that grow, of how many, and who holds it."""
     slow = ("--arg", "seconds=0.5", "--batch-rows", "5", "--shard-rows", "10", "--workers", "1", "--limit", "100")
     running = folder.start("apply", "rows.parquet", "out", "--fn", "scoring:Slow", *slow)
     try:
@@ -220,8 +229,13 @@ def test_status_while_a_run_goes(folder: Folder) -> None:
             if (folder.path / "out").exists():
                 now = json.loads(folder.run("status", "out", "--json").out)
                 seen.append((now["state"], now.get("phase"), now.get("rows_done", 0)))
+                text = folder.run("status", "out").out
+                early = re.search(r"\nphase +(planning|loading)\n", text)  # no row is scored then
+                assert not (early and "\nrows" in text), text
                 if now.get("rows_done", 0) > 0 and now["state"] == "running":
-                    assert "running" in folder.run("status", "out").out
+                    assert "rows_in" not in now  # nobody knows yet
+                    told = re.search(r"\nrows +\d+ of 60: \d+ ok, 0 dead, 0 filtered\n", text)
+                    assert told or "done and published" in text, text
                     second = folder.run("apply", "rows.parquet", "out", "--fn", "scoring:Slow", *slow)
                     if running.poll() is None:
                         assert second.code == 75, second.err

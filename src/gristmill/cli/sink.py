@@ -111,13 +111,15 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if "rows_in" in now:
-        parts = f"{now['rows_ok']:,} ok, {now['rows_dead']:,} dead, {now['rows_filtered']:,} filtered"
-        return [("rows", f"{now['rows_in']:,}: {parts}")]
-    if "rows_done" not in now:
+    if now.get("state") == "done":
+        of, since = f"{now['rows_in']:,}", ""
+    elif "rows_done" not in now or now["phase"] in ("planning", "loading"):
         return []
-    of = f" of {now['rows_total']:,}" if now.get("rows_total") else ""
-    return [("rows", f"{now['rows_done']:,}{of}, {now.get('rows_dead', 0):,} dead")]
+    else:
+        of = f"{now['rows_done']:,}" + (f" of {now['rows_total']:,}" if now["rows_total"] else "")
+        since = " since it went on" if now["shards_resumed"] else ""
+    parts = f"{now['rows_ok']:,} ok, {now['rows_dead']:,} dead, {now['rows_filtered']:,} filtered"
+    return [("rows", f"{of}: {parts}{since}")]
 
 
 def _holder(holder: Any) -> str:

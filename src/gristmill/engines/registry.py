@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
-from gristmill.errors import BadJob
 from gristmill.plan.contracts import Room
 from gristmill.plan.options import EngineSpec
-
-NAMES = ("local", "ray", "spark")
 
 
 def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu: bool = False) -> Any:
     """The engine that a job names, for `workers` workers that import from `path`; `gpu` says that the model wants one.
 
-    Raises BadJob for a name there is none for; MissingExtra, when run, where its package is missing.
+    Raises MissingExtra, when run, where its package is missing.
     """
     least = spec.workers[0] if isinstance(spec.workers, tuple) else 1 if spec.workers == "auto" else workers
     if spec.name == "local":
@@ -26,14 +22,9 @@ def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu:
         from gristmill.engines.ray import Ray
 
         return Ray(workers, least, path, gpu, spec.own())
-    if spec.name == "spark":
-        from gristmill.engines.spark import Spark
+    from gristmill.engines.spark import Spark
 
-        return Spark(workers, path, spec.own())
-    close = difflib.get_close_matches(spec.name, NAMES, 1)
-    raise BadJob(
-        f"engine {spec.name!r}: there is {', '.join(NAMES)}" + (f"; did you mean {close[0]!r}?" if close else "")
-    )
+    return Spark(workers, path, spec.own())
 
 
 def room(spec: EngineSpec) -> Room | None:

@@ -161,6 +161,10 @@ class EngineSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.name not in OPTIONS:
+            near = difflib.get_close_matches(str(self.name), OPTIONS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise BadJob(f"engine {self.name!r}: there is {', '.join(OPTIONS)}{hint}")
         pair: Any = self.workers  # a job file gives a list
         if isinstance(pair, list):
             object.__setattr__(self, "workers", tuple(pair))
@@ -177,7 +181,7 @@ class EngineSpec:
         if count and self.workers == 0:
             raise BadJob("workers is 0, so that everything runs in the calling process: leave steps_workers out")
         self.own()
-        if self.workers == 0 and self.name in OPTIONS:
+        if self.workers == 0:
             object.__setattr__(self, "options", self.options if self.name == "local" else {})
             object.__setattr__(self, "name", "local")
 
@@ -186,10 +190,8 @@ class EngineSpec:
         return self if name == self.name else replace(self, name=name, options={}, workers=self.workers or "auto")
 
     def own(self) -> Any:
-        """The engine's own options, checked; None for an unknown engine. Raises BadJob for an unknown option."""
-        made = OPTIONS.get(self.name)
-        if made is None:
-            return None
+        """The engine's own options, checked. Raises BadJob for an unknown option."""
+        made = OPTIONS[self.name]
         names = list(made.__dataclass_fields__)
         for name in self.options:
             if name not in names:
