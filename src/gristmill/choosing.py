@@ -86,7 +86,9 @@ class Held:
         known = {g.number: g for g in self.claims}
         for number in numbers:
             if number not in known or known[number].lost:
-                raise CorruptStore(f"{self.root}: the claim of generation {number} is lost: start anew with --restart")
+                raise CorruptStore(
+                    f"{self.root}: the claim of generation {number} is lost: start anew with --restart (restart=True)"
+                )
         return [known[number] for number in numbers]
 
     def inputs(self, members: Sequence[Generation], r: Resolved) -> dict[str, str]:
@@ -175,10 +177,11 @@ def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: boo
         held.tell(f"an unfinished --restart of something else is here (generation {begun.number}): it is left as it is")
         return Choice(None, True, r, held.latest)
     ways = {
-        "append": "--append to begin it anew over the source as it is now, or --restart to score everything anew",
-        "restart": "--restart to begin it anew",
-        "retry-dead": "retry-dead to begin it anew, or --restart to score everything anew",
-        "new": "--restart to begin anew",
+        "append": "--append (append=True) to begin it anew over the source as it is now, or --restart (restart=True) "
+        "to score everything anew",
+        "restart": "--restart (restart=True) to begin it anew",
+        "retry-dead": "retry-dead to begin it anew, or --restart (restart=True) to score everything anew",
+        "new": "--restart (restart=True) to begin anew",
     }
     raise PlanChanged(f"{problem}\nput it back to go on with that run, or use {ways[begun.kind]}")
 
@@ -197,8 +200,8 @@ def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bo
             raise BadJob("--append together with limit or sample: which rows are new cannot be told")
         fewer = restricted(r, [p for p in r.fingerprint.inputs if p not in stored])
         return Choice(held.claim("append", fewer), False, fewer, latest)
-    ways = "--restart to score everything anew" + (
-        ", or --append to score only the new files" if grown and not some else ""
+    ways = "--restart (restart=True) to score everything anew" + (
+        ", or --append (append=True) to score only the new files" if grown and not some else ""
     )
     raise PlanChanged(f"{uri}: holds a result of something else:\n{fingerprint.listed(lines)}\nuse {ways}")
 

@@ -50,6 +50,12 @@ def worst(errors: Mapping[str, float]) -> str:
     return " (" + ", ".join(f"{name}: {int(count)}" for name, count in top) + ")" if top else ""
 
 
+def _why(errors: Mapping[str, float]) -> str:
+    """The worst errors, and what to do about answers that are no numbers."""
+    keep = "; rows with NaN or infinite answers are published with on_nan keep (--on-nan keep, on_nan='keep')"
+    return worst(errors) + (keep if {"NaN", "Infinite"} & errors.keys() else "")
+
+
 def account(counts: Counts, planned: int | None) -> None:
     """The exact accounting that is always on. Raises GateFailed where rows are missing or too many."""
     wrong = counts.discrepancy()
@@ -70,7 +76,7 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
         what = f"can no longer hold: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
         rest = possible - scored
         most = f", of all {possible:,} at most {gates.allowed(possible):,} may be" if rest > 0 else ""
-        raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{worst(errors)}; {_way_out(look, dead, scored, rest)}")
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{_why(errors)}; {_way_out(look, dead, scored, rest)}")
 
 
 def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, adds: bool = False) -> None:
@@ -80,13 +86,14 @@ def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, 
     dead = counts.dead + counts.derived_dead
     scored = counts.ok + dead
     if counts.ok == 0 and not gates.allow_empty and not (adds and not dead):
-        none = f"none of {counts.rows_in} rows was scored{worst(errors)}"
+        none = f"none of {counts.rows_in} rows was scored{_why(errors)}"
         why = "the source has no rows" if counts.rows_in == 0 else none
         shown = f"{look}; " if dead else ""
-        raise GateFailed(f"{why}; nothing was published ({shown}gates: allow_empty: true, or --accept)")
+        ways = "--allow-empty, gates: {allow_empty: true}; or --accept, accept=True"
+        raise GateFailed(f"{why}; nothing was published ({shown}{ways})")
     if dead > gates.allowed(scored):
         what = f"does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
-        raise GateFailed(f"min_ok {gates.min_ok} {what}{worst(errors)}; {_way_out(look, dead, scored)}")
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{_why(errors)}; {_way_out(look, dead, scored)}")
 
 
 def _way_out(look: str, dead: int, rows: int, rest: int = 0) -> str:

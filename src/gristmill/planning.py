@@ -380,14 +380,12 @@ def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
             return
 
 
-def _no_column(name: str, schema: pa.Schema, what: str) -> BadSource:
+def _no_column(name: str, schema: pa.Schema, what: str, whose: str = "the source does not have: it has") -> BadSource:
     import difflib
 
     close = difflib.get_close_matches(name, schema.names, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return BadSource(
-        f"{what} names column {name!r}, which the source does not have: it has {', '.join(schema.names)}{hint}"
-    )
+    return BadSource(f"{what} names column {name!r}, which {whose} {', '.join(schema.names)}{hint}")
 
 
 def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] | None:
@@ -422,7 +420,12 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
                 raise _no_column(name, there, what)
     for name in sink.drop:
         if name not in there.names and not job.post and name not in (info.outputs or (name,)):
-            raise _no_column(name, pa.schema([*there, *((n, pa.null()) for n in info.outputs or ())]), "drop")
+            raise _no_column(
+                name,
+                pa.schema([*there, *((n, pa.null()) for n in info.outputs or ())]),
+                "drop",
+                "neither source nor model has: there are",
+            )
     for name in sink.partition_by:
         if name not in there.names and name not in (info.outputs or (name,)):
             raise _no_column(name, there, "partition_by")

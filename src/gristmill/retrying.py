@@ -62,7 +62,7 @@ def choose(
     base = publication.published(root, files)
     begun = held.unfinished if held.unfinished is not None and held.unfinished.planned else None
     if begun is not None and begun.kind == "append":
-        tell("the unfinished append is put aside: the next run with --append begins it anew")
+        tell("the unfinished append is put aside: the next run with --append (append=True) begins it anew")
         begun = None
     if begun is not None and begun.kind != "retry-dead":
         raise BadJob(f"{uri}: an unfinished run is here: finish it before its dead letters are scored again")
@@ -75,7 +75,7 @@ def choose(
     code = [line for line in lines if line.startswith("code:")]
     if len(code) != len(lines) or (code and not accept_code_change):
         way = (
-            "--accept-code-change scores the dead letters with the new code"
+            "--accept-code-change (accept_code_change=True) scores the dead letters with the new code"
             if len(code) == len(lines)
             else "put it back"
         )

@@ -30,7 +30,7 @@ from gristmill import (
     tables,
 )
 from gristmill.commit import generation as generations
-from gristmill.commit import inspections, publication, reading
+from gristmill.commit import ids, inspections, publication, reading
 from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan
@@ -526,8 +526,8 @@ class Run:
         """The source has files that the plan which this run went on with did not know."""
         if later and not self.appends:
             files = f"{len(later)} files" if len(later) > 1 else later[0]
-            text = f"{files} came after this run was planned and are not in its result: run again with --append"
-            self._note("warning", text)
+            text = f"{files} came after this run was planned and are not in its result"
+            self._note("warning", f"{text}: run again with --append (append=True)")
 
     @property
     def appends(self) -> bool:
@@ -563,6 +563,8 @@ class Run:
             live.append(publishing.manifest(self.generation, done, whole.live))
         whole = replace(whole, live=live)
         publishing.publish(self.generation, self._about(whole), whole.live)
+        if (repeated := ids.repeated(publication.published(self.root, self._files))) is not None:
+            self._note("warning", repeated)
         if self.generation.kind == "retry-dead" and counts.ok:
             rows = units.plural(counts.ok, "retried row stands", "retried rows stand")
             self._note("info", f"{rows} after the others, in files of their own")
@@ -665,6 +667,7 @@ class Run:
             rows_run=self._tally.counts.rows_in,
             per_worker=self._tally.per_worker(),
             notes=tuple(self._notes),
+            format=r.sink_format.name,
             details={"runs_on": shipping.runs_on(r), "batch": budgets.stored(self._batch)},
         )
 

@@ -126,8 +126,8 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
     if lines:
         raise PlanChanged(
             f"{sink.uri}: the rows of this run have other columns than the result that they would be added to:\n"
-            f"{fingerprint.listed(lines)}\nuse --restart to score everything anew"
-            + ("" if sink.evolve else ", or --evolve to widen types and add columns for all rows")
+            f"{fingerprint.listed(lines)}\nuse --restart (restart=True) to score everything anew"
+            + ("" if sink.evolve else ", or --evolve (evolve=True) to widen types and add columns for all rows")
         )
     return pa.schema(fields)
 

@@ -185,7 +185,7 @@ def read_plan(generation: Generation) -> Plan:
         table = _table(generation, entry)
         if table is None:
             path = join(generation.folder, entry["path"])
-            raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart")
+            raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart (restart=True)")
         tables[what] = table
     listing = tables["files"]
     sources = [
@@ -201,7 +201,7 @@ def stored_inputs(generation: Generation) -> dict[str, str]:
     table = _table(generation, entry)
     if table is None:
         path = join(generation.folder, entry["path"])
-        raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart")
+        raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart (restart=True)")
     return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
 
 

@@ -51,7 +51,7 @@ def _write(
     for part in parts:
         path = join(generation.root, part.work)
         if files.digest(path)[1] != part.sha256:
-            raise RunFailed(f"{path}: is not what its receipt says: run again with --restart")
+            raise RunFailed(f"{path}: is not what its receipt says: run again with --restart (restart=True)")
     if form.name == "jsonl":
         written = [_joined(files, generation, parts, stem, nonce)]
     elif form.name == "parquet":

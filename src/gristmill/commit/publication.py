@@ -90,11 +90,13 @@ class Publication:
         try:
             with self.files.local(path) as name:
                 if self.files.digest(path)[1] != self.body["files_sha256"]:
-                    raise CorruptStore(f"{path}: is not what _SUCCESS says: start anew with --restart")
+                    raise CorruptStore(f"{path}: is not what _SUCCESS says: start anew with --restart (restart=True)")
                 with pa.memory_map(name) as source:
                     table = pa.ipc.open_file(source).read_all()
         except FileNotFoundError:
-            raise CorruptStore(f"{path}: missing, which _SUCCESS names: start anew with --restart") from None
+            raise CorruptStore(
+                f"{path}: missing, which _SUCCESS names: start anew with --restart (restart=True)"
+            ) from None
         columns = (table.column(n).to_pylist() for n in _LISTED.names)
         return [Live(*values) for values in zip(*columns, strict=True)]
 

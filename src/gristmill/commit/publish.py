@@ -38,7 +38,9 @@ def _link(files: Files, root: str, part: Part) -> str:
     except FileNotFoundError:
         # Published before and the work file cleaned up, or lost.
         if not files.same(target, work, part.bytes, part.sha256):
-            raise CorruptStore(f"{work}: committed, but the file is gone: run again with --restart") from None
+            raise CorruptStore(
+                f"{work}: committed, but the file is gone: run again with --restart (restart=True)"
+            ) from None
     return target
 
 
@@ -156,14 +158,14 @@ def refuse_foreign(root: str, overwrite: bool, files: Files = LOCAL, *, manifest
         if names := strangers(root, set(), files):
             raise BadJob(
                 f"{root}: holds {len(names)} files that no run of gristmill wrote ({names[0]}, …): give another sink, "
-                "or --overwrite to write beside them"
+                "or --overwrite (overwrite=True) to write beside them"
             )
     elif manifest and MANIFEST in files.names(root):
         known = publication.latest(root, files)
         if known is None or MANIFEST not in {f.name for f in known.live()}:
             raise BadJob(
                 f"{join(root, MANIFEST)}: no run of gristmill wrote it, and an npy sink has a file of this name: move "
-                "it away, or --overwrite to replace it"
+                "it away, or --overwrite (overwrite=True) to replace it"
             )
 
 

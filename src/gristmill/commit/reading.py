@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.commit.generation import Generation, decode_schema, generations
 from gristmill.commit.places import opened
-from gristmill.commit.publication import Live, latest, published
+from gristmill.commit.publication import Live, Publication, latest, published
 from gristmill.commit.receipt import standing
 from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadSource
@@ -22,20 +22,28 @@ from gristmill.plan.contracts import Files
 def read(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> Any:
     """A pyarrow Dataset of exactly the published parts, in the order of the source.
 
-    Rows retried or appended later stand after the others. A Dataset goes on reading the result that it was made of when
+    Rows retried or appended later stand after the others; with partition_by the order is that of the source within each
+    part, and rows of a partition stand together. A Dataset goes on reading the result that it was made of when
     a run publishes another one; the run after that removes it. Raises BadSource where nothing is published or the
     sink's format is npy (read its manifest.parquet). `storage` holds options of an object store, as those of a sink.
     """
-    import pyarrow.dataset as ds
-
     root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
     result = published(root, files)
-    body, schema = result.body, decode_schema(result.body["output_schema"])
-    parts = [f for f in result.live() if f.role == "rows"]
-    if body["sink_format"] not in ("parquet", "jsonl"):
+    if result.body["sink_format"] not in ("parquet", "jsonl"):
         raise BadSource(
-            f"{root}: a {body['sink_format']} sink has no tables; read manifest.parquet and the files it names"
+            f"{root}: a {result.body['sink_format']} sink has no tables: numpy.load the output_path files that its "
+            "manifest.parquet names, in that order; part-N.ids.parquet has the other columns of part-N.npy"
         )
+    return readable_dataset(result, "rows")
+
+
+def readable_dataset(result: Publication, role: str) -> Any:
+    """A pyarrow Dataset of a result's files of one role: its "rows", or the "ids" beside npy's vectors."""
+    import pyarrow.dataset as ds
+
+    root, files = result.root, result.files
+    body, schema = result.body, decode_schema(result.body["output_schema"])
+    parts = [f for f in result.live() if f.role == role]
     if not parts:
         return ds.dataset(schema.empty_table())
     paths = readable(root, parts, files)

@@ -282,8 +282,12 @@ def unseal(path: str, files: Files = LOCAL) -> dict[str, Any]:
         body = json.loads(raw)
         checksum = body.pop("checksum")
     except (ValueError, KeyError, AttributeError) as e:
-        raise CorruptStore(f"{path}: torn or not ours ({e}): restore it, or start anew with --restart") from e
+        raise CorruptStore(
+            f"{path}: torn or not ours ({e}): restore it, or start anew with --restart (restart=True)"
+        ) from e
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     if hashlib.sha256(text.encode()).hexdigest() != checksum:
-        raise CorruptStore(f"{path}: its checksum does not hold: restore it, or start anew with --restart")
+        raise CorruptStore(
+            f"{path}: its checksum does not hold: restore it, or start anew with --restart (restart=True)"
+        )
     return body  # type: ignore[no-any-return]

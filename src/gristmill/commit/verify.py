@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit import reading
+from gristmill.commit import ids, reading
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
 from gristmill.commit.publication import Live, Publication, published
@@ -56,7 +56,8 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
     """Recount and re-hash every live file, and hold plans, receipts, dead letters and counts against each other.
 
     Names each file that is missing, changed or not live, each shard without a receipt or with two, each row that is
-    both dead and published (where rows have ids), each sum that is not what `_SUCCESS` says. With `deep` all values are
+    both dead and published (where rows have ids), each sum that is not what `_SUCCESS` says. Ids that repeat are told,
+    and are no fault of the result. With `deep` all values are
     read again as `gm.read` reads them.
     """
     result = published(root, files)
@@ -80,6 +81,8 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
         wrong += _deep(result, files)
     rows = sum(f.rows for f in live if f.role == "rows")
     lines = wrong or [f"{len(live)} files, {rows} rows: all as published"]
+    if not wrong and (repeated := ids.repeated(result)) is not None:
+        lines.append(repeated)  # as it was published: what a key holds is the source's
     return Verdict(not wrong, tuple(lines), len(live), rows)
 
 

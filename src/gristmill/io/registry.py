@@ -72,7 +72,8 @@ def source_format(source: Source, files: Sequence[SourceFile]) -> SourceFormat:
     if len(found) > 1:
         each = ", ".join(f"{name} ({path})" for name, path in found.items())
         raise BadSource(
-            f"the source holds files of several formats: {each}: name one kind, as in '*.parquet', or give format="
+            f"the source holds files of several formats: {each}: name one kind, as in '*.parquet', or give format= "
+            "(--source-format)"
         )
     return _source(next(iter(found)))
 
@@ -116,11 +117,14 @@ def _unknown(suffix: str) -> str:
     known = [s for _, _, suffixes in _SOURCES.values() for s in suffixes]
     listed = ", ".join(f"{name} ({suffixes[0]})" for name, (_, _, suffixes) in _SOURCES.items())
     if suffix == ".json":
-        return "a .json file may be one value or one a line: if each line is a record, give format='jsonl'"
+        return (
+            "a .json file may be one value or one a line: if each line is a record, give format='jsonl' "
+            "(--source-format jsonl)"
+        )
     alike = difflib.get_close_matches(suffix, known, n=1, cutoff=0.7)
     hint = f"did you mean {alike[0]}? " if alike else ""
     what = f"suffix {suffix!r} is of no known format" if suffix else "no suffix tells the format"
-    return f"{what}: {hint}give format= one of {listed}"
+    return f"{what}: {hint}give format= (--source-format), one of {listed}"
 
 
 def _known(table: Mapping[str, Any], name: str, kind: str) -> str:

@@ -177,7 +177,7 @@ def from_result(
         raise found.error("returned no columns")
     duplicates = {n for n in table.column_names if table.column_names.count(n) > 1}
     if duplicates:
-        raise found.error(f"returned two columns named {min(duplicates)!r}")
+        raise found.error(f"returned two columns named {min(duplicates)!r}", "give each its own name")
     if found.failed:
         lost = np.isin(np.arange(table.num_rows), list(found.failed))
         raise SomeFailed(table.filter(~lost), found.failed, table.filter(lost))
@@ -194,9 +194,9 @@ class _Found:
         self.types = {} if types is None else {f.name: f.type for f in types}
         self.failed: dict[int, BaseException] = {}
 
-    def error(self, what: str) -> BadOutput:
+    def error(self, what: str, rule: str = "it must return one row for each") -> BadOutput:
         given = "" if self.rows is None else f"was given {_rows(self.rows)} and "
-        return BadOutput(f"{self.name} {given}{what}: it must return one row for each")
+        return BadOutput(f"{self.name} {given}{what}: {rule}")
 
     def wrong_length(self, returned: int, column: str | None = None) -> BadOutput:
         where = "" if column is None else f" in column {column!r}"
@@ -233,7 +233,7 @@ class _Found:
         result = [{} if i in self.failed else row for i, row in enumerate(result)] if self.failed else result
         for row in result:
             if not isinstance(row, Mapping):
-                raise self.error(f"returned a list that mixes dicts with {type(row).__name__}")
+                raise self.error(f"returned a list that mixes dicts with {type(row).__name__}", "return one kind")
             names.update(dict.fromkeys(row))
         names.update(dict.fromkeys(self.types) if names else ())
         if self.rows is not None and len(result) != self.rows:
@@ -250,7 +250,9 @@ class _Found:
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
         for column, values in columns.items():
             if not isinstance(column, str):
-                raise self.error(f"returned a column named {column!r}, which is {type(column).__name__}, not text")
+                raise self.error(
+                    f"returned a column named {column!r}, which is {type(column).__name__}, not text", "names are text"
+                )
             arrays[column] = self._column(column, values)
         lengths = {c: len(a) for c, a in arrays.items()}
         if self.rows is not None:
@@ -282,14 +284,18 @@ class _Found:
             if failed:
                 self.failed.update(failed)
                 return self._column(column, [None if i in failed else v for i, v in enumerate(listed)])
-            raise self.error(f"returned values in column {column!r} that have no one type ({e})") from e
+            raise self.error(
+                f"returned values in column {column!r} that have no one type ({e})", "give them one type"
+            ) from e
         raise self.error(f"returned {_what(values)} as column {column!r}")
 
     def _from_array(self, column: str, values: np.ndarray) -> pa.Array:
         if values.ndim == 0:
             raise self.error(f"returned one single value ({values!s:.40}) as column {column!r}")
         if values.dtype.kind == "c":
-            raise self.error(f"returned complex numbers in column {column!r}, which no file format holds")
+            raise self.error(
+                f"returned complex numbers in column {column!r}, which no file format holds", "return their parts"
+            )
         if values.ndim > 1 and values.shape[-1] == 0:
             raise self.error(f"returned an array of shape {values.shape} as column {column!r}")
         if isinstance(values, np.ma.MaskedArray):

@@ -76,7 +76,7 @@ def check_planned(spec: Any) -> None:
         if isinstance(e, OtherFiles) or Path(spec.model).exists():  # else it may never have been on this machine
             raise PlanChanged(
                 f"{spec.name}: its files were changed after the run was planned, with {spec.sha256[:12]}: put those "
-                f"back and run again, or --restart with what is there now ({e})"
+                f"back and run again, or --restart (restart=True) with what is there now ({e})"
             ) from e
         raise
 

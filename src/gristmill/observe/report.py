@@ -59,6 +59,7 @@ class Report:
     per_worker: tuple[WorkerPace, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    format: str = "parquet"  # of the sink
     details: Mapping[str, Any] = field(default_factory=dict)
     opened: tuple[str, Any] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
 
@@ -103,7 +104,7 @@ class Report:
         }
 
     def read(self) -> Any:
-        """A pyarrow Dataset of exactly the published parts."""
+        """A pyarrow Dataset of exactly the published parts. Raises BadSource for npy, as gm.read does."""
         from gristmill.commit.reading import read
 
         return read(self.sink) if self.opened is None else read(self.opened[0], files=self.opened[1])

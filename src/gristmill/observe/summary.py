@@ -151,6 +151,9 @@ def after(report: Report) -> list[str]:
         return []
     sink = shlex.quote(report.sink)
     lines = [f"read    gm.read({report.sink!r})"]
+    if report.format == "npy":
+        named = f"pq.read_table({report.sink.rstrip('/') + '/manifest.parquet'!r})['output_path'].unique().to_pylist()"
+        lines = [f"read    [np.load(os.path.join({report.sink!r}, name)) for name in {named}]"]
     if report.rows_dead:
         lines.append(f"dead    gristmill dead {sink}")
     return lines

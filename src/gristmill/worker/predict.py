@@ -262,7 +262,7 @@ class Predict:
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
         names = list(results.column_names)
-        rows, identity, place = self._finite(Stage.MODEL, rows, names, identity, place, dead)
+        rows, identity, place = self._finite(Stage.MODEL, window, rows, names, identity, place, dead)
         for number, step in enumerate(self._post):
             before = rows
             found = post(number, step, before, identity)
@@ -270,7 +270,7 @@ class Predict:
             rows, identity, place = found.rows, identity.take(found.origin), place[found.origin]
             names += [n for n in rows.column_names if n not in before.column_names]
         if self._post:
-            rows, identity, place = self._finite(Stage.AFTER, rows, names, identity, place, dead)
+            rows, identity, place = self._finite(Stage.AFTER, window, rows, names, identity, place, dead)
         if self._recipe.sink.partition_by and (unnamed := self._recipe.sink_format.refused(rows)):
             dead += [DeadRow(int(place[i]), Stage.AFTER, error, text) for i, (error, text) in sorted(unnamed.items())]
             keep = np.setdiff1d(np.arange(rows.num_rows), list(unnamed))
@@ -312,6 +312,7 @@ class Predict:
     def _finite(
         self,
         stage: Stage,
+        window: Window,
         rows: pa.Table,
         names: list[str],
         identity: Identity,
@@ -328,9 +329,14 @@ class Predict:
                 continue
             nan = holds_nan(rows.column(name))
             assert nan is not None
+            own = not_finite(window.rows.column(name)) if name in window.rows.column_names else None
             for i in np.flatnonzero(found & ~bad).tolist():
                 error, what = ("NaN", "NaN") if nan[i] else ("Infinite", "an infinite value")
-                message = f"{self._recipe.model.name} returned {what} in column {name!r}"
+                had = ", as the row had in its own before" if own is not None and own[place[i]] else ""
+                message = (
+                    f"{self._recipe.model.name} returned {what} in column {name!r}{had}; on_nan keep (--on-nan keep, "
+                    "on_nan='keep') publishes such rows"
+                )
                 dead.append(DeadRow(int(place[i]), stage, error, message))
             bad |= found
         if not bad.any():

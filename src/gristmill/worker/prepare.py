@@ -373,5 +373,5 @@ def _refuse_changed(fs: Any, piece: Piece) -> None:
     if difference is not None:
         raise SourceChanged(
             f"{piece.file.path}: changed while the run was reading it ({difference}): put the planned file back "
-            "and run again, or begin anew with --restart"
+            "and run again, or begin anew with --restart (restart=True)"
         )

@@ -119,7 +119,7 @@ class Retried:
         if (len(asked), ways) != (self._read, self._ways):
             raise RunFailed(
                 f"{self._read} of {len(asked)} records with dead letters were read again, of those that were made many "
-                f"{self._ways} of {ways}: the source is not read as it was; use --restart"
+                f"{self._ways} of {ways}: the source is not read as it was; use --restart (restart=True)"
             )
 
 
@@ -127,6 +127,6 @@ def refused(lost: Lost, path: str, position: int) -> PlanChanged:
     """The error for a dead row that is not made again."""
     return PlanChanged(
         f"{path} at {position}: the steps make other rows of it than they did: {lost.how}. Copy {lost.copy.text} is "
-        "dead and cannot be scored again; nothing was published. Put back the step that made it, or use --restart to "
-        "score everything anew"
+        "dead and cannot be scored again; nothing was published. Put back the step that made it, or use --restart "
+        "(restart=True) to score everything anew"
     )

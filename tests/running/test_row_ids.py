@@ -1,0 +1,83 @@
+"""Row ids made from a key: unique only where the key is, and told where it is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.observe.summary import after
+
+ROWS = 600
+
+
+def scored(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A vector for each row."""
+    return {"v": np.stack([batch["x"], batch["x"]], axis=1).astype(np.float32)}
+
+
+def job(folder: Path, form: str, key: list[str], **options: Any) -> gm.Job:
+    """The job of these tests; `k` has 150 values of 600, `x` is unique."""
+    source = folder / "in"
+    source.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"x": np.arange(ROWS) * 1.0, "k": np.arange(ROWS) % 150}), source / "a.parquet")
+    sink = gm.sink(str(folder / "out"), format=form, keep=["k"], row_id="rid", key=key)
+    return gm.Job(str(source), gm.model(scored), sink, workers=0, shard_rows=100, **options)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "npy"])
+def test_ids_that_repeat_are_told(tmp_path: Path, form: str) -> None:
+    """A key that is not unique: the run warns, verify says how many rows, over all that was appended."""
+    made = job(tmp_path, form, ["k"])
+    with pytest.warns(gm.GristmillWarning, match=r"row ids repeat: 450 rows .*the key \(k\) is not unique"):
+        report = made.run()
+    assert any("row ids repeat" in note for note in report.notes)
+    verdict = gm.verify(str(tmp_path / "out"))
+    assert verdict.ok
+    assert any("450 rows" in line and "(k)" in line for line in verdict.lines), verdict.lines
+    pq.write_table(pa.table({"x": [1.0], "k": [3]}), tmp_path / "in" / "b.parquet")
+    with pytest.warns(gm.GristmillWarning, match="row ids repeat: 451 rows"):
+        made.run(append=True)
+
+
+def test_ids_of_a_unique_key_are_not(tmp_path: Path) -> None:
+    """Nothing is said where each id is one row's."""
+    report = job(tmp_path, "parquet", ["k", "x"]).run()
+    assert not any("repeat" in note for note in report.notes)
+    assert len(gm.verify(str(tmp_path / "out")).lines) == 1
+
+
+def test_what_the_report_of_npy_says_works(tmp_path: Path) -> None:
+    """The line to copy reads the vectors, in the order of the source."""
+    report = job(tmp_path, "npy", ["k", "x"]).run()
+    (line,) = [text.removeprefix("read").strip() for text in after(report) if text.startswith("read")]
+    code = f"import os, numpy as np, pyarrow.parquet as pq\nprint(np.concatenate({line})[:, 0].tolist())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(np.arange(ROWS, dtype=float).tolist())
+    with pytest.raises(gm.BadSource, match=r"numpy\.load.*manifest\.parquet.*ids\.parquet"):
+        report.read()
+
+
+def passed(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The source's own column x, and another."""
+    with np.errstate(divide="ignore"):
+        return {"x": batch["x"], "y": 1 / batch["n"]}
+
+
+def test_nan_answers_tell_how_they_are_published(tmp_path: Path) -> None:
+    """The dead letter and the gate name on_nan, and say where the row's own column had the NaN already."""
+    table = pa.table({"x": [1.0, float("nan"), 3.0], "n": [1.0, 1.0, 0.0]})
+    with pytest.raises(gm.GateFailed, match="on_nan='keep'"):
+        gm.Job(table, gm.model(passed), str(tmp_path / "out"), workers=0).run()
+    with pytest.warns(gm.GristmillWarning):
+        gm.Job(table, gm.model(passed), str(tmp_path / "out"), workers=0, gates={"min_ok": 0.1}).run()
+    had, made = gm.dead(str(tmp_path / "out"))["message"].to_pylist()
+    assert "column 'x', as the row had in its own before; on_nan keep" in had
+    assert "column 'y'; on_nan keep" in made
