@@ -28,6 +28,7 @@ os.environ.pop("FORCE_COLOR", None)
 GRACE_S = 5.0  # a worker that was told to stop may still be leaving
 
 
+@pytest.hookimpl(tryfirst=True)  # before the names of groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run several at a time, a file stays in one process, and those that start Ray or Spark in the same."""
     here = Path(__file__).parent
