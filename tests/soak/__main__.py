@@ -65,7 +65,8 @@ def soak(seed: str, seconds: float, numbers: range, without: tuple[str, ...], ro
             f"[{number}] {time.monotonic() - at:.0f} s {about} {' '.join(s.poison[:8])}: {' '.join(siege.story)}: {how}"
         )
         if how != "ok":
-            extra = f" ARGS='--without {','.join(without)}'" if without else ""
+            names = ",".join(without)
+            extra = f" ARGS=\"--without '{names}'\"" if names else ""
             print(f"    kept: {folder}\n    replay: make soak SEED={seed} ONLY={number}{extra}", flush=True)
         sys.stdout.flush()
     print(f"{time.monotonic() - begun:.0f} s: {tally}")
