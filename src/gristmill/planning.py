@@ -109,6 +109,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     from gristmill.io.registry import format_options
     from gristmill.io.schema import check, unify
     from gristmill.models import registry as models
+    from gristmill.models.code import not_compared
 
     if job.sink is not None:
         _check_apart(job.source, job.sink)
@@ -141,11 +142,12 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
     identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name)
+    unseen = not_compared(dict(identity.code))
     nulls = _nulls(files)
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said),
+        0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said, *filter(None, [unseen])),
         nulls, _becomes_nan(job, model, info, [schema.field(n) for n in columns or schema.names], nulls), how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)

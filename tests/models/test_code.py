@@ -7,8 +7,10 @@ import importlib
 import itertools
 import json
 import operator
+import os
 import subprocess
 import sys
+import threading
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.models.code import digests, exact_digest, value_digest
+from gristmill.errors import BadModel
+from gristmill.models.code import callable_digests, digests, exact_digest, not_compared, value_digest
 from gristmill.parallel.kept import code_digest
 from gristmill.plan.specs import Call
 
@@ -179,3 +182,195 @@ def test_by_name_or_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert digests(Call("digested:score")) == digests(Call(digested.score))
     assert digests(Call("digested:Scorer")) == digests(Call(digested.Scorer))
     assert digests(Call("digested:Scorer.score")) == digests(Call(digested.Scorer.score))
+
+
+VALUES = """
+import datetime, decimal, enum, functools, hashlib, json, re, sys, types
+from dataclasses import dataclass
+from pathlib import Path
+import numpy as np, pandas as pd, polars as pl, pyarrow as pa, torch
+from gristmill.models.code import callable_digests, exact_digest
+n = int(sys.argv[1])
+@dataclass
+class Config:
+    weight: int
+class Slotted:
+    __slots__ = ("n", "me")
+    def __init__(self, n): self.n, self.me = n, self
+class Base: pass
+Base.n = n
+class Below(Base):
+    size = n
+    def score(self, x): return self.n
+class Kind(enum.Enum):
+    ONE = n
+class Held:
+    def __init__(self, n): self.inside = {"list": [Config(n)]}
+    def method(self): return self.inside
+values = {
+    "array": np.array([0] * 5000 + [n]),
+    "strided": np.arange(10 * n).reshape(-1, 2)[:, 1],
+    "objects": np.array([n, "a"], object),
+    "scalar": np.float32(n),
+    "dtype": np.dtype([("a", f"i{4 * n}")]),
+    "Arrow": pa.array([0, None, n])[1:],
+    "chunks": pa.chunked_array([[n], [2]]),
+    "table": pa.table({"a": ["x", str(n)]}),
+    "frame": pd.DataFrame({"a": ["x", None, n], "b": [1.0, 2.0, n]}),
+    "series": pd.Series([n], name="s"),
+    "polars": pl.DataFrame({"a": [1, n]}),
+    "tensor": torch.zeros(100, dtype=torch.bfloat16) + n,
+    "linear": torch.full((2, 2), n)[:, 1:],
+    "dataclass": Config(n),
+    "namespace": types.SimpleNamespace(a=[n]),
+    "slots": Slotted(n),
+    "bases": Below,
+    "object of it": Below(),
+    "enum": Kind.ONE,
+    "held": Held(n),
+    "method": Held(n).method,
+    "partial": functools.partial(print, Config(n)),
+    "regex": re.compile("a" * n),
+    "path": Path(str(n)),
+    "decimal": decimal.Decimal(n),
+    "date": datetime.datetime(2000, 1, n),
+    "zone": datetime.timezone(datetime.timedelta(hours=n)),
+    "objects in a set": {Path(str(i)) for i in range(20 * n)},
+    "set": {f"{i}" for i in range(20 * n)},
+    "deep": {"a": [({n},)]},
+    "made": type("Made", (), {"__call__": lambda self, x: [n]}),
+    "view": types.MappingProxyType({"n": n}),
+}
+def holding(value):
+    def score(x):
+        return value
+    return score
+print(json.dumps({k: [exact_digest(v), callable_digests(holding(v))] for k, v in values.items()}))
+"""
+
+
+def test_values_count_by_their_content(tmp_path: Path) -> None:
+    """Of every kind, given or held in a closure: another content is another digest, the same is the same everywhere."""
+    (tmp_path / "script.py").write_text(VALUES)
+
+    def found(argument: str, seed: str) -> Any:
+        command, environment = (
+            [sys.executable, str(tmp_path / "script.py"), argument],
+            {**os.environ, "PYTHONHASHSEED": seed},
+        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+        return json.loads(done.stdout)
+
+    once, again, other = found("1", "1"), found("1", "2"), found("2", "1")
+    assert once == again
+    for kind, (value, held) in once.items():
+        assert value != other[kind][0], kind
+        assert held != other[kind][1], kind
+        assert not any("not compared" in name for name in held), kind
+
+
+def test_what_has_no_content_is_named(tmp_path: Path) -> None:
+    """A lock or an open file is no part of a digest, and is said to be none; so is what the function changes itself."""
+    lock, calls = threading.Lock(), [0]
+    with open(tmp_path / "open", "w") as file:
+
+        def score(x: Any) -> Any:
+            with lock:
+                calls[0] += 1
+                return {"held": [x, file]}
+
+        found = callable_digests(score)
+        calls[0] += 1
+        assert callable_digests(score) == found
+        named = sorted(name.partition("score.")[2] for name in found if name.startswith("not compared: "))
+    assert named == ["calls (the code itself changes it)", "file (_io.TextIOWrapper)", "lock (_thread.lock)"]
+    said = not_compared(found)
+    assert said is not None
+    assert all(name in said for name in named)
+    assert not_compared(callable_digests(base)) is None
+    with pytest.raises(BadModel, match="cannot be sent to workers"):
+        exact_digest([lock])
+
+
+SCORING = """
+import helpers
+from helpers import SIZE as LARGE
+import gristmill as gm
+LABELS = {"a": 1}
+_calls = []
+def score(batch):
+    '''What it does.'''
+    _calls.append(1)
+    return clean(batch["x"]) * helpers.FACTOR * LARGE
+def clean(x):
+    return x
+def unused(x):
+    return x
+class Other:
+    pass
+job = gm.Job(source="in", model=gm.model(score), sink="out")
+print(job)
+"""
+HELPERS = "def deco(c):\n    return c\nFACTOR = 2\nSIZE = 3\nSPARE = 4\ndef spare():\n    return SPARE\n"
+
+
+def module_digests(folder: Path, scoring: str, helpers: str) -> dict[str, str]:
+    """Of `score`, by name, in a process of its own."""
+    (folder / "scoring.py").write_text(scoring)
+    (folder / "helpers.py").write_text(helpers)
+    text = "import json; from gristmill.models.code import digests; from gristmill.plan.specs import Call\n"
+    text += "found = digests(Call('scoring:score')); print(json.dumps(found))"
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=60,
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("\ndef clean", "\n\n# of it\n\ndef clean", []),
+        ("return x\ndef unused(x):", "return x\ndef unused(x, y=1):", []),
+        ("class Other:\n    pass", "class Other:\n    n = 1", []),
+        ("sink=\"out\"", "sink=\"elsewhere\"", []),
+        ("SPARE = 4", "SPARE = 5", []),
+        ("LABELS = {\"a\": 1}", "LABELS = {\"a\": 2}", []),
+        ("return x\ndef unused", "return x + 1\ndef unused", ["module scoring: function clean"]),
+        ("FACTOR = 2", "FACTOR = 2.0", ["module helpers: FACTOR", "score.helpers.FACTOR"]),
+        ("SIZE = 3", "SIZE = 4", ["module helpers: SIZE", "score.LARGE"]),
+        (
+            "def spare",
+            "import os\nos.environ['A'] = 'b'\ndef spare",
+            ["module helpers: import os", "module helpers: statements"],
+        ),
+        (
+            "class Other",
+            "@helpers.deco\nclass Other",
+            ["module helpers: function deco", "module scoring: class Other", "module scoring: statements"],
+        ),
+        ("return clean(", "return globals()['clean'](", None),
+    ],
+)  # fmt: skip
+def test_what_is_reached_counts(tmp_path: Path, before: str, after: str, names: list[str] | None) -> None:
+    """Comments, job options and names that the function does not reach make no difference; the rest is named."""
+    texts = (SCORING, HELPERS)
+    edited = [text.replace(before, after) for text in texts]
+    assert edited != list(texts)
+    found = []
+    for number, pair in enumerate((texts, edited)):
+        (tmp_path / str(number)).mkdir()
+        found.append(module_digests(tmp_path / str(number), *pair))
+    differing = sorted(n for n in {*found[0], *found[1]} if found[0].get(n) != found[1].get(n))
+    if names is None:
+        assert "module scoring: function score" in differing
+        assert "module scoring: function unused" in found[1]
+    else:
+        assert differing == names
+    assert "not compared: score._calls (the code itself changes it)" in found[0]

@@ -221,6 +221,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
             lines.append(f"{section}: {name} is {'new' if before is None else 'gone'}")
         elif section == "input":
             lines.append(_input_line(name, before, now))
+        elif len(before) == len(now) == 64:  # digests
+            lines.append(f"{section}: {name} changed")
         else:
             lines.append(f"{section}: {name} was {_short(before)}, is {_short(now)}")
     return lines

@@ -1,0 +1,384 @@
+"""Modules of the user by their source: which statements of it, and of modules it imports, a name of it rests on.
+
+Formatting and comments are no part of it. Names that nothing reaches are left out; statements that run when the
+module is imported count, whatever is reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ALL = "*"
+# Where one of these is used, any name of the module may be meant.
+_BY_NAME = {"globals", "locals", "vars", "eval", "exec", "compile", "__import__", "import_module", "modules"}
+# Where a class knows those made from it, any class of any module may be meant.
+_BY_CLASS = {"__init_subclass__", "__subclasses__"}
+_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# What changes a list, dict, set or the like where it is.
+_CHANGING = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "setdefault", "sort", "update", "fill", "put",
+}  # fmt: skip
+
+
+def named(module: str) -> str:
+    """A module's name as others import it: a script that runs is `__main__` to itself, and its file to everyone."""
+    if module != "__main__":
+        return module
+    main: Any = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if file is None or not os.path.isfile(file):  # a notebook or a prompt
+        return module
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None and spec.name else Path(file).stem
+
+
+def local_file(module: str) -> Path | None:
+    """The file of a module outside site-packages and the standard library, else None."""
+    main: Any = sys.modules.get("__main__")
+    if module not in ("", "__main__") and module == named("__main__"):
+        path = Path(main.__file__).resolve()
+        return None if _installed(path) else path
+    try:
+        return _found_file(module)
+    except LookupError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _found_file(module: str) -> Path | None:
+    """The same. Raises LookupError where there is no such module, which is not kept: a notebook may write it later."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("gristmill", "__main__"):
+        return None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError) as e:
+        raise LookupError(module) from e
+    if spec is None:
+        raise LookupError(module)
+    if spec.origin in (None, "built-in", "frozen"):
+        return None
+    path = Path(str(spec.origin))
+    return None if _installed(path) else path
+
+
+def _installed(path: Path) -> bool:
+    paths = sysconfig.get_paths()
+    homes = {Path(paths[k]) for k in ("purelib", "platlib", "stdlib", "platstdlib")}
+    return any(home in path.parents for home in homes) or "site-packages" in path.parts
+
+
+def is_local(file: str) -> bool:
+    """Whether code of this file, which need not be one, is the user's own."""
+    return not _installed(Path(file))
+
+
+def add_module(module: str, name: str, found: dict[str, str]) -> None:
+    """Digests of what `name` of a module rests on, `ALL` for every name: "module a: function f", and of the installed
+    modules among it their versions.
+    """
+    waiting: list[tuple[str, str]] = [(module, name)]
+    done: set[tuple[str, str]] = set()
+    wide = False
+    while waiting:
+        module, name = waiting.pop()
+        name = ALL if wide else name
+        if (module, name) in done:
+            continue
+        done.add((module, name))
+        file = local_file(module)
+        if file is None:
+            add_version(module, found)
+            continue
+        parts = module.split(".")
+        waiting += [(".".join(parts[:n]), "") for n in range(1, len(parts))]
+        if file.suffix != ".py":
+            found[f"module {module}"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            continue
+        source = read(file, module)
+        for part in source.reached(name):
+            key = f"module {module}: {part}"
+            if key not in found:
+                found[key] = source.digest(part)
+            waiting += source.uses(part)
+            if not wide and source.knows_classes(part):
+                wide, waiting = True, [*waiting, *done]
+        waiting += [(other, "") for other in source.runs]
+
+
+@dataclass
+class Source:
+    """A parsed module: its statements by what they define, "statements" for those that only do something."""
+
+    module: str
+    package: bool
+    parts: dict[str, list[ast.stmt]] = field(default_factory=dict)
+    names: dict[str, set[str]] = field(default_factory=dict)  # by name, the parts that bind it
+    imports: dict[str, tuple[str, str]] = field(default_factory=dict)  # by name: module, name in it or ""
+    runs: set[str] = field(default_factory=set)  # modules that importing it runs
+    ours: set[str] = field(default_factory=lambda: {"print"})  # Gristmill's, whose options are compared apart
+    pure: set[str] = field(default_factory=lambda: {"property", "staticmethod", "classmethod"})  # decorators
+    changed: set[str] = field(default_factory=set)  # see `changed_names`
+    _uses: dict[str, tuple[set[str], list[tuple[str, str]]]] = field(default_factory=dict)
+
+    def reached(self, name: str) -> list[str]:
+        """The parts that a name rests on, in the order of their names; those that only do something always."""
+        waiting = [p for p in ("statements",) if p in self.parts]
+        dunder = name.startswith("__") and name.endswith("__")
+        known = name in self.names or name == "" or dunder
+        waiting += self.names.get(name, ()) if known else list(self.parts)
+        done: set[str] = set()
+        while waiting:
+            part = waiting.pop()
+            if part not in done:
+                done.add(part)
+                used = self._used(part)[0]
+                waiting += self.parts if ALL in used else [p for n in used for p in self.names.get(n, ())]
+        return sorted(done)
+
+    def knows_classes(self, part: str) -> bool:
+        """Whether it does something with the classes that are made from another."""
+        return bool(self._used(part)[0] & _BY_CLASS)
+
+    def digest(self, part: str) -> str:
+        """Of its code, however it is written."""
+        text = "\n".join(map(ast.unparse, self.parts[part]))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def uses(self, part: str) -> list[tuple[str, str]]:
+        """Names of other modules that a part uses."""
+        return self._used(part)[1]
+
+    def _used(self, part: str) -> tuple[set[str], list[tuple[str, str]]]:
+        if part not in self._uses:
+            self._uses[part] = self._looked(part)
+        return self._uses[part]
+
+    def _looked(self, part: str) -> tuple[set[str], list[tuple[str, str]]]:
+        names: set[str] = set()
+        others: list[tuple[str, str]] = []
+        imports = dict(self.imports)
+        nodes = [node for stmt in self.parts[part] for node in ast.walk(stmt)]
+        for node in nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                bound = dict(imported(node, self.module, self.package))
+                imports.update(bound)
+                others += [(module, ALL if name == ALL else "") for module, name in bound.values()]
+        bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef):
+                names |= {node.name} & _BY_CLASS
+            elif isinstance(node, ast.Attribute):
+                names |= {ALL} if node.attr in _BY_NAME - {"compile"} else {node.attr} & _BY_CLASS
+                others += _through(node, imports)
+            elif isinstance(node, ast.Name):
+                names.add(ALL if node.id in _BY_NAME else node.id)
+                if node.id in imports and (id(node) not in bases or imports[node.id][1]):
+                    module, name = imports[node.id]
+                    others.append((module, name or ALL))
+        return names, others
+
+
+def _through(node: ast.Attribute, imports: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """`a.b.c` as a name of the module `a`, or of `a.b` where that is one."""
+    chain, root = [node.attr], node.value
+    while isinstance(root, ast.Attribute):
+        chain.append(root.attr)
+        root = root.value
+    if not isinstance(root, ast.Name) or root.id not in imports or imports[root.id][1]:
+        return
+    module = imports[root.id][0]
+    for name in reversed(chain):
+        if local_file(f"{module}.{name}") is None:
+            yield module, name
+            return
+        module = f"{module}.{name}"
+    yield module, ALL
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(file: Path, module: str, stamp: tuple[int, int]) -> Source:
+    source = Source(module, file.name == "__init__.py")
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # the import itself will say so, with the line
+        source.parts["statements"] = [ast.Expr(ast.Constant(file.read_bytes().hex()))]
+        return source
+    for number, stmt in enumerate(tree.body):
+        _file(stmt, number, source)
+    return source
+
+
+def read(file: Path, module: str) -> Source:
+    """A module's source as it is now."""
+    stat = file.stat()
+    return _parsed(file, module, (stat.st_mtime_ns, stat.st_size))
+
+
+def _file(stmt: ast.stmt, number: int, source: Source) -> None:
+    """Put a statement under what it defines."""
+    if isinstance(stmt, (ast.Import, ast.ImportFrom)):
+        _file_import(stmt, source)
+    elif isinstance(stmt, _DEFINED):
+        part = f"{'class' if isinstance(stmt, ast.ClassDef) else 'function'} {stmt.name}"
+        source.parts.setdefault(part, []).append(stmt)
+        source.names.setdefault(stmt.name, set()).add(part)
+        source.changed |= changed_names(stmt)
+        if any(not _root(d) & (source.ours | source.pure) for d in stmt.decorator_list):  # it may be registered
+            source.parts.setdefault("statements", []).append(ast.Expr(ast.Name(stmt.name)))
+    elif isinstance(stmt, (ast.Assign, ast.AnnAssign)) and (names := _plain_targets(stmt)):
+        for name in names:
+            source.parts.setdefault(name, []).append(stmt)
+            source.names.setdefault(name, set()).add(name)
+        if isinstance(stmt.value, ast.Call) and _root(stmt.value) & source.ours:
+            source.ours.update(names)
+        elif stmt.value is not None and not _harmless(stmt.value, source):
+            source.parts.setdefault("statements", []).append(stmt)
+    elif number == 0 and _text(stmt):
+        source.parts["__doc__"] = [stmt]
+        source.names["__doc__"] = {"__doc__"}
+    elif not (_is_main_guard(stmt) or (isinstance(stmt, ast.Expr) and _harmless(stmt.value, source))):
+        source.parts.setdefault("statements", []).append(stmt)
+        for node in ast.walk(stmt):
+            bound_names = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else []
+            if isinstance(node, _DEFINED):
+                bound_names = [node.name]
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                source.imports.update(imported(node, source.module, source.package))
+            for name in bound_names:
+                source.names.setdefault(name, set()).add("statements")
+
+
+def _file_import(stmt: ast.Import | ast.ImportFrom, source: Source) -> None:
+    if isinstance(stmt, ast.Import):
+        source.runs.update(a.name for a in stmt.names)
+    for name, (module, inner) in imported(stmt, source.module, source.package):
+        source.imports[name] = (module, inner)
+        source.runs.add(module)
+        top = module.partition(".")[0]
+        if top == "gristmill":
+            source.ours.add(name)
+        elif top in sys.stdlib_module_names:
+            source.pure.add(name)
+        part = "statements" if inner == ALL else f"import {name}"
+        plain = ast.ImportFrom(module, [ast.alias(inner, name)], 0) if inner else ast.Import([ast.alias(module, name)])
+        source.parts.setdefault(part, []).append(plain)
+        source.names.setdefault(name, set()).add(part)
+
+
+def _plain_targets(stmt: ast.Assign | ast.AnnAssign) -> list[str]:
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+    flat = [n for t in targets for n in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])]
+    return [n.id for n in flat if isinstance(n, ast.Name)] if all(isinstance(n, ast.Name) for n in flat) else []
+
+
+def _text(stmt: ast.stmt) -> bool:
+    return isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant) and isinstance(stmt.value.value, str)
+
+
+def _harmless(node: ast.expr, source: Source) -> bool:
+    """Whether evaluating it does nothing but give a value: it calls nothing but Gristmill and `print`."""
+    calls = (p for p in ast.walk(node) if isinstance(p, ast.Call))
+    named = any(isinstance(p, ast.NamedExpr) for p in ast.walk(node))
+    return not named and all(_root(call) & source.ours for call in calls)
+
+
+def _root(node: ast.expr) -> set[str]:
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def _is_main_guard(stmt: ast.stmt) -> bool:
+    return isinstance(stmt, ast.If) and not stmt.orelse and ast.unparse(stmt.test) == "__name__ == '__main__'"
+
+
+def imported(node: ast.Import | ast.ImportFrom, module: str, package: bool) -> list[tuple[str, tuple[str, str]]]:
+    """What an import binds: name, and the module with the name in it, "" for the module itself."""
+    if isinstance(node, ast.Import):
+        bound = []
+        for a in node.names:
+            top = a.name.partition(".")[0]
+            bound.append((a.asname, (a.name, "")) if a.asname else (top, (top, "")))
+        return bound
+    base = node.module or ""
+    if node.level:
+        parts = module.split(".") if package else module.split(".")[:-1]
+        base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+    if not base:
+        return []
+    found = []
+    for a in node.names:
+        below = f"{base}.{a.name}"
+        is_module = a.name != ALL and local_file(base) is not None and local_file(below) is not None
+        found.append((a.asname or a.name, (below, "") if is_module else (base, a.name)))
+    return found
+
+
+def changed_names(node: ast.AST, bound: frozenset[str] = frozenset()) -> set[str]:
+    """Names whose values a function or class itself changes as it runs: its state, other after each call.
+
+    Of attributes of objects that are not its own, "object.attribute" too.
+    """
+    below = list(ast.iter_child_nodes(node))
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        inside = [n for child in below for n in ast.walk(child)]
+        shared = {name for n in inside if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+        stored = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        bound = (bound | stored | {n.arg for n in inside if isinstance(n, ast.arg)}) - shared
+    found: set[str] = set()
+    target: ast.expr | None = None
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        found.update(node.names)
+    elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+        target = node
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+        target = node.func
+    if target is not None:
+        root = _root(target)
+        found |= (root - bound) | {f"{name}.{attribute}" for name in root for attribute in _attribute(target, name)}
+    for child in below:
+        found |= changed_names(child, bound)
+    return found
+
+
+def _attribute(target: ast.expr, root: str) -> set[str]:
+    """The attribute of a name that is changed; what `self` is given is its own, not its class's."""
+    inner = target
+    while isinstance(inner, (ast.Attribute, ast.Subscript)) and not isinstance(inner.value, ast.Name):
+        inner = inner.value
+    if not isinstance(inner, ast.Attribute) or (inner is target and root == "self"):
+        return set()
+    return {inner.attr}
+
+
+def add_version(module: str, found: dict[str, str]) -> None:
+    """The version of the installed distribution that a module is of."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("gristmill", "__main__"):
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found[f"version of {top}"] = version(top)
+    except PackageNotFoundError:
+        for distribution in _distributions().get(top, []):
+            found[f"version of {distribution}"] = version(distribution)
+
+
+@functools.lru_cache(maxsize=1)
+def _distributions() -> dict[str, list[str]]:
+    from importlib.metadata import packages_distributions
+
+    return {k: list(v) for k, v in packages_distributions().items()}

@@ -1,0 +1,213 @@
+"""Values as texts that tell them apart by content, the same in every process. What cannot be told so is named."""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import hashlib
+import io
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SCALARS = (bool, int, float, str, bytes)
+_FLAT = {type(None), *_SCALARS}  # exactly these: their repr tells them apart, and C writes it
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinMethodType, type, functools.partial)
+_LONG = 200  # characters; a longer text is known by its sha256
+
+
+@dataclass
+class Walk:
+    """One look at values and all that they refer to: what was seen, what is being looked at, what cannot be compared.
+
+    `code` gives the digests of a callable by name, `named` a class's name, `local` whether a module is the user's.
+    """
+
+    code: Callable[[Any], Mapping[str, str]]
+    named: Callable[[type], str]
+    local: Callable[[str], bool]
+    seen: dict[tuple[int, bool], tuple[Any, str]] = field(default_factory=dict)  # the value keeps its id
+    within: list[int] = field(default_factory=list)
+    missed: dict[str, None] = field(default_factory=dict)
+    label: str = ""
+
+    def text(self, value: Any, *, exact: bool) -> str:
+        """`exact` tells types of containers and the order of keys apart, which a job file cannot say."""
+        kind = type(value)
+        if kind in _FLAT:
+            return _short(f"{kind.__name__}:{value!r}")
+        key = (id(value), exact)
+        if key in self.seen:
+            return self.seen[key][1]
+        if key[0] in self.within:
+            return f"cycle {len(self.within) - self.within.index(key[0])}"
+        self.within.append(key[0])
+        try:
+            found = _short(_text(value, self, exact))
+        finally:
+            self.within.pop()
+        self.seen[key] = (value, found)
+        return found
+
+    def miss(self, value: Any) -> str:
+        """A value that has no content to compare, as far as can be seen from here: it is named."""
+        name = self.named(type(value))
+        self.missed[f"{self.label or 'value'} ({name})"] = None
+        return f"not compared {name}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _text(value: Any, walk: Walk, exact: bool) -> str:
+    kind = type(value)
+    if isinstance(value, enum.Enum):
+        return f"{walk.named(kind)}.{value.name}={walk.text(value.value, exact=True)}"
+    if isinstance(value, _SCALARS):
+        base = next(b for b in _SCALARS if isinstance(value, b))
+        return _subclass(value, base.__repr__(value), walk) if exact else f"{kind.__name__}:{value!r}"
+    if isinstance(value, (dict, list, tuple, set, frozenset)) or (
+        isinstance(value, Mapping) and (not exact or kind is types.MappingProxyType)
+    ):
+        text = _container(value, walk, exact)
+        return _subclass(value, text, walk) if exact and kind is not dict else text
+    if isinstance(value, _CODE) or (callable(value) and hasattr(value, "__wrapped__")):
+        return walk.named(kind) + walk.text(dict(walk.code(value)), exact=False)
+    if isinstance(value, types.ModuleType):
+        return f"module:{value.__name__}"
+    if isinstance(value, pathlib.PurePath):
+        return f"{kind.__name__}:{value}"
+    if isinstance(value, (staticmethod, classmethod)):
+        return kind.__name__ + walk.text(value.__func__, exact=True)
+    if isinstance(value, property):
+        return "property" + walk.text([value.fget, value.fset, value.fdel], exact=True)
+    if isinstance(value, types.CellType):
+        return "cell" + walk.text(value.cell_contents, exact=True)
+    buffers = _buffers(value, walk)
+    return f"{walk.named(kind)}:{buffers}" if buffers is not None else _object(value, walk)
+
+
+def _container(value: Any, walk: Walk, exact: bool) -> str:
+    if isinstance(value, Mapping):
+        if {*map(type, value), *map(type, value.values())} <= _FLAT:
+            return (
+                repr(dict(value)) if exact else "{" + ",".join(sorted(f"{k!r}:{v!r}" for k, v in value.items())) + "}"
+            )
+        pairs = [f"{walk.text(k, exact=exact)}={walk.text(v, exact=exact)}" for k, v in value.items()]
+        return "{" + ",".join(pairs if exact else sorted(pairs)) + "}"
+    if isinstance(value, (list, tuple)):
+        if set(map(type, value)) <= _FLAT:
+            return repr(list(value))
+        return "[" + ",".join(walk.text(v, exact=exact) for v in value) + "]"
+    if set(map(type, value)) <= _FLAT:
+        return "(" + ",".join(sorted(map(repr, value))) + ")"
+    texts, seen = [], dict(walk.seen)
+    for item in value:  # in an order that is another one in each process: none may depend on the one before
+        walk.seen = dict(seen)
+        texts.append(walk.text(item, exact=exact))
+    walk.seen = seen
+    return "(" + ",".join(sorted(texts)) + ")"
+
+
+def _subclass(value: Any, text: str, walk: Walk) -> str:
+    """A value of a built-in kind, or of a class made from one, which may hold more than that."""
+    more = {**getattr(value, "__dict__", {}), "default": getattr(value, "default_factory", None)}
+    more = {name: item for name, item in more.items() if item is not None}
+    kind = type(value)
+    own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
+    return own + text + (walk.text(more, exact=True) if more else "")
+
+
+# ---------------------------------------------------------------- arrays and tables
+
+
+def _buffers(value: Any, walk: Walk) -> str | None:
+    """Arrays, tensors and tables by their bytes; None for what is none of them, or has no plain bytes."""
+    package = type(value).__module__.partition(".")[0]
+    if package == "numpy":
+        return _numpy(value, walk)
+    if package == "pyarrow":
+        return _arrow(value)
+    if package == "polars" and hasattr(value, "to_arrow"):
+        return str(getattr(value, "name", "")) + (_arrow(value.to_arrow()) or "")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        plain = value.detach().cpu().contiguous()
+        if not plain.is_quantized:
+            return f"{plain.dtype} {tuple(plain.shape)} {_hash(plain.reshape(-1).view(torch.uint8).numpy())}"
+    return None
+
+
+def _numpy(value: Any, walk: Walk) -> str | None:
+    import numpy as np
+
+    if isinstance(value, np.dtype):
+        return str(value.descr if value.names else value)
+    if isinstance(value, np.ufunc):
+        return str(value.__name__)
+    if not isinstance(value, np.generic) and type(value) not in (np.ndarray, np.memmap):
+        return None
+    if value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {walk.text(value.tolist(), exact=True)}"
+    kind = value.dtype.descr if value.dtype.names else value.dtype.str
+    return f"{kind} {value.shape} {_hash(np.ascontiguousarray(value).reshape(-1).view(np.uint8))}"
+
+
+def _arrow(value: Any) -> str | None:
+    import pyarrow as pa
+    import xxhash
+
+    if isinstance(value, (pa.Array, pa.ChunkedArray)):
+        value = pa.table({"": value})
+    if isinstance(value, pa.RecordBatch):
+        value = pa.Table.from_batches([value])
+    if not isinstance(value, pa.Table):
+        return None
+    digest = xxhash.xxh3_128()
+
+    class Hashed(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            digest.update(data)
+            return len(data)
+
+    with pa.ipc.new_stream(Hashed(), value.schema) as stream:
+        stream.write_table(value.combine_chunks())
+    return digest.hexdigest()
+
+
+def _hash(data: Any) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+# ---------------------------------------------------------------- objects
+
+
+def _object(value: Any, walk: Walk) -> str:
+    """Its class, and what pickle would make it from; of the user's own classes the code too."""
+    kind = type(value)
+    state = walk.miss if isinstance(value, (io.IOBase, types.GeneratorType)) else _state
+    found = state(value)
+    if found is None:
+        return walk.miss(value)
+    own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
+    return own + (found if isinstance(found, str) else walk.text(found, exact=True))
+
+
+def _state(value: Any) -> Any:
+    """What makes an object another one than its class's next: as pickle would have it; None where nothing tells."""
+    try:
+        made = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(4) if made is None else made(value)
+    except Exception:  # it cannot be pickled
+        return getattr(value, "__dict__", None)
+    return reduced if isinstance(reduced, str) else [reduced[:3], *(list(part or ()) for part in reduced[3:5])]
