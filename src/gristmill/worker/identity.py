@@ -7,6 +7,8 @@ from __future__ import annotations
 import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -153,22 +155,48 @@ def numbered(origin: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def digest_of_row(row: Mapping[str, Any]) -> int:
     """A checksum of a row of plain values and arrays, the same in every process and on every machine."""
-    for name, value in row.items():
-        if isinstance(value, np.ndarray) and value.dtype.hasobject:  # whose buffer is addresses
-            row = {**row, name: value.tolist()}
     return _checksum(row)
 
 
 def _checksum(value: Any) -> int:
+    value = _plain(value)
     try:
         return crc32(marshal.dumps(value, 2))  # version 2: later ones differ with how often a value is referred to
-    except ValueError:  # a date, a Decimal, …
+    except ValueError:  # an object of a class that nothing is known of
         return crc32(repr(value).encode("utf-8", "surrogatepass"))
 
 
+def _plain(value: Any) -> Any:
+    """A value as what it says, however it is held: the rows beside it may have given a whole number a fraction's type,
+    a Decimal more digits, a struct a field that is null, a day a time.
+    """
+    if value is None or isinstance(value, (str, bytes, bool)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, (float, Decimal)):
+        value = float(value)
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return sorted((str(k), _plain(v)) for k, v in value.items() if v is not None)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist()) if value.dtype.kind not in "biuf" else _of_array(value)
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, (date, time)):
+        return value.isoformat().removesuffix("T00:00:00")
+    return value
+
+
+def _of_array(value: np.ndarray) -> tuple[tuple[int, ...], bytes]:
+    return value.shape, (value.astype(np.float64) + 0.0).tobytes()
+
+
 def digests_of(rows: pa.Table) -> np.ndarray:
-    """A checksum of each row's values (uint32), the same whatever rows stand beside it: also where a null or a
-    fraction among them has given a column another type.
+    """A checksum of each row's values (uint32), the same whatever rows stand beside it: also where a null, a fraction
+    or a field among them has given a column another type.
     """
     total = np.zeros(rows.num_rows, dtype=np.uint32)
     for name, column in zip(rows.column_names, rows.columns, strict=True):
@@ -178,18 +206,36 @@ def digests_of(rows: pa.Table) -> np.ndarray:
 
 def _digests(column: pa.ChunkedArray) -> np.ndarray:
     """Of values, 0 for nulls."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        values = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy() + 0.0  # -0.0 is 0.0
-        bits = np.where(np.isnan(values), np.nan, values).view(np.uint64)
-        found = (((bits ^ (bits >> np.uint64(32))) * np.uint64(_ODD)) >> np.uint64(16)).astype(np.uint32)
+        found = _spread(column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy())
+    elif pa.types.is_decimal(kind):  # Arrow's own cast rounds otherwise from scale to scale
+        found = _spread(np.array([0.0 if v is None else float(v) for v in column.to_pylist()]))
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        found = _of_times(column)
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         found = _of_texts(column)
     else:
-        if pa.types.is_temporal(kind):
-            column = column.cast(pa.string())
         found = np.array([_checksum(v) for v in column.to_pylist()], dtype=np.uint32)
     return np.asarray(np.where(column.is_valid().to_numpy(), found | np.uint32(1), np.uint32(0)))
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    values = values + 0.0  # -0.0 is 0.0
+    bits = np.where(np.isnan(values), np.nan, values).view(np.uint64)
+    return np.asarray((((bits ^ (bits >> np.uint64(32))) * np.uint64(_ODD)) >> np.uint64(16)).astype(np.uint32))
+
+
+def _of_times(column: pa.ChunkedArray) -> np.ndarray:
+    """By the instant, whatever the unit."""
+    days = pa.types.is_date32(column.type)
+    unit = "s" if days else getattr(column.type, "unit", "ms")
+    counts = (column.cast(pa.int32()) if days else column).cast(pa.int64()).fill_null(0).to_numpy()
+    per = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    seconds, rest = np.divmod(counts * 86_400 if days else counts, per)
+    return np.asarray(_spread(seconds.astype(np.float64)) * _ODD + _spread(rest * (10**9 / per)))
 
 
 def _of_texts(column: pa.ChunkedArray) -> np.ndarray:

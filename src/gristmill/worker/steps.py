@@ -1,4 +1,9 @@
-"""Steps on rows before the model: what they do to the rows, and to which source row each row still belongs."""
+"""Steps on rows before the model: what they do to the rows, and to which source row each row still belongs.
+
+What a step returns for a row is that row's own: nothing is blanked or cut for its neighbours' sake. One thing is not: a
+column has one type, so that 8 is given on as 8.0 where a fraction stands in its window, and a struct with the fields of
+all. These are equal values, but `str(value)` tells them apart: a step before such a function returns one type, always.
+"""
 
 from __future__ import annotations
 
