@@ -778,3 +778,4 @@ def test_a_detached_map_that_fails_is_cancelled_or_lost() -> None:
     os.kill(holder(str(lost.folder))["pid"], signal.SIGKILL)  # type: ignore[index]
     with pytest.raises(gm.RunFailed, match="lost"):
         lost.results(timeout=60)
+    assert len(gm.remote_parallel_map(called.slow, [0.0])) == 1  # sweeps what the killed one left in memory

@@ -62,6 +62,7 @@ OTHER: dict[tuple[type, str], Any] = {
     (Call, "takes"): {"x": "float32"},
     (FunctionModel, "call"): Call(two),
     (EngineSpec, "options"): {"grace": 1.0},
+    (EngineSpec, "name"): "ray",
     (EngineSpec, "workers"): 2,
     (EngineSpec, "gpus"): 1,
     (EngineSpec, "threads"): 2,
