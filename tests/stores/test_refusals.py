@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gristmill.commit import requests
 from gristmill.commit.places import opened
 from gristmill.errors import BadJob, BadSource
 from gristmill.io.paths import open_input, resolve
@@ -114,3 +115,17 @@ def test_fault_74_names_that_stores_change_are_refused(server: S3Server, name: s
     if "//" in name:
         with pytest.raises(BadSource, match="between two slashes"):
             resolve(source(f"s3://box/x/{name}", storage=server.storage()))
+
+
+def test_fault_69_a_sink_that_is_away_is_told_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong endpoint, say: which place does not answer is said once, long before the waiting ends."""
+    monkeypatch.setattr(requests, "_SAID_AFTER", 0.2)
+    monkeypatch.setattr(requests, "_said", [])
+    nobody = {"endpoint_override": "http://127.0.0.1:9", "region": "x", "access_key": "a", "secret_key": "b"}
+    root, files = opened("s3://box/away", nobody)
+    with pytest.raises(OSError, match="cannot be reached"):
+        files.hasty(2.0).names(root)  # type: ignore[attr-defined]
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "gristmill.commit"]
+    assert "away" in line and "cannot be reached" in line and "asked again for 2 s at most" in line

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import errno
+import logging
 import os
 import re
 import threading
@@ -19,7 +20,10 @@ from gristmill.plan.ending import ENDING
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("gristmill.commit")
 _TICK = 0.25  # seconds between two looks whether the process is to end
+_SAID_AFTER = 5.0  # seconds of waiting that nobody is told of
+_SAID_EVERY = 60.0  # seconds between two of many requests that tell that the store is away
 # Statuses, and codes of S3 under others, that say that another attempt may do better; no status: nothing was answered.
 _PASSING = re.compile(r"408|409|425|429|5(?!01|05)\d\d")
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "OperationAborted", "ConditionalRequestConflict"}
@@ -38,7 +42,7 @@ def answer(path: str, request: Callable[[], Awaitable[T]], patience: float) -> T
     Raises OSError in words of our own, FileNotFoundError where there is no such object.
     """
     began = time.monotonic()
-    asked = asyncio.run_coroutine_threadsafe(_patiently(request, patience), _loop())
+    asked = asyncio.run_coroutine_threadsafe(_patiently(path, request, patience), _loop())
     try:
         while not concurrent.futures.wait([asked], _TICK).done:
             if ENDING.overdue(began):
@@ -50,16 +54,34 @@ def answer(path: str, request: Callable[[], Awaitable[T]], patience: float) -> T
         asked.cancel()
 
 
-async def _patiently(request: Callable[[], Awaitable[T]], patience: float) -> T:
-    from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+async def _patiently(path: str, request: Callable[[], Awaitable[T]], patience: float) -> T:
+    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_random_exponential
+
+    began = time.monotonic()
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, Exception) and time.monotonic() - began > _SAID_AFTER:
+            plain = _plain(error, path)
+            _say(f"{path}: {getattr(plain, 'strerror', None) or plain}: asked again for {patience:.0f} s at most")
 
     async for attempt in AsyncRetrying(
         wait=wait_random_exponential(0.2, max=10), stop=stop_after_delay(patience), retry=retry_if_exception(_passing),
-        reraise=True,
+        before_sleep=tell, reraise=True,
     ):  # fmt: skip
         with attempt:
             return await request()
     raise AssertionError("the last attempt returns or raises")
+
+
+_said: list[float] = []  # when it was last told that a store is away
+
+
+def _say(text: str) -> None:
+    now = time.monotonic()
+    if not _said or now - _said[0] > _SAID_EVERY:
+        _said[:] = [now]
+        _LOG.warning("%s", text)
 
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
