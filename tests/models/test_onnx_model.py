@@ -109,6 +109,57 @@ def test_lists_fixed_and_ragged(linear):
     assert output["total"].to_pylist() == [6, 6, 15]
 
 
+@pytest.fixture
+def summed(tmp_path):
+    """x [n, k], whatever k is → total [n]."""
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    return save(
+        tmp_path / "summed.onnx",
+        [helper.make_node("ReduceSum", ["x", "axes"], ["total"], keepdims=0)],
+        [info("x", TensorProto.FLOAT, ["n", "k"])],
+        [info("total", TensorProto.FLOAT, ["n"])],
+        [axes],
+    )
+
+
+@pytest.mark.parametrize("first", [[1, 2], [1, 2, 3]])
+@pytest.mark.parametrize("given", [{"inputs": {"x": "x"}}, {"features": ("x",)}])
+def test_no_row_is_the_measure_of_others(summed, first, given):
+    """Where the graph takes lists of any length each gets its own answer, whichever stands first and in any order."""
+    lists = [first, *[[1, 2, 3], [4], None, [7, 8], [9], [1, None]] * 3]
+    table = pa.table({"x": pa.array(lists, pa.list_(pa.float32()))})
+    output, refused = run(OnnxModel(str(summed), **given), table)
+    bad = {i for i, x in enumerate(lists) if x is None or None in x}
+    assert set(refused) == bad
+    assert output["total"].to_pylist() == [sum(x) for i, x in enumerate(lists) if i not in bad]
+    index = [i for i in range(len(lists)) if i not in bad][::-1]
+    output, _ = run(OnnxModel(str(summed), **given), table, index)
+    assert output["total"].to_pylist() == [sum(lists[i]) for i in index]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64", "bool"])
+def test_whole_numbers_do_not_wrap(tmp_path, dtype):
+    """What the graph's type cannot hold is refused, by row and value; every other number arrives as it is."""
+    graph_type = getattr(TensorProto, dtype.upper())
+    path = save(
+        tmp_path / "same.onnx",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [info("x", graph_type, ["n"])],
+        [info("y", graph_type, ["n"])],
+    )
+    least, most = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    for kind in (pa.int64(), pa.uint64(), pa.int16()):
+        bounds = np.iinfo(kind.to_pandas_dtype())
+        tried = [0, 1, -1, 255, 256, -129, 2**31, 2**32 + 5, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1]
+        values = [v for v in tried if bounds.min <= v <= bounds.max]
+        output, refused = run(OnnxModel(str(path)), pa.table({"x": pa.array(values, kind)}))
+        kept = [v for v in values if least <= v <= most]
+        assert [int(v) for v in output["y"].to_pylist()] == kept
+        assert {values[i]: r.message for i, r in refused.items()} == {
+            v: f"column 'x' holds {v}, which {dtype} cannot" for v in values if v not in kept
+        }
+
+
 def test_any_order_of_rows(linear):
     """predict answers for the rows asked for, in that order."""
     output, _ = run(OnnxModel(str(linear), inputs={"x": "ragged"}, outputs={"total": "sum"}), index=[3, 0, 1])

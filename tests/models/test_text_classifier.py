@@ -38,6 +38,12 @@ def peer(folder, values, **options) -> list:
     return pipeline("text-classification", model=str(folder), device="cpu")(list(values), truncation=True, **options)
 
 
+@functools.cache
+def wanted_scores() -> list:
+    """What the pipeline says of the texts: both backends are held against it."""
+    return peer(kit.sentiment_classifier(), texts(), top_k=None)
+
+
 @pytest.fixture
 def changed(tmp_path):
     """The classifier's folder with another configuration."""
@@ -67,7 +73,7 @@ def test_equals_the_transformers_pipeline(backend):
     """Labels are the pipeline's and scores within 1e-4, for empty and over-long texts too."""
     folder = kit.sentiment_classifier_onnx() if backend == "onnx" else kit.sentiment_classifier()
     found = classify(TextClassifier(str(folder), text="text", backend=backend, all_scores=True))
-    wanted = peer(kit.sentiment_classifier(), texts(), top_k=None)
+    wanted = wanted_scores()
     by_label = np.array(
         [[next(s["score"] for s in row if s["label"] == n) for n in ("fresh", "rotten")] for row in wanted]
     )

@@ -62,6 +62,22 @@ def test_features_equal_the_module(tmp_path):
     assert np.abs(np.array(output["p"].to_pylist()) - wanted).max() < 1e-6
 
 
+class Summed(torch.nn.Module):
+    def forward(self, x):
+        return x.sum(dim=1)
+
+
+def test_lists_of_many_lengths_and_large_numbers(tmp_path):
+    """Each list gets its own answer, whichever stands first; a number beyond int64 is refused and does not wrap."""
+    path = str(tmp_path / "m.pt")
+    torch.jit.save(torch.jit.script(Summed()), path)
+    lists = [[1, 2], [1, 2, 3], [4], [5, 6], [2**64 - 1]]
+    table = pa.table({"x": pa.array(lists, pa.list_(pa.uint64()))})
+    output, refused = run(TorchScriptModel(path, inputs=("x",), output="y"), table)
+    assert refused == [4]
+    assert output["y"].to_pylist() == [3, 6, 4, 11]
+
+
 def test_several_tensors_in_and_out(tmp_path):
     """inputs= gives a tensor each, of its own dtype; a tuple becomes numbered columns, a dict named ones."""
     path = traced(tmp_path / "both.pt", Both(), torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))

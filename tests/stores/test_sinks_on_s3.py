@@ -170,10 +170,16 @@ print("rows", report.rows_ok, report.shards_resumed)
 """
 
 
-def started(server: S3Server, rows: str, name: str, script: Path, before: str = "") -> subprocess.Popen[str]:
-    script.write_text(before + RUN)
+def started(server: S3Server, rows: str, name: str, folder: Path, before: str = "") -> subprocess.Popen[str]:
+    """The same script each time, `before` being what its interpreter does first."""
+    script = folder / "run.py"
+    script.write_text(RUN)
+    (folder / "site").mkdir(exist_ok=True)
+    (folder / "site" / "sitecustomize.py").write_text(before)
+    paths = [str(folder / "site"), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if before else None
     command = [sys.executable, str(script), rows, f"s3://box/{name}", server.address]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def after_some_receipts(server: S3Server, name: str, least: int) -> None:
@@ -186,11 +192,11 @@ def after_some_receipts(server: S3Server, name: str, least: int) -> None:
 
 def test_killed_and_resumed(server: S3Server, rows: str, tmp_path: Path) -> None:
     """SIGKILL of the run: the next one takes the lease at once and scores no committed shard again."""
-    first = started(server, rows, "killed", tmp_path / "run.py")
+    first = started(server, rows, "killed", tmp_path)
     after_some_receipts(server, "killed", 3)
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    second = started(server, rows, "killed", tmp_path / "run.py")
+    second = started(server, rows, "killed", tmp_path)
     said, _ = second.communicate(timeout=120)
     assert second.returncode == 0, said
     resumed = int(said.split()[-1])
@@ -211,7 +217,7 @@ def test_the_server_stops_in_the_middle(weed: Path, rows: str, tmp_path: Path) -
 
 
 def _stopped_and_started(server: S3Server, rows: str, tmp_path: Path) -> None:
-    run = started(server, rows, "stopped", tmp_path / "run.py")
+    run = started(server, rows, "stopped", tmp_path)
     after_some_receipts(server, "stopped", 2)
     server.stop()
     time.sleep(2)
@@ -281,13 +287,13 @@ def test_a_run_that_stood_still_comes_back(server: S3Server, rows: str, tmp_path
     """Faults 29a and 35: stopped for longer than its lease lasts, while another machine's run does all its work; as it
     goes on it commits nothing anew, and every row is there once.
     """
-    first = started(server, rows, "stood", tmp_path / "run.py")
+    first = started(server, rows, "stood", tmp_path)
     after_some_receipts(server, "stood", 2)
     first.send_signal(signal.SIGSTOP)
     elsewhere = (
         "import gristmill.commit.heartbeat as h\nh.STALE, h.LOOK, h._machine = 2.0, 0.2, lambda: 'another machine'\n"
     )
-    second = started(server, rows, "stood", tmp_path / "second.py", before=elsewhere)
+    second = started(server, rows, "stood", tmp_path, before=elsewhere)
     said, _ = second.communicate(timeout=120)
     assert second.returncode == 0, said
     root, files = files_of(server, "stood")
@@ -301,7 +307,7 @@ def test_a_run_that_stood_still_comes_back(server: S3Server, rows: str, tmp_path
 
 def test_two_runs_at_once(server: S3Server, rows: str, tmp_path: Path) -> None:
     """Started together on an empty sink: one scores every row, the other is told whose it is, or finds it done."""
-    runs = [started(server, rows, "raced", tmp_path / f"run{n}.py") for n in range(2)]
+    runs = [started(server, rows, "raced", tmp_path) for _ in range(2)]
     said = [run.communicate(timeout=120)[0] for run in runs]
     assert sorted(run.returncode for run in runs)[0] == 0, said
     assert sum("rows 600" in text for text in said) >= 1

@@ -14,7 +14,7 @@ import pyarrow as pa
 from gristmill.errors import BadModel
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.extras import installed, require
-from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, renamed, take
+from gristmill.models.features import Ragged, Stacker, as_column, check_numbers, check_rows, in_calls, renamed, take
 from gristmill.models.files import Digests, digests_of, inside, model_file
 from gristmill.models.onnx import open_session
 from gristmill.models.onnx_graph import Graph, Value, read_graph
@@ -229,7 +229,12 @@ class LoadedOnnx:
         return Prepared(rows.num_rows, {f.value.name: _fed(stacker, f) for f in self._feeds}, None, stacker.refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
-        """The chosen outputs for the rows at `index`. Raises BadOutput where one has another number of rows."""
+        """The chosen outputs for the rows at `index`; rows whose lists are of other lengths are in other calls. Raises
+        BadOutput where one has another number of rows.
+        """
+        return in_calls(prepared.inputs.values(), index, lambda some: self._answers(prepared, some))
+
+    def _answers(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         names = list(self._columns)
         feeds = {name: np.ascontiguousarray(take(values, index)) for name, values in prepared.inputs.items()}
         if self._single and len(index) != 1:
@@ -251,10 +256,12 @@ class LoadedOnnx:
         """Nothing is held open."""
 
 
-def _fed(stacker: Stacker, feed: Feed) -> np.ndarray:
+def _fed(stacker: Stacker, feed: Feed) -> np.ndarray | Ragged:
     if feed.stacked:
-        return stacker.matrix(feed.columns, feed.value.dtype)
+        return stacker.matrix(feed.columns, feed.value.dtype, feed.width)
     array = stacker.column(feed.columns[0], feed.value.dtype, feed.width if (feed.width or 0) > 1 else None)
+    if isinstance(array, Ragged):
+        return array
     if feed.value.shape is not None and len(feed.value.shape) == 2 and array.ndim == 1:
         return array.reshape(-1, 1)
     return array

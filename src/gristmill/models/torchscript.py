@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel
 from gristmill.models.extras import installed, require
-from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, take
+from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, in_calls, take
 from gristmill.models.files import digests_of, model_file
 from gristmill.models.torch import open_device
 from gristmill.plan.contracts import ModelInfo, Place, Prepared
@@ -117,7 +117,12 @@ class LoadedTorchScript:
         return Prepared(rows.num_rows, arrays, None, stacker.refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
-        """A tensor becomes the output column; a tuple `output_0`, `output_1`, …; a dict a column a key."""
+        """A tensor becomes the output column; a tuple `output_0`, `output_1`, …; a dict a column a key. Rows whose
+        lists are of other lengths are in other calls.
+        """
+        return in_calls(prepared.inputs, index, lambda some: self._answers(prepared, some))
+
+    def _answers(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         tensors = [self._tensor(take(values, index)) for values in prepared.inputs]
         with self._torch.inference_mode():
             result = self._model(*tensors)
