@@ -144,11 +144,12 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name)
     unseen = not_compared(dict(identity.code))
     nulls = _nulls(files)
+    read = [schema.field(n) for n in columns or schema.names if n in schema.names]  # of an empty file no name is known
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said, *filter(None, [unseen])),
-        nulls, _becomes_nan(job, model, info, [schema.field(n) for n in columns or schema.names], nulls), how, where,
+        nulls, _becomes_nan(job, model, info, read, nulls), how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -194,11 +195,14 @@ def _held(job: JobSpec, folder: str | None) -> Source:
 
     import pyarrow.parquet as pq
 
+    from gristmill.io.lossless import fitted
     from gristmill.io.memory import as_table
+    from gristmill.io.parquet_sink import holdable
 
     if folder is None:
         raise BadJob("a source in memory needs a run: it cannot be planned alone")
     table = as_table(job.source.data, getattr(job.model, "text", None) or "value")
+    table = fitted(table, holdable(table.schema, "a source in memory"))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=131_072)
     content = sink.getvalue()

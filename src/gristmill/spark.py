@@ -14,6 +14,7 @@ import pyarrow as pa
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS, Budget, cut
 from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, RunFailed
 from gristmill.io.lossless import Lossy, fitted
+from gristmill.io.picking import picked
 from gristmill.plan.contracts import Place, Prepared
 from gristmill.plan.options import Auto, EngineSpec
 from gristmill.plan.processes import become_worker, import_path
@@ -224,7 +225,7 @@ class _Loaded:
         where = np.full(rows.num_rows, -1, dtype=np.int64)
         index = np.concatenate(places)
         where[index] = np.arange(len(index))
-        outputs = pa.concat_tables(tables).combine_chunks().take(pa.array(where, mask=where < 0))
+        outputs = picked(pa.concat_tables(tables).combine_chunks(), pa.array(where, mask=where < 0))
         return outputs.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in outputs.schema]))
 
     def _fitting(self, prepared: Prepared) -> Budget:

@@ -22,6 +22,7 @@ from gristmill.commit.publish import strangers
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join, sha256_of
 from gristmill.errors import BadSource, CorruptStore
+from gristmill.io.parquet_sink import read_as
 from gristmill.io.schema import wider
 from gristmill.plan.contracts import Files
 from gristmill.plan.counts import Counts
@@ -62,7 +63,9 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
     """
     result = published(root, files)
     live = result.live()
-    wrong = [line for line in files.map(lambda f: _wrong(result, f, sink_format), live) if line is not None]
+    schema = decode_schema(result.body["output_schema"])
+    schema = read_as(schema) if sink_format.name == "parquet" else schema
+    wrong = [w for w in files.map(lambda f: _wrong(result, f, sink_format, schema), live) if w is not None]
     stray = strangers(root, {f.name for f in live}, files)
     wrong += [f"{name}: stands in the sink, but _SUCCESS does not list it" for name in stray]
     wrong += [f"{name}: listed {n} times" for name, n in Counter(f.name for f in live).items() if n > 1]
@@ -89,10 +92,10 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
 # ---------------------------------------------------------------- files
 
 
-def _wrong(result: Publication, f: Live, sink_format: Any) -> str | None:
+def _wrong(result: Publication, f: Live, sink_format: Any, schema: pa.Schema) -> str | None:
     try:
         with result.files.local(join(result.root, f.name)) as path:
-            return _differs(path, f, sink_format, decode_schema(result.body["output_schema"]))
+            return _differs(path, f, sink_format, schema)
     except FileNotFoundError:
         return f"{f.name}: missing ({f.rows} rows of shard {f.shard}, generation {f.generation})"
 
@@ -111,7 +114,7 @@ def _differs(path: str, f: Live, sink_format: Any, schema: pa.Schema) -> str | N
 
 
 def _misfit(path: str, f: Live, schema: pa.Schema) -> str | None:
-    """A column of a Parquet part that the result's schema does not have so."""
+    """A column of a Parquet part that the result's schema, as Parquet gives it back, does not have so."""
     import pyarrow.parquet as pq
 
     for column in pq.read_schema(path):
@@ -124,12 +127,21 @@ def _misfit(path: str, f: Live, schema: pa.Schema) -> str | None:
 
 
 def _same_values(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values stored as one type read back as the other: a wider one, or what Parquet stores it as."""
-    if pa.types.is_dictionary(stored) or pa.types.is_dictionary(wanted):
-        plain = [t.value_type if pa.types.is_dictionary(t) else t for t in (stored, wanted)]
-        return bool(plain[0] == plain[1])
-    times = pa.types.is_timestamp(stored) and pa.types.is_timestamp(wanted) and stored.tz == wanted.tz
-    return bool(times or wider(stored, wanted) == wanted)
+    """Whether values of one type, at any depth, read as the other: the same, a wider one, another unit of time."""
+    t = pa.types
+    if stored == wanted or wider(stored, wanted) == wanted:
+        return True
+    if t.is_dictionary(stored) or t.is_dictionary(wanted):
+        return _same_values(*(k.value_type if t.is_dictionary(k) else k for k in (stored, wanted)))
+    if t.is_timestamp(stored) and t.is_timestamp(wanted):
+        return bool(stored.tz == wanted.tz)
+    if type(stored) is not type(wanted) or stored.num_fields != wanted.num_fields or not stored.num_fields:
+        return False
+    if t.is_fixed_size_list(stored) and stored.list_size != wanted.list_size:
+        return False
+    pairs = [(stored.field(i), wanted.field(i)) for i in range(stored.num_fields)]
+    named = not t.is_struct(stored) or all(s.name == w.name for s, w in pairs)
+    return named and all(_same_values(s.type, w.type) for s, w in pairs)
 
 
 def count_lines(path: str) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gristmill.io.lines import Lines
+from gristmill.io.picking import picked
 from gristmill.plan.contracts import BadRow, Block, Reading, Where
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def kept(
     rows = rows.select(list(names))
     if len(holds) == len(position):
         return rows, position, 0
-    return rows.take(holds), position[holds], len(position) - len(holds)
+    return picked(rows, holds), position[holds], len(position) - len(holds)
 
 
 def not_utf8(found: Lines) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from xxhash import xxh3_128
 
+from gristmill.io.picking import picked
 from gristmill.plan.contracts import Block
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class _Values:
             self._stream("nulls", np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) + self.rows)
         self.rows += len(array)
         if array.null_count:
-            array = array.drop_null()  # what stands under a null is anything
+            array = picked(array, np.flatnonzero(array.is_valid()))  # what stands under a null is anything
         if not len(array):
             return None
         if shape == "plain":

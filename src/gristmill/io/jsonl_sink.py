@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.io.guarded import Guarded
 from gristmill.io.jsontext import json_lines
+from gristmill.io.lossless import fitted
 from gristmill.io.options import known
 from gristmill.plan.contracts import Files, WorkFile, Writer
 
@@ -95,7 +96,7 @@ class JsonlWriter:
 
     def write(self, rows: pa.Table) -> None:
         if rows.schema != self._schema:
-            rows = rows.select(self._schema.names).cast(self._schema)
+            rows = fitted(rows, self._schema)
         out = self._file if self._stream is None else self._stream
         for piece in json_lines(rows):
             out.write(piece)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.io.lossless import is_list, rebuilt
+from gristmill.io.schema import plain, unwritable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,43 +33,13 @@ def stored(schema: pa.Schema) -> pa.Schema:
     """The schema as JSON Lines keep it: encodings and views as what they hold. Raises BadJob for what they cannot."""
     import pyarrow as pa
 
-    fields = []
     for field in schema:
-        try:
-            fields.append(field.with_type(_stored(field.type)))
-        except TypeError as e:
+        if why := unwritable(field.type):
             raise BadJob(
-                f"column {field.name!r} is {field.type}, and a jsonl sink cannot hold {e}: use parquet, or make it "
-                "another type in a step"
-            ) from None
-    return pa.schema(fields)
-
-
-def _stored(kind: pa.DataType) -> pa.DataType:
-    import pyarrow as pa
-
-    t = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return _stored(kind.storage_type)
-    if t.is_dictionary(kind) or t.is_run_end_encoded(kind):
-        return _stored(kind.value_type)
-    if t.is_string_view(kind) or t.is_binary_view(kind):
-        return pa.string() if t.is_string_view(kind) else pa.binary()
-    if t.is_fixed_size_list(kind):
-        return pa.list_(_stored(kind.value_type), kind.list_size)
-    if is_list(kind):
-        large = t.is_large_list(kind) or t.is_large_list_view(kind)
-        return (pa.large_list if large else pa.list_)(_stored(kind.value_type))
-    if t.is_map(kind):
-        return pa.map_(_stored(kind.key_type), _stored(kind.item_type))
-    if t.is_struct(kind):
-        names = [f.name for f in kind]
-        if len(set(names)) < len(names):
-            raise TypeError(f"a struct with two fields of one name ({', '.join(names)})")
-        return pa.struct([f.with_type(_stored(f.type)) for f in kind])
-    if t.is_union(kind) or t.is_interval(kind):
-        raise TypeError(str(kind))
-    return kind
+                f"column {field.name!r} is {field.type}, and a jsonl sink cannot hold {why}: make it another type in a "
+                "step"
+            )
+    return pa.schema([field.with_type(plain(field.type)) for field in schema])
 
 
 # ---------------------------------------------------------------- the file system
@@ -201,7 +172,11 @@ def _wire(kind: pa.DataType) -> pa.DataType:
     import pyarrow as pa
 
     t = pa.types
-    if t.is_null(kind) or t.is_boolean(kind) or t.is_integer(kind) or t.is_decimal(kind):
+    if isinstance(kind, pa.BaseExtensionType):
+        return _wire(kind.storage_type)
+    if t.is_null(kind):
+        return pa.bool_()  # of nulls in lists, pyarrow's reader keeps one
+    if t.is_boolean(kind) or t.is_integer(kind) or t.is_decimal(kind):
         return kind
     if t.is_floating(kind):
         return pa.float32() if t.is_float16(kind) else kind
@@ -240,6 +215,8 @@ def _leaf(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def _floats(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
+    if isinstance(kind, pa.BaseExtensionType):
+        return _floats(kind.storage_type)
     if pa.types.is_floating(kind):
         return True
     return any(_floats(kind.field(i).type) for i in range(kind.num_fields))

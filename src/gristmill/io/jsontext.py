@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.errors import BadOutput
+from gristmill.io.lossless import entries, lossless
+from gristmill.io.schema import plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,11 +74,12 @@ def _text(values: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     kind, t = values.type, pa.types
+    if isinstance(values, pa.ExtensionArray):
+        return _text(values.storage)
     if t.is_null(kind):
         return pa.array(["null"] * len(values), pa.string())
-    if t.is_dictionary(kind) or t.is_run_end_encoded(kind) or t.is_string_view(kind):
-        wanted = pa.string() if t.is_string_view(kind) else kind.value_type
-        return _text(values.cast(wanted))
+    if (bare := plain(kind)) != kind:
+        return _text(lossless(values, bare))
     if t.is_boolean(kind) or t.is_integer(kind) or t.is_decimal(kind):
         text = values.cast(pa.string())
     elif t.is_floating(kind):
@@ -97,8 +100,7 @@ def _text(values: pa.Array) -> pa.Array:
     elif t.is_struct(kind):
         text = _struct_text(values)
     elif t.is_map(kind):
-        entries = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
-        return _text(values.cast(pa.list_(entries)))
+        return _text(entries(values))
     else:
         coded = [None if v is None else f'"{base64.b64encode(v).decode("ascii")}"' for v in values.to_pylist()]
         text = pa.array(coded, pa.string())

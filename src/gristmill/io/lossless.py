@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.io.schema import wider
+from gristmill.io.picking import picked
+from gristmill.io.schema import plain, wider
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Lossy", "fitted", "is_list", "lossless", "rebuilt", "together"]
+__all__ = ["Lossy", "entries", "fitted", "is_list", "lossless", "rebuilt", "together"]
 
 
 class Lossy(ValueError):
@@ -133,16 +134,19 @@ def rebuilt(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
     t = pa.types
     if values.type.equals(kind):
         return values
-    if t.is_null(values.type):
+    if t.is_null(values.type) or (t.is_null(kind) and values.null_count == len(values)):
         return pa.nulls(len(values), kind)
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, rebuilt(values, kind.storage_type, leaf))
     if isinstance(values, pa.ExtensionArray):
         return rebuilt(values.storage, kind, leaf)
     if t.is_dictionary(values.type):
-        return rebuilt(values.dictionary_decode(), kind, leaf)
+        held = rebuilt(values.dictionary, plain(values.type.value_type), leaf)  # of views Arrow cannot take
+        return rebuilt(picked(held, values.indices), kind, leaf)
     if t.is_run_end_encoded(values.type):
-        return rebuilt(values.cast(values.type.value_type), kind, leaf)
+        ends = values.run_ends.to_numpy()  # not `run_end_decode`, which knows fewer types
+        runs = np.searchsorted(ends, np.arange(values.offset, values.offset + len(values)), side="right")
+        return picked(rebuilt(values.values, kind, leaf), runs)
     if t.is_dictionary(kind):
         encoded = rebuilt(values, kind.value_type, leaf).dictionary_encode()
         return pa.DictionaryArray.from_arrays(
@@ -153,11 +157,10 @@ def rebuilt(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
     if t.is_struct(values.type) and t.is_struct(kind):
         return _struct(values, kind, leaf)
     if t.is_map(values.type) and t.is_map(kind):
-        lists = values.cast(pa.list_(pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])))
-        return rebuilt(lists, kind, leaf)
+        return rebuilt(entries(values), kind, leaf)
     if is_list(values.type) and t.is_map(kind) and t.is_struct(values.type.value_type):
-        entries = pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])
-        return _map(rebuilt(values, pa.list_(entries), leaf), kind)
+        pairs = pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])
+        return _map(rebuilt(values, pa.list_(pairs), leaf), kind)
     return leaf(values, kind)
 
 
@@ -179,10 +182,12 @@ def _list(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
     size = kind.list_size
     if (wrong := lengths[valid & (lengths != size)]).size:
         raise Lossy(f"{values.type} has a row of {wrong[0]} values, {kind} holds {size}")
-    if not valid.all():
+    if not valid.any():
+        inner = pa.nulls(len(values) * size, kind.value_type)
+    elif not valid.all():
         starts = np.concatenate(([0], np.cumsum(lengths)))[:-1]
-        index = starts[:, None] + np.arange(size)
-        inner = inner.take(pa.array(index.reshape(-1), mask=np.repeat(~valid, size)))
+        index = np.where(valid[:, None], starts[:, None] + np.arange(size), 0)
+        inner = picked(inner, pa.array(index.reshape(-1), mask=np.repeat(~valid, size)))
     if size == 0:
         return pa.FixedSizeListArray.from_buffers(kind, len(values), [_validity(valid)], children=[inner])
     return pa.FixedSizeListArray.from_arrays(inner, type=kind, mask=_nulls(values))
@@ -207,14 +212,26 @@ def _struct(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=_nulls(values))
 
 
-def _map(entries: pa.Array, kind: pa.DataType) -> pa.Array:
+def entries(values: pa.Array) -> pa.Array:
+    """Maps as lists of structs with `key` and `value`; Arrow's own cast fails on maps to nothing but nulls."""
     import pyarrow as pa
 
-    pairs = entries.values
+    offsets = values.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    fields = [("key", values.type.key_type), ("value", values.type.item_type)]
+    columns = [child.slice(first, last - first) for child in (values.keys, values.items)]
+    pairs = pa.StructArray.from_arrays(columns, fields=[pa.field(*f) for f in fields])
+    return pa.ListArray.from_arrays(pa.array(offsets - first), pairs, mask=_nulls(values))
+
+
+def _map(lists: pa.Array, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    pairs = lists.values
     keys, items = pairs.field(0), pairs.field(1)
     if keys.null_count:
         raise Lossy(f"a key is null, which {kind} cannot hold")
-    return pa.MapArray.from_arrays(entries.offsets, keys, items, kind, mask=_nulls(entries))
+    return pa.MapArray.from_arrays(lists.offsets, keys, items, kind, mask=_nulls(lists))
 
 
 # ---------------------------------------------------------------- single values

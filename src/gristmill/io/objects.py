@@ -12,6 +12,7 @@ import numpy as np
 from gristmill.errors import BadSource
 from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.io.lines import Lines
+from gristmill.io.lossless import Lossy, rebuilt
 from gristmill.io.schema import check
 from gristmill.io.written import Real, far, has_floats, holds
 from gristmill.plan.contracts import BadRow, Block, Reading
@@ -67,8 +68,8 @@ class Objects:
                 read_options=pj.ReadOptions(block_size=max(_PARSE, longest + 16)),
                 parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior="ignore"),
             )
-            rows = rows if self._wire == self._target else rows.cast(self._target)
-        except (pa.ArrowException, UnicodeDecodeError):
+            rows = rows if self._wire == self._target else _cast(rows, self._target)
+        except (pa.ArrowException, UnicodeDecodeError, Lossy):
             return None
         return None if rows.num_rows == len(part) and self._loses(found, part, rows) else rows
 
@@ -232,6 +233,16 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _cast(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    columns = [
+        pa.chunked_array([rebuilt(c, f.type, lambda v, kind: v.cast(kind)) for c in rows.column(f.name).chunks], f.type)
+        for f in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def _wire(name: str, kind: pa.DataType) -> pa.DataType:
     """The type that pyarrow's JSON reader is asked for; from it a cast leads to `kind`."""
     import pyarrow as pa
@@ -243,6 +254,8 @@ def _wire(name: str, kind: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field(f.name, _wire(name, f.type)) for f in kind])
     if t.is_float16(kind):
         return pa.float32()
+    if t.is_null(kind):
+        return pa.bool_()  # of nulls in lists, pyarrow's reader keeps one
     if t.is_date(kind) or t.is_time(kind) or t.is_binary(kind) or t.is_large_binary(kind) or t.is_string_view(kind):
         return pa.string()
     if t.is_map(kind) or t.is_union(kind) or t.is_duration(kind) or t.is_interval(kind):

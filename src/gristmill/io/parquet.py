@@ -13,6 +13,7 @@ import numpy as np
 
 from gristmill.errors import BadSource
 from gristmill.io.paths import Storage, open_input
+from gristmill.io.picking import picked
 from gristmill.io.ranges import as_ranges, clip, inside
 from gristmill.io.schema import conform, plain
 from gristmill.io.waiting import Waiting
@@ -169,7 +170,7 @@ def _read_group(opened: _Opened, group: int, wanted: np.ndarray, reading: Readin
             kept = np.flatnonzero(reading.where.mask(rows))
             filtered = len(index) - len(kept)
             if filtered:
-                rows, index = rows.take(kept), index[kept]
+                rows, index = picked(rows, kept), index[kept]
             rest = [n for n in names if n not in asked]
             if rest:
                 rows = _beside(rows, rest, opened, group, reading, index, (at, end))
@@ -191,7 +192,7 @@ def _beside(
     if len(index):
         others = opened.stream(group, tuple(rest), reading).exactly(*window)
         if len(index) < others.num_rows:
-            others = others.take(index - window[0])
+            others = picked(others, index - window[0])
     else:
         others = conform(opened.schema.empty_table().select(rest), reading.schema)
     for field, column in zip(others.schema, others.columns, strict=True):
@@ -206,7 +207,7 @@ def _only(rows: pa.Table, ranges: np.ndarray, at: int) -> tuple[pa.Table, np.nda
         return rows, index
     if len(ranges) == 1:
         return rows.slice(int(ranges[0, 0]) - at, len(index)), index
-    return rows.take(index - at), index
+    return picked(rows, index - at), index
 
 
 class _Stream:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.io.guarded import Guarded
+from gristmill.io.lossless import fitted, lossless
 from gristmill.io.options import known
+from gristmill.io.schema import plain, unwritable
 from gristmill.plan.contracts import Files, WorkFile, Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ParquetSink"]
+__all__ = ["ParquetSink", "holdable", "read_as"]
 
 GROUP_BYTES = 32 << 20  # a writer holds a group in memory twice
 GROUP_ROWS = 122_880  # what DuckDB writes by default: readers skip and parallelise by group
@@ -40,8 +42,16 @@ class ParquetSink:
         return ParquetWriter(files, folder, stem, nonce, schema, codec, options)
 
     def stored(self, schema: pa.Schema) -> pa.Schema:
-        """As it is."""
-        return schema
+        """The schema that reads back as it is: encodings as what they hold, but for columns that are dictionaries of
+        text. Raises BadJob for what a Parquet file cannot hold.
+        """
+        import pyarrow as pa
+
+        fields = list(holdable(schema, "a parquet sink"))
+        for i, field in enumerate(schema):
+            if pa.types.is_dictionary(field.type) and pa.types.is_string(fields[i].type):
+                fields[i] = field.with_type(pa.dictionary(field.type.index_type, pa.string(), field.type.ordered))
+        return pa.schema(fields)
 
     def count(self, path: str, role: str) -> int:
         """Rows by the footer; raises CorruptStore where there is none that can be read."""
@@ -96,8 +106,13 @@ class ParquetWriter:
             raise
 
     def write(self, rows: pa.Table) -> None:
+        import pyarrow as pa
+
         if rows.schema != self._schema:
-            rows = rows.select(self._schema.names).cast(self._schema)
+            rows = fitted(rows, self._schema)
+        for i, field in enumerate(rows.schema):
+            if pa.types.is_dictionary(field.type):
+                rows = rows.set_column(i, field, _told(rows.column(i)))
         self._held.append(rows)
         self._held_rows += rows.num_rows
         self._held_bytes += rows.nbytes
@@ -130,6 +145,46 @@ class ParquetWriter:
             self._file.close()
         with contextlib.suppress(Exception):
             self._files.remove(self._path)
+
+
+def _told(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A dictionary column without null among its texts, which pyarrow's writer does not know."""
+    import pyarrow as pa
+
+    if not any(c.dictionary.null_count for c in column.chunks):
+        return column
+    return pa.chunked_array([lossless(lossless(c, pa.string()), c.type) for c in column.chunks], column.type)
+
+
+def holdable(schema: pa.Schema, where: str) -> pa.Schema:
+    """The schema without encodings and views. Raises BadJob, naming `where`, for what no Parquet file holds."""
+    import pyarrow as pa
+
+    fields = []
+    for field in schema:
+        fields.append(field.with_type(plain(field.type)))
+        why = unwritable(field.type)
+        try:
+            if why is None:
+                read_as(pa.schema(fields[-1:]))
+        except pa.ArrowException as e:
+            why = f"that (pyarrow: {e})"
+        if why is not None:
+            raise BadJob(
+                f"column {field.name!r} is {field.type}, and {where} cannot hold {why}: make it another type, or leave "
+                "it out"
+            )
+    return pa.schema(fields, schema.metadata)
+
+
+def read_as(schema: pa.Schema) -> pa.Schema:
+    """The schema that a file written with this one has: Parquet knows fewer units and layouts than Arrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with pa.BufferOutputStream() as out:
+        pq.write_table(schema.empty_table(), out)
+        return pq.read_schema(pa.BufferReader(out.getvalue()))
 
 
 def worth_a_dictionary(schema: pa.Schema) -> list[str]:

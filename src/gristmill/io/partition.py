@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.errors import BadJob
+from gristmill.io.picking import picked
 from gristmill.io.schema import plain
 from gristmill.plan.contracts import Files, SinkFormat, WorkFile, Writer
 
@@ -203,7 +204,7 @@ def _divided(rows: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[str, pa
         for text in reversed(texts):
             code, at = divmod(code, len(text))
             segments.append(text[at])
-        yield "/".join(reversed(segments)), rows.take(order[edges[i] : edges[i + 1]])
+        yield "/".join(reversed(segments)), picked(rows, order[edges[i] : edges[i + 1]])
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -11,7 +11,7 @@ from gristmill.plan.contracts import FileInfo
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["INFERRED", "MIXED", "check", "conform", "from_names", "plain", "unify", "wider"]
+__all__ = ["INFERRED", "MIXED", "check", "conform", "from_names", "plain", "unify", "unwritable", "wider"]
 
 MIXED = b"gristmill.mixed"  # in a field's metadata: why the column has no type, and the way out
 INFERRED = (
@@ -109,20 +109,51 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """A type without its encoding: what a dictionary holds, lists of it too."""
+    """A type without what few readers know, for the same values: encodings as what they hold, views as the types that
+    they are views of, vectors of no length as lists. Names of fields stay.
+    """
     import pyarrow as pa
 
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+    t = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        bare = plain(kind.storage_type)
+        return kind if bare == kind.storage_type else bare
+    if t.is_dictionary(kind) or t.is_run_end_encoded(kind):
         return plain(kind.value_type)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(plain(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind):
-        return pa.list_(plain(kind.value_type))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(plain(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, plain(f.type)) for f in kind])
+    if t.is_string_view(kind) or t.is_binary_view(kind):
+        return pa.string() if t.is_string_view(kind) else pa.binary()
+    if t.is_struct(kind):
+        return pa.struct([_plain(f) for f in kind])
+    if t.is_map(kind):
+        return pa.map_(_plain(kind.key_field), _plain(kind.item_field), kind.keys_sorted)
+    if t.is_fixed_size_list(kind) and kind.list_size:
+        return pa.list_(_plain(kind.value_field), kind.list_size)
+    if t.is_large_list(kind) or t.is_large_list_view(kind):
+        return pa.large_list(_plain(kind.value_field))
+    if t.is_list(kind) or t.is_list_view(kind) or t.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_field))
     return kind
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    return field.with_type(plain(field.type))
+
+
+def unwritable(kind: pa.DataType) -> str | None:
+    """What it is, at any depth, that no sink and no Parquet file can hold; None where all of it can be."""
+    import pyarrow as pa
+
+    t = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return unwritable(kind.storage_type)
+    if t.is_struct(kind) and len({f.name for f in kind}) < kind.num_fields:
+        return f"a struct with two fields of one name ({', '.join(f.name for f in kind)})"
+    if t.is_union(kind) or t.is_interval(kind):
+        return "a union" if t.is_union(kind) else "an interval"
+    inner = [kind.value_type] if t.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
+    if any(isinstance(k, pa.BaseExtensionType) for k in inner):
+        return "an extension type inside another type"  # of which pyarrow makes no arrays
+    return next((why for k in inner if (why := unwritable(k))), None)
 
 
 def wider(one: pa.DataType, other: pa.DataType, text: bool = False) -> pa.DataType | None:
@@ -220,13 +251,18 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
     Raises pyarrow.ArrowInvalid where a value does not fit.
     """
+    from gristmill.io.lossless import lossless
+
     for i, field in enumerate(rows.schema):
         at = schema.get_field_index(field.name)
         wanted = schema.field(at).type if at >= 0 else plain(field.type)
         if field.type != wanted:
             import pyarrow as pa
 
-            rows = rows.set_column(i, pa.field(field.name, wanted), rows.column(i).cast(wanted))
+            column = rows.column(i)
+            if plain(field.type) != field.type:
+                column = lossless(column, plain(field.type))
+            rows = rows.set_column(i, pa.field(field.name, wanted), column.cast(wanted))
     return rows
 
 

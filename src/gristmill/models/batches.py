@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadOutput
-from gristmill.io.lossless import Lossy
+from gristmill.io.lossless import Lossy, fitted
+from gristmill.io.picking import picked
+from gristmill.io.schema import plain
 from gristmill.io.values import from_python, is_from, tensor_to_numpy
 from gristmill.models.columns import numbers
 from gristmill.models.extras import require
@@ -123,7 +125,7 @@ def _fixed_lists(array: pa.Array) -> np.ndarray:
         if not pa.types.is_floating(_leaf(array.type)):
             return np.asarray(array.to_numpy(zero_copy_only=False))
         full = np.full((len(array), *_sizes(array.type)), np.nan, dtype=_leaf(array.type).to_pandas_dtype())
-        valid = array.drop_null()
+        valid = picked(array, np.flatnonzero(array.is_valid()))
         if len(valid):
             full[array.is_valid().to_numpy(zero_copy_only=False)] = _fixed_lists(valid)
         return full
@@ -180,7 +182,7 @@ def from_result(
         raise found.error(f"returned two columns named {min(duplicates)!r}", "give each its own name")
     if found.failed:
         lost = np.isin(np.arange(table.num_rows), list(found.failed))
-        raise SomeFailed(table.filter(~lost), found.failed, table.filter(lost))
+        raise SomeFailed(picked(table, np.flatnonzero(~lost)), found.failed, picked(table, np.flatnonzero(lost)))
     return table
 
 
@@ -204,9 +206,9 @@ class _Found:
 
     def table(self, result: Any, output: str) -> pa.Table:
         if isinstance(result, pa.Table):
-            return owned(result)
+            return owned(_unencoded(result))
         if isinstance(result, pa.RecordBatch):
-            return owned(pa.Table.from_batches([result]))
+            return owned(_unencoded(pa.Table.from_batches([result])))
         if result is None:
             raise self.error("returned None")
         if is_from("pandas", result, "DataFrame"):
@@ -346,19 +348,23 @@ def _pandas_values(series: Any) -> Any:
     return values
 
 
+def _unencoded(table: pa.Table) -> pa.Table:
+    """Run-ends and views as what they stand for, at any depth: of these Arrow cannot take rows. Columns that are
+    dictionaries stay.
+    """
+    kinds = [f.type if pa.types.is_dictionary(f.type) else plain(f.type) for f in table.schema]
+    return fitted(table, pa.schema([f.with_type(k) for f, k in zip(table.schema, kinds, strict=True)]))
+
+
 def _readable(table: pa.Table) -> pa.Table:
     """Polars' view and large types as the plain ones, which every reader of Parquet knows."""
-    plain = {
-        "string_view": pa.string(),
-        "large_string": pa.string(),
-        "binary_view": pa.binary(),
-        "large_binary": pa.binary(),
-    }
+    table = _unencoded(table)
+    small = {"large_string": pa.string(), "large_binary": pa.binary()}
     fields = []
     for f in table.schema:
-        kind = plain.get(str(f.type), f.type)
+        kind = small.get(str(f.type), f.type)
         if pa.types.is_large_list(kind):
-            kind = pa.list_(plain.get(str(kind.value_type), kind.value_type))
+            kind = pa.list_(small.get(str(kind.value_type), kind.value_type))
         fields.append(f.with_type(kind))
     return table.cast(pa.schema(fields))
 

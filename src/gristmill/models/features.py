@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.errors import BadModel, BadOutput
+from gristmill.io.picking import picked
 from gristmill.io.values import tensor_to_numpy
 from gristmill.models.batches import from_array, from_result
 from gristmill.models.columns import check_columns, is_number
@@ -179,7 +180,7 @@ class Stacker:
 
     def _of_width(self, column: str, values: pa.ChunkedArray, at: np.ndarray, width: int, dtype: str) -> np.ndarray:
         """The lists of the rows `at`, all of `width` values, as [rows, width]."""
-        some = values if len(at) == self._count else values.take(pa.array(at))
+        some = values if len(at) == self._count else picked(values, at)
         flat = pa.chunked_array([c.flatten() for c in some.chunks], values.type.value_type)
         if flat.null_count and not self._given(dtype):
             for row in np.unique(np.flatnonzero(flat.is_null().to_numpy()) // width):
@@ -283,7 +284,7 @@ def take(array: Any, index: np.ndarray) -> Any:
     start, count = (int(index[0]), len(index)) if len(index) else (0, 0)
     contiguous = count > 0 and int(index[-1]) - start == count - 1 and bool((np.diff(index) == 1).all())
     if isinstance(array, pa.Table):
-        return array.slice(start, count) if contiguous else array.take(index)
+        return array.slice(start, count) if contiguous else picked(array, index)
     if isinstance(array, Ragged):
         return array[index]
     return array[start : start + count] if contiguous else array[index]

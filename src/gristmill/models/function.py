@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel, BadOutput, GristmillError
 from gristmill.io.lossless import Lossy, is_list, lossless
+from gristmill.io.picking import picked
 from gristmill.models.batches import from_result, own, to_batch, to_numpy
 from gristmill.models.extras import installed, require
 from gristmill.models.returns import parse_schema
@@ -203,10 +204,10 @@ class LoadedFunction:
         # The loop's batches ascend; only rows put back after a failure may not.
         contiguous = count > 0 and int(index[-1]) - start == count - 1 and bool((np.diff(index) == 1).all())
         if isinstance(inputs, pa.Table):
-            return to_batch(inputs.slice(start, count) if contiguous else inputs.take(index), self._format)
+            return to_batch(inputs.slice(start, count) if contiguous else picked(inputs, index), self._format)
         where: Any = slice(start, start + count) if contiguous else index
         return {
-            name: own(values[where] if isinstance(values, np.ndarray) else to_numpy(values.take(index)))
+            name: own(values[where] if isinstance(values, np.ndarray) else to_numpy(picked(values, index)))
             for name, values in inputs.items()
         }
 

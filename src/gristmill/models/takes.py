@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
+from gristmill.io.picking import picked
 from gristmill.io.schema import plain, wider
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.returns import parse_type
@@ -86,7 +87,7 @@ class Takes:
             return rows
         index = np.arange(rows.num_rows)
         index[bad] = int(np.flatnonzero(~bad)[0])
-        return rows.take(index)
+        return picked(rows, index)
 
 
 def takes_of(call: Call) -> Takes | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.io.lossless import is_list
+from gristmill.io.lossless import entries, is_list
 from gristmill.models.columns import numbers
 
 Test = Callable[[np.ndarray], np.ndarray]
@@ -59,8 +59,7 @@ def _found(values: pa.Array, test: Test) -> np.ndarray:
     if pa.types.is_struct(kind):
         return np.asarray(np.logical_or.reduce([_found(child, test) for child in values.flatten()]))
     if pa.types.is_map(kind):
-        entries = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
-        return _found(values.cast(pa.list_(entries)), test)
+        return _found(entries(values), test)
     if pa.types.is_fixed_size_list(kind) and not values.null_count and (flat := numbers(values.flatten())) is not None:
         return _in_vectors(flat.reshape(len(values), kind.list_size), test)
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)

@@ -16,6 +16,7 @@ from gristmill.batching.policy import Budget, cut_lazily, padded_tokens
 from gristmill.batching.sweep import Sweep
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, fitted, together
+from gristmill.io.picking import picked
 from gristmill.models.batches import ROWS
 from gristmill.plan.contracts import Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
@@ -139,7 +140,7 @@ class Predict:
             have = np.array([k in place for k in keys], dtype=bool)
             if have.any():
                 index = np.array([place[k] for k, h in zip(keys, have.tolist(), strict=True) if h], dtype=np.int64)
-                found.append((index, table if have.all() else table.filter(pa.array(have))))
+                found.append((index, table if have.all() else picked(table, np.flatnonzero(have))))
         return found
 
     # ------------------------------------------------ batches
@@ -274,7 +275,7 @@ class Predict:
         if self._recipe.sink.partition_by and (unnamed := self._recipe.sink_format.refused(rows)):
             dead += [DeadRow(int(place[i]), Stage.AFTER, error, text) for i, (error, text) in sorted(unnamed.items())]
             keep = np.setdiff1d(np.arange(rows.num_rows), list(unnamed))
-            rows, identity, place = rows.take(keep), identity.take(keep), place[keep]
+            rows, identity, place = picked(rows, keep), identity.take(keep), place[keep]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
         sparse = any(ROWS in (t.schema.metadata or {}) for _, t in outputs) or any(s.sparse for s in self._post)
@@ -297,12 +298,12 @@ class Predict:
     def _placed(self, rows: pa.Table, place: np.ndarray, index: np.ndarray, results: pa.Table) -> pa.Table:
         """`rows` at `place` with their results, which are those of `index`."""
         if len(place) != rows.num_rows:
-            rows = rows.take(place)
+            rows = picked(rows, place)
         if results.num_columns == 0:
             return rows
         order = np.argsort(index, kind="stable")
         ordered = bool((order == np.arange(len(order))).all())
-        results = results if ordered else results.combine_chunks().take(order)
+        results = results if ordered else picked(results.combine_chunks(), order)
         for name in results.column_names:
             if name in rows.column_names:
                 rows = rows.drop_columns([name])
@@ -342,7 +343,7 @@ class Predict:
         if not bad.any():
             return rows, identity, place
         keep = np.flatnonzero(~bad)
-        return rows.take(keep), identity.take(keep), place[keep]
+        return picked(rows, keep), identity.take(keep), place[keep]
 
 
 def _planned(table: pa.Table, planned: pa.Schema | None) -> pa.Table:

@@ -15,6 +15,7 @@ from gristmill.batching.windows import WindowSize, gather
 from gristmill.errors import BadOutput
 from gristmill.io.content import Content
 from gristmill.io.lossless import Lossy, together
+from gristmill.io.picking import picked
 from gristmill.plan.contracts import BadRow, Block, Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Piece
@@ -269,7 +270,7 @@ class Prepare:
             copies = Copies.expanded(copies, origin, found.digests, len(source), number, always=many)
             if seeking is not None:
                 seeking, kept = seeking.made(origin, copies, step.step.name)
-                rows, origin, copies = rows.take(kept), origin[kept], copies.take(kept)
+                rows, origin, copies = picked(rows, kept), origin[kept], copies.take(kept)
         else:
             copies = None if copies is None else copies.take(origin)
             seeking = None if seeking is None else seeking.after(origin)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from gristmill.batching.policy import Budget
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
+from gristmill.io.picking import picked
 from gristmill.models.batches import LACKS, ROWS, from_result, owned, to_batch
 from gristmill.plan.failing import SomeFailed
 from gristmill.plan.specs import Step
@@ -87,7 +88,7 @@ class LoadedStep:
         if not bad.any():
             return self._applied(rows)
         kept = np.flatnonzero(~bad)
-        found = self._applied(rows.take(kept))
+        found = self._applied(picked(rows, kept))
         dead = [replace(d, row=int(kept[d.row])) for d in found.dead]
         for refused in self._takes.refused(rows):
             dead.append(DeadRow(refused.row, self.stage, refused.error, refused.message, step=self.step.name))
@@ -115,7 +116,7 @@ class LoadedStep:
             for index, result in self._called(rows, dead):
                 mask[index] = self._as_mask(result)
         kept = np.flatnonzero(mask)
-        return Applied(rows if len(kept) == rows.num_rows else rows.take(kept), kept, dead)
+        return Applied(rows if len(kept) == rows.num_rows else picked(rows, kept), kept, dead)
 
     def _as_mask(self, result: pa.Table) -> np.ndarray:
         if result.num_columns != 1 or not pa.types.is_boolean(result.schema.field(0).type):
@@ -188,7 +189,7 @@ class LoadedStep:
         index, content = np.array(origin, dtype=np.int64), np.array(digests, dtype=np.uint32)
         if not made:
             return Applied(rows.slice(0, 0), index, dead, content)
-        after = rows.take(index)
+        after = picked(rows, index)
         if any(made):
             name = f"flat_map {self.step.name}"
             after = self._merged(after, from_result(made, len(made), name, "output", lacks=True))
@@ -286,7 +287,7 @@ class LoadedStep:
         others = ~np.isin(np.arange(given), list(failed))
         kept = others[numbers]
         among = np.cumsum(others) - 1
-        table = answer.table.filter(kept)
+        table = picked(answer.table, np.flatnonzero(kept))
         return SomeFailed(table.set_column(table.column_names.index(ROW), ROW, pa.array(among[numbers[kept]])), failed)
 
 
@@ -303,7 +304,7 @@ def _own(value: Any) -> Any:
 def _pick(rows: pa.Table, index: np.ndarray) -> pa.Table:
     if len(index) and len(index) == int(index[-1]) - int(index[0]) + 1 and bool((np.diff(index) == 1).all()):
         return rows.slice(int(index[0]), len(index))
-    return rows.take(index)
+    return picked(rows, index)
 
 
 def _filled(lacks: pa.ChunkedArray, old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -311,9 +312,9 @@ def _filled(lacks: pa.ChunkedArray, old: pa.ChunkedArray, new: pa.ChunkedArray) 
     mask = np.asarray(lacks.to_numpy(), dtype=bool)
     if mask.all():
         return old
-    parts = [pa.table({"": old.filter(pa.array(mask))}), pa.table({"": new.filter(pa.array(~mask))})]
+    parts = [pa.table({"": picked(old, np.flatnonzero(mask))}), pa.table({"": picked(new, np.flatnonzero(~mask))})]
     order = np.argsort(np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)]), kind="stable")
-    return together([p for p in parts if p.num_rows]).column(0).take(pa.array(order))
+    return picked(together([p for p in parts if p.num_rows]).column(0), order)
 
 
 def _concatenated(tables: list[pa.Table], like: pa.Table) -> pa.Table:

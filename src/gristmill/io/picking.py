@@ -1,0 +1,52 @@
+"""Rows by their numbers. Of a slice of vectors of vectors (fixed-size lists of fixed-size lists), Arrow's own `take`
+and `filter` return other values than there are, without a word (seen up to pyarrow 26): on columns that may be such,
+use this.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["picked"]
+
+
+def picked(rows: Any, index: Any) -> Any:
+    """The rows of a Table, ChunkedArray or Array at `index` (int [n], numpy or Arrow; a null gives a null row)."""
+    import pyarrow as pa
+
+    if isinstance(rows, pa.Table):
+        for i, field in enumerate(rows.schema):
+            if _misread(field.type):
+                rows = rows.set_column(i, field, _unsliced(rows.column(i)))
+    elif _misread(rows.type):
+        rows = _unsliced(rows)
+    return rows.take(index)
+
+
+@lru_cache(maxsize=1024)
+def _misread(kind: pa.DataType) -> bool:
+    """Whether it holds vectors of vectors, at any depth."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _misread(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _misread(kind.value_type)
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    if pa.types.is_fixed_size_list(kind):
+        inner = [k.storage_type if isinstance(k, pa.BaseExtensionType) else k for k in inner]
+        return pa.types.is_fixed_size_list(inner[0]) or _misread(inner[0])
+    return any(map(_misread, inner))
+
+
+def _unsliced(column: Any) -> Any:
+    """The same values in memory of their own, where nothing, at no depth, begins in the middle."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.Array):
+        return pa.concat_arrays([column, column.slice(0, 0)])
+    return pa.chunked_array([pa.concat_arrays([c, c.slice(0, 0)]) for c in column.chunks], column.type)
