@@ -79,6 +79,13 @@ class Held:
             after=0 if self.latest is None else max(self.latest.generations),
         )
 
+    def known(self, r: Resolved) -> Resolved:
+        """The job without what its own runs have written (see `fingerprint.without_written`)."""
+        claims = [g for g in self.claims if not g.lost]
+        if not claims:
+            return r
+        return replace(r, fingerprint=fingerprint.without_written(r.fingerprint, claims[-1].fingerprint["code"]))
+
     def members(self, of: Publication | None = None) -> list[Generation]:
         """The generations whose rows the latest publication has. Raises CorruptStore for one whose claim is lost."""
         found = of or self.latest
@@ -112,6 +119,7 @@ def choose(
     files are read again to be compared.
     """
     held = Held.by(root, files, tell)
+    r = held.known(r)
     begun = held.unfinished
     if restart:
         if begun is not None and begun.kind == "restart" and _whole(held, begun, r):

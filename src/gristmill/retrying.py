@@ -59,6 +59,7 @@ def choose(
 ) -> Choice:
     """A retry generation over the live dead letters, or the unfinished one. Raises PlanChanged, BadJob."""
     held = Held.by(root, files, tell)
+    r = held.known(r)
     base = publication.published(root, files)
     begun = held.unfinished if held.unfinished is not None and held.unfinished.planned else None
     if begun is not None and begun.kind == "append":

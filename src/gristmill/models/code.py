@@ -15,8 +15,10 @@ from contextvars import ContextVar
 from typing import Any
 
 from gristmill.errors import BadModel
+from gristmill.models.files import named_files
 from gristmill.models.modules import ALL, add_module, add_version, changed_names, is_local, local_file, named, read
 from gristmill.models.values import Walk
+from gristmill.plan.fingerprint import FILE
 from gristmill.plan.specs import Call
 
 NOT_COMPARED = "not compared: "
@@ -28,8 +30,9 @@ _current: ContextVar[Walk | None] = ContextVar("current", default=None)
 def digests(call: Call) -> dict[str, str]:
     """Digests by name: the callable, statements of the user's modules that it rests on, arguments, closure, globals.
 
-    Versions of the installed distributions that the code imports stand beside them. A callable named by text is
-    imported, and is then the same as one that was given. What has no content that could be compared is named there.
+    Files that arguments name count by what they hold. Versions of the installed distributions that the code imports
+    stand beside them. A callable named by text is imported, and is then the same as one that was given. What has no
+    content that could be compared is named there.
     """
     with _looking() as walk:
         found: dict[str, str] = {}
@@ -47,6 +50,7 @@ def digests(call: Call) -> dict[str, str]:
         for key, value in call.args.items():
             label = f"argument {key} of {name}"
             found[label] = _argument_digest(label, value, walk)
+            found.update({f"{FILE}{path} ({label})": digest for path, digest in named_files(value)})
         if call.takes is not None:
             found[f"columns taken by {name}"] = value_digest(dict(call.takes))
         return _with_missed(found, walk)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.models.cache import file_digest, table_digest
 from gristmill.models.suggest import nearest
 
+# What folders of models hold: of torch, ONNX, TensorFlow, scikit-learn, llama.cpp, gradient boosting, sentencepiece.
+_WEIGHTS = {
+    ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".pb", ".h5", ".keras", ".tflite", ".joblib", ".pkl",
+    ".skops", ".npz", ".gguf", ".ubj", ".cbm", ".model",
+}  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -45,6 +50,30 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
                 "pinned; get those, or pin the new digest after a look at what changed"
             )
     return found
+
+
+def named_files(value: Any) -> Iterator[tuple[str, str]]:
+    """The files and model folders of this machine that texts and paths in an argument name, with digests of what they
+    hold. A text that could be another thing, a word that a folder here happens to be called, is none.
+    """
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from named_files(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from named_files(item)
+    elif isinstance(value, (str, PurePath)) and 0 < len(str(value)) < 4096 and "\0" not in str(value):
+        path = Path(str(value)).expanduser()
+        with contextlib.suppress(OSError):  # it cannot be looked at: whoever opens it will say so
+            if path.is_dir() and any(p.suffix in _WEIGHTS for p in path.iterdir()):
+                found = [p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path))]
+                yield str(value), digests_of(path, found, None, str(value)).all
+            elif path.is_file() and (isinstance(value, PurePath) or path.suffix or len(path.parts) > 1):
+                yield str(value), file_digest(path)
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith((".", "__pycache__")) for part in path.parts)
 
 
 def _relative(path: Path, root: Path) -> str:

@@ -72,6 +72,7 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
     EngineSpec: dict.fromkeys(("name", "workers", "gpus", "threads", "steps_workers", "options"), _PLACE),
 }
 MOST_LINES = 12
+FILE = "file "  # before the name, among code, of a file that an argument of a function names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +203,19 @@ def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[st
     if old_inputs != new.inputs:
         lines += _differing("input", old_inputs, new.inputs)
     return lines
+
+
+def without_written(new: Fingerprint, old_code: Mapping[str, str]) -> Fingerprint:
+    """Without the files that arguments name and that were not there when the same arguments were planned: the code has
+    written them itself, a log, and writes them on.
+    """
+
+    def written(name: str) -> bool:
+        place, found, rest = name.partition(f": {FILE}")
+        argument = f"{place}: {rest[rest.rfind('(') + 1 : -1]}"
+        return bool(found) and name not in old_code and old_code.get(argument) == new.code.get(argument)
+
+    return dataclasses.replace(new, code={name: digest for name, digest in new.code.items() if not written(name)})
 
 
 def new_inputs_only(old_inputs: Mapping[str, str], new: Fingerprint) -> bool:
