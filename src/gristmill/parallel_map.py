@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import operator
 import os
 import warnings
 from collections.abc import Iterable, Sized
@@ -80,8 +82,12 @@ def remote_parallel_map(
         place = placing.on_this_machine(request)
     for note in place.notes:
         warnings.warn(note, GristmillWarning, stacklevel=2)
-    if isinstance(inputs, Sized) and len(inputs) == 0 and not detach:
-        return iter(()) if generator else []
+    if isinstance(inputs, Sized) and operator.length_hint(inputs, 1) == 0 and not detach:
+        rest = iter(inputs)  # a length is a hint, also where it is 0
+        first = list(itertools.islice(rest, 1))
+        if not first:
+            return iter(()) if generator else []
+        inputs = itertools.chain(first, rest)
     how = Mapping(
         spec,
         place.workers,

@@ -182,3 +182,58 @@ def prints_bytes(x: int) -> None:
     print("wrapped", file=wrapped, flush=True)
     del wrapped
     sys.stdout.buffer.write(b"end \xc3")
+
+
+def buffered(x: int, kind: str) -> Any:
+    """The same object each time, with other values."""
+    import numpy as np
+
+    held: dict[str, Any] = vars(buffered).setdefault(
+        "held",
+        {
+            "array": np.zeros(3),
+            "large": np.zeros(1 << 18),
+            "dict": {},
+            "nested": ({"rows": [0]}, 1),
+            "bytearray": bytearray(8),
+            "view": memoryview(bytearray(8)),
+            "own": Box([0]),
+        },
+    )
+    value = held[kind]
+    if kind in ("array", "large"):
+        value[:] = x
+    elif kind == "dict":
+        value["x"] = x
+    elif kind == "nested":
+        value[0]["rows"][0] = x
+    elif kind == "own":
+        value.rows[0] = x
+    else:
+        value[:] = x.to_bytes(8, "little")
+    return bytes(value) if kind == "view" else value
+
+
+class Box:
+    """An object of a class of its own."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows = rows
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and self.rows == other.rows
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def grows(shared: Any, x: int) -> int:
+    """How long the list was made, which each call has for itself."""
+    rows = shared.rows if isinstance(shared, Box) else shared
+    rows.append(x)
+    return len(rows)
+
+
+def doubled_in_place(array: Any) -> float:
+    """Changes what it was given."""
+    array *= 2
+    return float(array[0])

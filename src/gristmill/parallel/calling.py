@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gristmill.parallel import shipping
-from gristmill.parallel.shipping import Fault, Parcel, fault_of, pack, pickled, unpack
+from gristmill.parallel.sealed import Bundle, Unread, opened, seal_back
+from gristmill.parallel.shipping import Fault, Parcel, fault_of
 from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
 from gristmill.plan.processes import thread_variables
 
@@ -27,7 +28,7 @@ FLUSH = 0.05  # seconds: results are not held back longer than this while a chun
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some inputs, pickled together; `numbers` says which."""
+    """Some inputs, a bundle of them; `numbers` says which."""
 
     numbers: tuple[int, ...]
     inputs: Parcel
@@ -35,16 +36,15 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Answers:
-    """Results of calls: `values` holds those of `numbers` in a list; `faults` are the inputs that have none.
+    """Results of calls: `values` is a bundle of those of `numbers`; `faults` are the inputs that have none.
 
-    `seconds` is the time the calls took. `unread`: the inputs could not be read together, and nothing was called.
+    `seconds` is the time the calls took.
     """
 
     numbers: tuple[int, ...] = ()
     values: Parcel | None = None
     faults: tuple[tuple[int, Fault], ...] = ()
     seconds: float = 0.0
-    unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class CallWorker:
         self._stopping.set()
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
-        """Every item to its Outcome, whose value is an Answers with what has not been sent before."""
+        """Every item to its Outcome, whose value is an Answers with what has not been sent before. What a call is given
+        and returns is its own: made just before it, and sealed before the next.
+        """
         for item in items:
             if self._stopping.is_set():
                 return
@@ -116,36 +118,37 @@ class CallWorker:
 
     def _called(self, item: Item, emit: Emit) -> None:
         chunk: Chunk = item.value
-        worker = os.getpid()
         batch = _Batch(self._stages.folder)
-        try:
-            values = unpack(chunk.inputs)
-        except Exception as e:  # of one of them; which, the feed finds out by giving each alone
-            fault = fault_of(e)
-            emit(Outcome(self._name, item.key, Answers(faults=tuple((n, fault) for n in chunk.numbers), unread=True)))
-            return
-        for number, value in zip(chunk.numbers, values, strict=True):
+        for number, value in zip(chunk.numbers, opened(chunk.inputs), strict=True):
             if self._stopping.is_set():
                 return
             begun = time.monotonic()
-            self._arm()
-            try:
-                result = self._stages.function(*value) if isinstance(value, tuple) else self._stages.function(value)
-            except BaseException as e:  # also SystemExit: an input's failure never ends the worker
-                if os.getpid() != worker:
-                    _end_of_a_child(e)
-                batch.failed(number, fault_of(e))
+            if type(value) is Unread:
+                batch.failed(number, fault_of(value.error))
             else:
-                if os.getpid() != worker:
-                    _end_of_a_child(None)
-                batch.returned(number, result)
-            self._disarm()
+                self._call(number, value, batch)
             batch.seconds += time.monotonic() - begun
             if time.monotonic() - batch.since > FLUSH and number != chunk.numbers[-1]:
                 emit(Some(self._name, item.key, batch.answers()))
                 batch = _Batch(self._stages.folder)
         sys.stdout.flush()
         emit(Outcome(self._name, item.key, batch.answers()))
+
+    def _call(self, number: int, value: Any, batch: _Batch) -> None:
+        worker = os.getpid()
+        self._arm()
+        try:
+            result = self._stages.function(*value) if isinstance(value, tuple) else self._stages.function(value)
+        except BaseException as e:  # also SystemExit: an input's failure never ends the worker
+            if os.getpid() != worker:
+                _end_of_a_child(e)
+            self._disarm()
+            batch.failed(number, fault_of(e))
+        else:
+            if os.getpid() != worker:
+                _end_of_a_child(None)
+            self._disarm()
+            batch.returned(number, result)
 
     def _arm(self) -> None:
         """The end of the process, with its stacks told, if the call takes too long, also holding the GIL."""
@@ -300,37 +303,24 @@ class _Batch:
     def __init__(self, folder: str | None) -> None:
         self.seconds = 0.0
         self.since = time.monotonic()
-        self._folder = folder
+        self._bundle = Bundle(folder)
         self._numbers: list[int] = []
-        self._values: list[Any] = []
         self._faults: list[tuple[int, Fault]] = []
 
     def returned(self, number: int, value: Any) -> None:
-        """A call came back."""
-        self._numbers.append(number)
-        self._values.append(value)
+        """A call came back. What cannot be pickled is a failure."""
+        try:
+            self._bundle.add(seal_back(value))
+        except Exception as e:
+            self.failed(number, fault_of(TypeError(f"the result cannot be pickled: {e}")))
+        else:
+            self._numbers.append(number)
 
     def failed(self, number: int, fault: Fault) -> None:
         """A call raised."""
         self._faults.append((number, fault))
 
     def answers(self) -> Answers:
-        """What to send. Where the results cannot be pickled together, those that cannot be are failures."""
-        try:
-            data = pickled(self._values)
-        except Exception:
-            self._keep_what_can_be_pickled()
-            data = pickled(self._values)
-        values = pack(data, self._folder) if self._numbers else None
+        """What to send."""
+        values = self._bundle.parcel() if self._numbers else None
         return Answers(tuple(self._numbers), values, tuple(self._faults), self.seconds)
-
-    def _keep_what_can_be_pickled(self) -> None:
-        kept = []
-        for number, value in zip(self._numbers, self._values, strict=True):
-            try:
-                pickled(value)
-            except Exception as e:
-                self._faults.append((number, fault_of(TypeError(f"the result cannot be pickled: {e}"))))
-            else:
-                kept.append((number, value))
-        self._numbers, self._values = [n for n, _ in kept], [v for _, v in kept]

@@ -20,7 +20,7 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.models.cache import cache_folder
 from gristmill.parallel.feed import Result
 from gristmill.parallel.kept import Kept
-from gristmill.parallel.mapping import Mapping, delivered, name_of, results
+from gristmill.parallel.mapping import Mapping, delivered, name_of, owned, results
 from gristmill.parallel.shipping import Fault, Shown, by_value, fault_of, raised, short
 from gristmill.plan.processes import become_worker, import_path
 
@@ -112,7 +112,7 @@ class Detached:
 
 def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
     """Starts the driver, and returns when it has taken over."""
-    inputs = list(values)
+    inputs = list(owned(values))
     name = re.sub("[^a-z0-9]+", "-", name_of(function).lower()).strip("-")[:40]
     id = f"{name or 'map'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     call = _packed(function, inputs, how)  # before there is a folder: it may raise

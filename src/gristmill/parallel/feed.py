@@ -10,7 +10,8 @@ from typing import Any
 from gristmill.errors import BadJob, RemoteError, WorkerLost
 from gristmill.parallel.calling import Answers, Chunk, Some
 from gristmill.parallel.inputs import Inputs, Numbered, Order
-from gristmill.parallel.shipping import Fault, Parcel, fault_of, unpack
+from gristmill.parallel.sealed import Bundle, Unread, opened, seal
+from gristmill.parallel.shipping import Fault, fault_of
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
 from gristmill.plan.failing import ended
 
@@ -36,14 +37,14 @@ class Result:
 
 @dataclass
 class CallFeed:
-    """Hands out chunks of inputs. `pack` makes a parcel of a list of inputs; `retries` more tries are given to an input
+    """Hands out chunks of inputs; large ones go through files of `folder`. `retries` more tries are given to an input
     whose call raises or whose worker ends. Where `timed`, calls have a timeout, and each is a message of its own;
     `late_at` tells where a worker was that ended because of it, None for one that did not.
     """
 
     inputs: Inputs
     workers: int
-    pack: Callable[[list[Any]], Parcel]
+    folder: str | None = None
     retries: int = 0
     timed: bool = False
     ordered: bool = False
@@ -117,22 +118,30 @@ class CallFeed:
         return self.ordered and self._order.beyond > ORDERED_AHEAD * self.workers
 
     def _given(self, worker: str, some: list[Numbered]) -> Item | None:
-        """These inputs as an item; None where they cannot be sent, which `on` tells of the one it is."""
-        try:
-            parcel = self.pack([v for _, v in some])
-        except Exception as e:
-            if len(some) > 1:  # which of them it is shows when each is packed alone
-                self._again.extendleft([pair] for pair in reversed(some))
-            else:
-                self._unsent.append(Result(*some[0], None, fault_of(e)))
+        """The first of these inputs as an item, as many as one message should hold; the others come next. Of those that
+        cannot be sent `on` tells; None where that is all of them.
+        """
+        bundle = Bundle(self.folder)
+        sent: dict[int, Any] = {}
+        for place, (number, value) in enumerate(some, 1):
+            try:
+                bundle.add(seal(value))
+            except Exception as e:
+                self._unsent.append(Result(number, value, None, fault_of(e)))
+                continue
+            sent[number] = value
+            if bundle.size > CHUNK_BYTES:
+                self._most = max(1, len(sent) * CHUNK_BYTES // bundle.size)
+                if some[place:]:
+                    self._again.appendleft(some[place:])
+                break
+        if not sent:
             return None
-        if parcel.size > CHUNK_BYTES:
-            self._most = max(1, len(some) * CHUNK_BYTES // parcel.size)
         self._serial += 1
         key = str(self._serial)
-        self._out[key] = dict(some)
+        self._out[key] = sent
         self._with[key] = worker
-        return Item(key, Chunk(tuple(n for n, _ in some), parcel))
+        return Item(key, Chunk(tuple(sent), bundle.parcel()))
 
     # ------------------------------------------------ the engine reports
 
@@ -170,23 +179,11 @@ class CallFeed:
 
     def _answered(self, key: str, answers: Answers) -> Iterable[Result]:
         waiting = self._out.get(key, {})
-        if answers.unread and len(waiting) > 1:
-            self._again.extendleft([pair] for pair in reversed(list(waiting.items())))
-            waiting.clear()
-            return
-        try:
-            values = [] if answers.values is None else unpack(answers.values)
-        except Exception as e:  # a result that cannot be made again here
-            alone = len(answers.numbers) == 1
-            for number in [n for n in reversed(answers.numbers) if n in waiting]:
-                value = waiting.pop(number)
-                if alone:
-                    yield self._settled(Result(number, value, None, fault_of(e)))
-                else:
-                    self._again.appendleft([(number, value)])
-            return
+        values = () if answers.values is None else opened(answers.values)
         for number, value in zip(answers.numbers, values, strict=True):
-            if number in waiting:
+            if number in waiting and type(value) is Unread:
+                yield self._settled(Result(number, waiting.pop(number), None, fault_of(value.error)))
+            elif number in waiting:
                 yield self._settled(Result(number, waiting.pop(number), value))
         for number, fault in answers.faults:
             if number in waiting:

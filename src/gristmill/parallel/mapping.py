@@ -6,11 +6,13 @@ import atexit
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import shutil
 import sys
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -22,7 +24,8 @@ from gristmill.parallel.feed import CallFeed, Result
 from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
 from gristmill.parallel.kept import Kept, checkpoint, code_digest, key_of
 from gristmill.parallel.progress import Line
-from gristmill.parallel.shipping import by_value, pack, revived
+from gristmill.parallel.sealed import Sealed, seal
+from gristmill.parallel.shipping import revived
 from gristmill.plan.contracts import Event, Printed, Waiting
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.processes import import_path
@@ -142,11 +145,11 @@ def _found(
     """None and the results; what has to be ended afterwards goes on the stack."""
     memory = None
     if how.checkpoint is None:
-        inputs = Inputs(enumerate(values), len(values) if isinstance(values, Sized) else None)
+        inputs = Inputs(enumerate(owned(values)), length(values))
     else:
         memory = _Memory(checkpoint(how.checkpoint), code_digest(function), how.ordered)
         stack.callback(memory.kept.close)
-        if isinstance(values, Sized):
+        if length(values) is not None:
             missing: list[Numbered] = []
             known: list[Known] = []
             for found in memory.sorted(values):
@@ -170,7 +173,7 @@ def _found(
     feed = CallFeed(
         inputs,
         how.workers,
-        lambda some: pack(by_value(some), folder),
+        folder,
         how.retries,
         timed=how.timeout is not None,
         ordered=how.ordered,
@@ -252,7 +255,7 @@ class _Memory:
         """Which of the inputs are known, and which have to be computed."""
         for number, value in enumerate(values):
             try:
-                key = key_of(self._code, value)
+                key = key_of(self._code, value.value() if type(value) is Sealed else value)
             except Exception:  # what has no digest cannot be sent either, and fails alone
                 key = None
             if key is not None and self.kept.has(key):
@@ -262,7 +265,7 @@ class _Memory:
                 self._keys[number] = key
             if self._order is not None:
                 self._order.begin(number)
-            yield number, value
+            yield number, value if type(values) in _HOLD else _owned(value)
 
     def known(self, inputs: Inputs) -> Iterator[Result]:
         """The known results whose turn it is."""
@@ -282,6 +285,28 @@ class _Memory:
             self._order.end(result.number)
         if key is not None and result.fault is None:
             self.kept.add([(key, result.value, None)])
+
+
+_HOLD = (list, tuple, range, dict, set, frozenset, deque)  # whose items are there, and stay what they are
+
+
+def owned(values: Iterable[Any]) -> Iterable[Any]:
+    """The values, each as it is when it is read: an iterator may change what it gave when it is asked for the next,
+    and inputs are read ahead.
+    """
+    return values if type(values) in _HOLD else map(_owned, values)
+
+
+def _owned(value: Any) -> Any:
+    try:
+        return seal(value)
+    except Exception:  # which is told when it is to be sent
+        return value
+
+
+def length(values: Iterable[Any]) -> int | None:
+    """How many there are by their own account; None for what does not say, or says that there are none: it may err."""
+    return (operator.length_hint(values) if isinstance(values, Sized) else 0) or None
 
 
 def name_of(function: Any) -> str:
