@@ -313,6 +313,10 @@ def dynamically(
     runs in one thread of its own, one batch at a time; `f(item)`, `f([items])` and `await f.acall(item)` may come from
     any thread and loop, from inside the function, too. In a class it stands above @staticmethod or @classmethod.
 
+    The function is given the callers' own items, as in any call. Each result is its caller's own: the function may use
+    one array, list or dict for all batches. Objects of classes that are no containers, arrays or dataclasses are handed
+    over as they are.
+
     A batch leaves when it has `batch_size` items (or costs `max_batch_cost`), or when its oldest item has waited
     `timeout_ms`; with 0, as soon as the function is idle. Calls of more than `small_batch_threshold` items go after
     smaller ones, but keep a quarter of the places. `cost` measures an item (default with `max_batch_cost`: its length).

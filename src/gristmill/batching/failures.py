@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gristmill.batching.owning import own
 from gristmill.errors import BatchFailed
 
 
@@ -41,9 +42,9 @@ def _twin(error: Exception) -> Exception:
     arguments, *state = builtin.__reduce__(error)[1:]
     twin: Exception = kind.__new__(kind, *arguments)
     builtin.__init__(twin, *arguments)
-    twin.args = error.args
+    twin.args = own(error.args)
     if state:
-        BaseException.__setstate__(twin, state[0])
+        BaseException.__setstate__(twin, own(state[0]))
     if notes := getattr(error, "__notes__", None):
         vars(twin)["__notes__"] = list(notes)
     return twin

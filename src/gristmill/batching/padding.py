@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from gristmill.batching.owning import own
 from gristmill.batching.work import Arguments, at_most
 from gristmill.errors import WrongOutput
 
@@ -58,23 +59,17 @@ class Whole(Row):
     """The features of a call that has no rows: what the function makes of them is the call's result."""
 
 
-class Parted:
-    """One row of several outputs."""
+class Parted(NamedTuple):
+    """One row of several outputs. `keys`: a tuple of names, or the type list or tuple."""
 
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: Any, values: Sequence[Any]) -> None:
-        self.keys = keys  # a tuple of names, or the type list or tuple
-        self.values = values
+    keys: Any
+    values: Sequence[Any]
 
 
-class Cut:
+class Cut(NamedTuple):
     """One row of a per-token output, cut back to its own length."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 class Features:
@@ -127,7 +122,7 @@ class Features:
 
     def rows(self, outputs: Any, items: Sequence[Row]) -> list[Any]:
         if isinstance(items[0], Whole):
-            return [outputs]
+            return [own(outputs)]
         return _Taken(self.padding, [item.length for item in items]).apart(outputs, None)
 
     def length(self, item: Row) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from gristmill.batching.admission import Batch
 from gristmill.batching.calls import Call, Raised, call_of, clock, scatter
 from gristmill.batching.failures import ordinary
+from gristmill.batching.owning import is_array, own, own_all
 from gristmill.batching.stats import Tally
 from gristmill.errors import BatchFailed, WrongOutput
 
@@ -29,7 +30,9 @@ class Layout(Protocol):
         ...
 
     def rows(self, outputs: Any, items: Sequence[Any]) -> list[Any]:
-        """One result an item, in their order. Raises WrongOutput."""
+        """One result an item, in their order, none of which shares memory with another or with what the function may
+        return next. Raises WrongOutput.
+        """
         ...
 
     def length(self, item: Any) -> float:
@@ -51,11 +54,13 @@ class Lists:
         return (list(items),), {}  # a copy: the function may sort or empty its list
 
     def rows(self, outputs: Any, items: Sequence[Any]) -> list[Any]:
-        rows = outputs if type(outputs) is list else at_most(outputs, len(items) + 1)
-        if len(rows) != len(items):
-            returned = f"{len(rows)} results" if len(rows) < len(items) or rows is outputs else "more results"
+        told = type(outputs) is list
+        if not told or len(outputs) == len(items):
+            outputs = own_all(outputs) if told else at_most(outputs, len(items) + 1)
+        if len(outputs) != len(items):
+            returned = f"{len(outputs)} results" if len(outputs) < len(items) or told else "more results"
             raise WrongOutput(f"the batch function returned {returned} for {len(items)} items")
-        return rows
+        return outputs  # type: ignore[no-any-return]
 
     def length(self, item: Any) -> float:
         try:
@@ -68,7 +73,9 @@ class Lists:
 
 
 def at_most(outputs: Any, most: int) -> list[Any]:
-    """The first `most` of the outputs; a generator may be endless. Raises WrongOutput for what is no list."""
+    """The first `most` of the outputs, each a copy of its own from when it came; a generator may be endless. Raises
+    WrongOutput for what is no list.
+    """
     if inspect.isawaitable(outputs):
         getattr(outputs, "close", lambda: None)()
         raise WrongOutput(
@@ -80,7 +87,7 @@ def at_most(outputs: Any, most: int) -> list[Any]:
             f"the batch function returned {type(outputs).__name__}: it has to return a list, one result an item"
         )
     try:
-        iterator = iter(outputs)
+        iterator = iter(own(outputs) if is_array(outputs) else map(own, outputs))
     except TypeError as error:
         raise WrongOutput(
             f"the batch function returned {outputs!r:.200}: it has to return a list, one result an item"
@@ -164,14 +171,18 @@ class Work:
 
     def _attempt(self, owner: tuple[Any, ...], items: list[Any]) -> list[Any] | Raised:
         try:
-            arguments, keywords = self.layout.gather(items)
+            arguments, keywords = self._gathered(items)
             return self.layout.rows(self.function(*owner, *arguments, **keywords), items)
         except BaseException as error:
             return Raised(ordinary(error))
 
+    def _gathered(self, items: list[Any]) -> Arguments:
+        """Where they may be tried again the function is given copies: it may have changed some before it failed."""
+        return self.layout.gather(own_all(items) if self.retry_alone and len(items) > 1 else items)
+
     async def _attempt_async(self, owner: tuple[Any, ...], items: list[Any]) -> list[Any] | Raised:
         try:
-            arguments, keywords = self.layout.gather(items)
+            arguments, keywords = self._gathered(items)
             outputs = self.function(*owner, *arguments, **keywords)
             if hasattr(outputs, "__aiter__"):
                 outputs = await _first(outputs, len(items) + 1)
@@ -183,7 +194,7 @@ class Work:
 async def _first(outputs: Any, most: int) -> list[Any]:
     rows: list[Any] = []
     async for row in outputs:
-        rows.append(row)
+        rows.append(own(row))
         if len(rows) == most:
             break
     return rows
