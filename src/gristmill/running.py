@@ -139,7 +139,10 @@ class Run:
         files: Files | None = None,
     ) -> None:
         if spec.sink is None:
-            raise BadJob("the job has no sink: give one, or use gm.embed(data, …) without a sink to get a table back")
+            raise BadJob(
+                "the job has no sink: give one (sink=…), take answers as they come with job.stream(), or use gm.apply(data, fn=…), "
+                "gm.embed(data, …) or gm.classify(data, …) to get a table back"
+            )
         self.spec = spec
         self.sink = spec.sink
         self.root, opened_files = sink_place(spec.sink)

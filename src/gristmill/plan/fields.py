@@ -43,7 +43,7 @@ ABOUT: dict[str, str] = {
     "sink.key": "The columns that the row id is made from; no two rows should have the same "
     "(default: the row's place in the source)",
     "sink.partition_by": "Write hive folders by these columns",
-    "sink.merge": "Also give one file, in the order of the source",
+    "sink.merge": "One file in place of the parts, in the order of the source; each append adds another",
     "sink.model_version": "Write the model's digest into this column",
     "sink.overwrite": "Allow a folder that holds other files",
     "sink.evolve": "Let rows that are added to a result widen its types and add columns, null for the others",
