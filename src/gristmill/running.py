@@ -140,8 +140,8 @@ class Run:
     ) -> None:
         if spec.sink is None:
             raise BadJob(
-                "the job has no sink: give one (sink=…), take answers as they come with job.stream(), or use gm.apply(data, fn=…), "
-                "gm.embed(data, …) or gm.classify(data, …) to get a table back"
+                "the job has no sink: give one (sink=…), take answers as they come with job.stream(), or use "
+                "gm.apply(data, fn=…), gm.embed(data, …) or gm.classify(data, …) to get a table back"
             )
         self.spec = spec
         self.sink = spec.sink

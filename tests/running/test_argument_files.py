@@ -69,6 +69,7 @@ def test_what_the_code_writes_itself_is_no_other_model(rows: Path, tmp_path: Pat
     assert job.run().state == "nothing to do"
     (rows / "b.jsonl").write_text('{"x": 4}\n')
     assert job.run(append=True).rows_ok == 4
+    (tmp_path / "calls.log").unlink()
     assert job.run().state == "nothing to do"
     assert job.run(restart=True).rows_ok == 4
     assert job.run().state == "nothing to do"

@@ -227,8 +227,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
     lines = []
     for name in sorted({*old, *new}):
         before, now = old.get(name), new.get(name)
-        if before == now:
-            continue
+        if before == now or (now is None and f": {FILE}" in name):
+            continue  # an argument's file that has gone: who needs it says so
         if section == "options":
             lines.append(f"options: {name} was {_given(before)}, is {_given(now)}")
         elif before is None or now is None:
