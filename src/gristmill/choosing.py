@@ -14,7 +14,7 @@ from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Verb
 from gristmill.commit.publication import Publication
-from gristmill.errors import BadJob, CorruptStore, PlanChanged
+from gristmill.errors import BadJob, BadSource, CorruptStore, PlanChanged
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import Files
 from gristmill.plan.fingerprint import Fingerprint
@@ -64,8 +64,10 @@ class Held:
 
     def claim(self, kind: Verb, r: Resolved) -> Generation:
         """Begin the next generation on top of what is published. `append` and `retry-dead` add to it, and have to fit
-        its schema if it has rows.
+        its schema if it has rows. Raises BadSource where the files differ in columns that it would read.
         """
+        if r.differing and kind != "retry-dead":  # whose rows had been read so
+            raise BadSource(r.differing)
         adds = self.latest if kind in ("append", "retry-dead") else None
         schema = adds.body["output_schema"] if adds is not None and adds.body["rows_ok"] else None
         return generations.claim(

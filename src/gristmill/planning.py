@@ -66,6 +66,7 @@ class Resolved:
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
     becomes_nan: str = ""  # which nulls a function is given as NaN
+    differing: str = ""  # how the files differ in columns that are read; what is begun must not read them so
     looked_at: str = ""  # how the files were inspected
     condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
@@ -98,12 +99,15 @@ class Resolved:
         return sum(shard.estimated_rows(self.files[f], a, b) for f, a, b in spans)
 
 
-def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | None = None) -> Resolved:
+def resolve(
+    job: JobSpec, held_data: str | None = None, known: Inspections | None = None, *, begins: bool = True
+) -> Resolved:
     """Open the source's metadata, check everything that can be checked, fingerprint it.
 
     `held_data` is a folder that in-memory sources are written to; `known` is what an earlier plan found out about the
-    files, which are opened only where they were touched since. Raises BadJob and its kinds, GateFailed where counts
-    of nulls already break a gate.
+    files, which are opened only where they were touched since. Files that differ in a column that is read are refused
+    where something `begins`, else left to who may find that it goes on with a plan (`Resolved.differing`). Raises
+    BadJob and its kinds, GateFailed where counts of nulls already break a gate.
     """
     from gristmill.io import paths, registry
     from gristmill.io.registry import format_options
@@ -126,7 +130,7 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     source_format = registry.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
-    schema = unify(files)
+    schema = unify(files, job.sink is not None and job.sink.evolve)
     blank = _blank(files, schema)
     if not blank:
         _check_steps(job, schema)
@@ -135,21 +139,25 @@ def resolve(job: JobSpec, held_data: str | None = None, known: Inspections | Non
     _check_on_null(job, info, schema)
     keep = _kept(replace(job, sink=None) if blank else job, info, schema)
     columns = _read_columns(job, info, keep, schema)
-    check(schema, columns or schema.names)
     where = None if blank else _where(source, schema)
+    reads = list(columns or schema.names)
+    check(schema, reads)
+    differing = _differing(job, files, schema, reads, where)
+    if differing and begins:
+        raise BadSource(differing)
     selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
-    identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name)
+    identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads)
     unseen = not_compared(dict(identity.code))
     nulls = _nulls(files)
-    read = [schema.field(n) for n in columns or schema.names if n in schema.names]  # of an empty file no name is known
+    read = [schema.field(n) for n in reads if n in schema.names]  # of an empty file no name is known
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said, *filter(None, [unseen])),
-        nulls, _becomes_nan(job, model, info, read, nulls), how, where,
+        nulls, _becomes_nan(job, model, info, read, nulls), differing, how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -440,11 +448,39 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
 def _read_columns(
     job: JobSpec, info: ModelInfo, keep: tuple[str, ...] | None, schema: pa.Schema
 ) -> tuple[str, ...] | None:
-    if job.steps or keep is None or info.columns is None:
+    unknown = any(s.expression is None for s in job.steps) or (job.steps and not schema.names)
+    if unknown or keep is None or info.columns is None:
         return job.source.columns
-    key = job.sink.key if job.sink else ()
-    wanted = [n for n in dict.fromkeys([*keep, *info.columns, *key]) if n in schema.names]
+    wanted = [n for n in dict.fromkeys(_named(job, info, keep, schema)) if n in schema.names]
     return tuple(wanted) or tuple(schema.names[:1])
+
+
+def _named(job: JobSpec, info: ModelInfo, keep: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The columns that the job names where it says what is read: to carry over, for the model, ids, conditions."""
+    from gristmill.io.where import SqlWhere
+
+    conditions = [SqlWhere(s.expression, schema).columns for s in job.steps if s.expression is not None]
+    return [*keep, *(info.columns or ()), *(job.sink.key if job.sink else ()), *(n for c in conditions for n in c)]
+
+
+def _differing(job: JobSpec, files: Sequence[FileInfo], schema: pa.Schema, reads: list[str], where: Any) -> str:
+    """In what columns that are read the files differ, and the ways out; "" where they do not."""
+    from gristmill.io.schema import apart, unify
+
+    asked = [*reads, *(() if where is None else where.columns)]
+    found = apart(schema, asked)
+    if not found:
+        return ""
+    problems = list(found.values())
+    more = f"; and {len(problems) - 10} columns more" if len(problems) > 10 else ""
+    ways = ["name files that belong together"]
+    alike = [n for n in reads if n not in found]
+    if alike and job.source.data is None and not {*found} & {*(job.sink.keep if job.sink and job.sink.keep else ())}:
+        listed = ",".join(alike) if len(alike) <= 20 else "…"
+        ways.append(f"leave out what is not read by naming the other columns (--columns {listed}, columns=)")
+    if job.sink is not None and not apart(unify(files, evolve=True), asked):
+        ways.append("--evolve (evolve=True), with which what a file lacks is null and whole numbers may be floats")
+    return f"the files of the source differ: {'; '.join(problems[:10])}{more}: {'; or '.join(ways)}"
 
 
 # ---------------------------------------------------------------- the model
@@ -545,9 +581,17 @@ def _sink_name(job: JobSpec) -> str:
 
 
 def fingerprint_of(
-    job: JobSpec, model: ModelSpec, info: ModelInfo, files: Sequence[FileInfo], source_format: str, sink_format: str
+    job: JobSpec,
+    model: ModelSpec,
+    info: ModelInfo,
+    files: Sequence[FileInfo],
+    source_format: str,
+    sink_format: str,
+    reads: Sequence[str] = (),
 ) -> Fingerprint:
-    """Everything that shapes the output, as digests. `model` is the job's with what was found out about it."""
+    """Everything that shapes the output, as digests. `model` is the job's with what was found out about it, `reads` the
+    columns that are read.
+    """
     from gristmill.models import code
 
     calls = {f"{name}[{n}]": s.call for name in ("steps", "post") for n, s in enumerate(getattr(job, name))}
@@ -563,6 +607,7 @@ def fingerprint_of(
         dict(info.digests),
         digests,
         {f.file.path: fingerprint.input_digest(f) for f in files},
+        fingerprint.digest_of(list(reads)) if reads else "",
     )
 
 

@@ -199,8 +199,12 @@ class Run:
             ahead.start(self.spec)
             self._look_at_sink()
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
-            known = inspections.of_generations(generations.generations(self.root, self._files))
-            r = planning.resolve(self._plannable(), None, known) if self.spec.source.data is None else None
+            claims = generations.generations(self.root, self._files)
+            known = inspections.of_generations(claims)
+            # What is there may be a plan that goes on, or is done: whether files differ is asked where one is begun.
+            r = None
+            if self.spec.source.data is None:
+                r = planning.resolve(self._plannable(), None, known, begins=not claims)
             self._open_sink()
             folder = generations.meta(self.root)
             with self._files.lease(self.sink.uri, folder, self._tell) as self._lease:

@@ -15,6 +15,7 @@ import pytest
 
 from gristmill.commit.store import LocalFiles
 from gristmill.io import paths, registry
+from gristmill.io.schema import apart
 from gristmill.io.where import SqlWhere
 from gristmill.plan.contracts import BadRow, FileInfo, Reading, WorkFile
 from gristmill.plan.job import source
@@ -43,6 +44,7 @@ class Planned:
         self.options = registry.format_options(self.source)
         self.infos: list[FileInfo] = [self.format.inspect(f, self.fs, self.options) for f in self.files]
         self.schema = registry.unify(self.infos)
+        self.apart = apart(self.schema, self.schema.names)
 
     @property
     def info(self) -> FileInfo:

@@ -35,10 +35,9 @@ class Fields:
         import pyarrow as pa
 
         self._reading, self._names, self._dialect, self._nulls = reading, tuple(names), dialect, nulls
-        self._target = wanted(reading)[1]
+        self._wanted = wanted(reading)[1]
+        self._target = pa.schema([f for f in self._wanted if f.name in names])  # the others are null for this file
         for field in self._target:
-            if field.name not in names:
-                raise BadSource(f"{path}: no column {field.name!r}; it has {', '.join(names)}")
             if pa.types.is_nested(field.type) or pa.types.is_duration(field.type):
                 raise BadSource(
                     f"{path}: column {field.name!r} cannot be read from CSV as {field.type}: read it as 'string'"
@@ -77,9 +76,19 @@ class Fields:
             rows = self._without_empty(rows)
             if rows.schema.types != self._target.types and len(self._target):
                 rows = rows.cast(self._target)
-            return None if self._misread(found, part, rows) else rows
+            return None if self._misread(found, part, rows) else self._with_nulls(rows)
         except pa.ArrowException:
             return None
+
+    def _with_nulls(self, rows: pa.Table) -> pa.Table:
+        """With the columns that this file lacks."""
+        import pyarrow as pa
+
+        if len(self._target) == len(self._wanted):
+            return rows
+        nulls = {f.name: pa.nulls(rows.num_rows, f.type) for f in self._wanted if f.name not in self._target.names}
+        columns = [nulls[f.name] if f.name in nulls else rows.column(f.name) for f in self._wanted]
+        return pa.Table.from_arrays(columns, schema=self._wanted)
 
     def _misread(self, found: Lines, part: np.ndarray, rows: pa.Table) -> bool:
         """Whether a value is not what its field says. Columns in which that can be are parsed again, as text."""

@@ -189,12 +189,14 @@ def _beside(
     window: tuple[int, int],
 ) -> pa.Table:
     """`rows`, those at `index`, with the columns that the condition did not need; unread where no row is left."""
+    import pyarrow as pa
+
     if len(index):
         others = opened.stream(group, tuple(rest), reading).exactly(*window)
         if len(index) < others.num_rows:
             others = picked(others, index - window[0])
     else:
-        others = conform(opened.schema.empty_table().select(rest), reading.schema)
+        others = pa.schema([reading.schema.field(n) for n in rest]).empty_table()
     for field, column in zip(others.schema, others.columns, strict=True):
         rows = rows.append_column(field, column)
     return rows
@@ -215,18 +217,22 @@ class _Stream:
 
     def __init__(self, opened: _Opened, group: int, columns: tuple[str, ...], reading: Reading) -> None:
         missing = [c for c in columns if c not in opened.schema.names]
-        if missing:
-            raise BadSource(f"{opened.path}: no column {missing[0]!r}; it has {', '.join(opened.schema.names)}")
+        if unknown := [c for c in missing if c not in reading.schema.names]:
+            raise BadSource(f"{opened.path}: no column {unknown[0]!r}; it has {', '.join(opened.schema.names)}")
+        self._here = [c for c in columns if c not in missing]  # the others are null for this file's rows
         self._opened = opened
         self._group = group
         self._columns = columns
-        self._schema = reading.schema
+        self.schema = reading.schema
         self._batch_rows = opened.batch_rows(group, columns, reading.block_bytes)
         self._start()
 
     def _start(self) -> None:
         self._batches = self._opened.file.iter_batches(
-            self._batch_rows, row_groups=[self._group], columns=list(self._columns), use_threads=True
+            self._batch_rows,
+            row_groups=[self._group],
+            columns=self._here or self._opened.schema.names[:1],
+            use_threads=True,
         )
         self._held: Any = None
         self._first = self._next = 0  # rows of the group that the held batch covers
@@ -258,18 +264,29 @@ class _Stream:
             raise BadSource(
                 f"{self._opened.path}: row group {self._group} has fewer rows than the footer says: corrupt"
             )
-        self._held = self._cast(pa.Table.from_batches([batch]).select(list(self._columns)))
+        self._held = self._cast(pa.Table.from_batches([batch]))
         self._first, self._next = self._next, self._next + batch.num_rows
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         import pyarrow as pa
 
         try:
-            return conform(rows, self._schema)
+            found = conform(rows.select(self._here), self.schema)
+            if len(self._here) < len(self._columns):
+                fields = [(found if n in self._here else self).schema.field(n) for n in self._columns]
+                there = (found.column(f.name) if f.name in self._here else _nulls_of(f, rows) for f in fields)
+                found = pa.Table.from_arrays(list(there), schema=pa.schema(fields))
+            return found
         except pa.ArrowInvalid as e:
             raise BadSource(
                 f"{self._opened.path}: row group {self._group} does not have the planned types: {_line(e)}"
             ) from e
+
+
+def _nulls_of(field: pa.Field, rows: pa.Table) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.nulls(rows.num_rows, field.type)
 
 
 class _named:

@@ -11,46 +11,57 @@ from gristmill.plan.contracts import FileInfo
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["INFERRED", "MIXED", "check", "conform", "from_names", "plain", "unify", "unwritable", "wider"]
+__all__ = [
+    "INFERRED",
+    "MIXED",
+    "apart",
+    "check",
+    "conform",
+    "from_names",
+    "plain",
+    "real",
+    "unify",
+    "unwritable",
+    "wider",
+]
 
 MIXED = b"gristmill.mixed"  # in a field's metadata: why the column has no type, and the way out
+_APART = b"gristmill.apart"  # in a field's metadata: how the files of a source differ in the column
 INFERRED = (
     b"gristmill.inferred"  # in a schema's metadata: types come from a sample of text, so that text can be read wider
 )
 _SHOWN = 3
 
 
-def unify(infos: Sequence[FileInfo], columns: Iterable[str] | None = None) -> pa.Schema:
-    """The schema that all files can be read with, in the first file's order; only of `columns` where given.
+def unify(infos: Sequence[FileInfo], evolve: bool = False) -> pa.Schema:
+    """The schema that all files can be read with, in the first file's order.
 
-    Types that differ are widened where that loses nothing (int32 and int64, null and anything). Raises BadSource that
-    lists every column which is missing in some files or has types that cannot be one, with the files.
+    Types that differ are widened where that loses nothing (int32 and int64, null and anything). A column that some
+    files lack, or whose types cannot be one, is only told by `apart`: it matters where it is read. With `evolve` files
+    may lack a column, which is null for their rows, and whole numbers beside fractions are floats, each value that is
+    read being compared.
     """
     import pyarrow as pa
 
-    if not infos:
-        return pa.schema([])
     kinds = _kinds(infos)
-    only = None if columns is None else set(columns)
     inferred = all((schema.metadata or {}).get(INFERRED) == b"sparse" for schema, _ in kinds)
-    names = [n for n in dict.fromkeys(n for s, _ in kinds for n in s.names) if only is None or n in only]
-    problems: list[str] = []
     fields = []
-    for name in names:
-        missing = [] if inferred else [p for s, paths in kinds if name not in s.names for p in paths]
+    for name in dict.fromkeys(n for s, _ in kinds for n in s.names):
+        missing = [] if inferred or evolve else [p for s, paths in kinds if name not in s.names for p in paths]
+        found = mixed = _mixed(name, kinds)
+        one, problem = (pa.string(), None) if mixed is not None else _one_type(name, kinds, evolve)
         if missing:
-            problems.append(f"column {name!r} is missing in {_listed(missing)}, of {len(infos)} files")
-            continue
-        one = _one_type(name, kinds, problems)
-        if one is not None:
-            fields.append(pa.field(name, one, metadata=_mixed(name, kinds)))
-    if problems:
-        more = f"; and {len(problems) - 10} columns more" if len(problems) > 10 else ""
-        raise BadSource(
-            f"the files of the source differ: {'; '.join(problems[:10])}{more}: name files that belong together, or "
-            "leave the column out with columns="
-        )
+            problem = f"column {name!r} is missing in {_listed(missing)}, of {len(infos)} files"
+        if problem is not None:
+            found = {**(mixed or {}), _APART: problem.encode()}
+        fields.append(pa.field(name, one, metadata=found))
     return pa.schema(fields)
+
+
+def apart(schema: pa.Schema, columns: Iterable[str]) -> dict[str, str]:
+    """How the files of a source differ in some columns of their common schema, by column, in words."""
+    found = ((n, (schema.field(n).metadata or {}).get(_APART)) for n in columns if n in schema.names)
+    return {name: problem.decode() for name, problem in found if problem is not None}
 
 
 Kinds = list[tuple["pa.Schema", list[str]]]  # each schema with the files that have it
@@ -66,28 +77,29 @@ def _kinds(infos: Sequence[FileInfo]) -> Kinds:
     return list(found.values())
 
 
-def _one_type(name: str, kinds: Kinds, problems: list[str]) -> pa.DataType | None:
+def _one_type(name: str, kinds: Kinds, evolve: bool) -> tuple[pa.DataType, str | None]:
+    """The column's type in all files, and what is wrong with it."""
     import pyarrow as pa
 
     by_type: dict[pa.DataType, list[str]] = {}
     text = False
-    if _mixed(name, kinds) is not None:
-        return pa.string()
     for schema, paths in kinds:
         if name in schema.names:
             by_type.setdefault(plain(schema.field(name).type), []).extend(paths)
             text = text or INFERRED in (schema.metadata or {})
     types = list(by_type)
-    one = types[0]
+    each = ", ".join(f"{t} in {_listed(paths)}" for t, paths in by_type.items())
+    hint = f" (types={{'{name}': 'string'}} reads it as text)" if text else ""
+    problem = f"column {name!r} is {each}{hint}"
+    one, alike = types[0], True
     for other in types[1:]:
         both = wider(one, other, text)
+        alike = alike and both is not None
+        both = real(one, other) if both is None else both
         if both is None:
-            each = ", ".join(f"{t} in {_listed(paths)}" for t, paths in by_type.items())
-            hint = f" (types={{'{name}': 'string'}} reads it as text)" if text else ""
-            problems.append(f"column {name!r} is {each}{hint}")
-            return None
+            return pa.string(), problem
         one = both
-    return one
+    return one, None if alike or evolve else problem
 
 
 def _mixed(name: str, kinds: Kinds) -> dict[bytes, bytes] | None:
@@ -185,6 +197,15 @@ def wider(one: pa.DataType, other: pa.DataType, text: bool = False) -> pa.DataTy
     if t.is_date(other) and t.is_timestamp(one) and one.tz is None and text:
         return one
     return _wider_nested(one, other, text)
+
+
+def real(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The floats that whole numbers and floats can be together where each value is exact, which only they can tell."""
+    import pyarrow as pa
+
+    t = pa.types
+    numbers = all(t.is_integer(k) or t.is_floating(k) for k in (one, other))
+    return pa.float64() if numbers and (t.is_floating(one) or t.is_floating(other)) else None
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -73,16 +73,20 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
 }
 MOST_LINES = 12
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
+_COLUMNS = "source.columns"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """Digests by section and name. `inputs` may be large, and is compared only where its own digest differs."""
+    """Digests by section and name. `inputs` may be large, and is compared only where its own digest differs. `reads` is
+    one of the columns that are read, in their order: those which count where the job names them in other words.
+    """
 
     options: Mapping[str, str]
     model: Mapping[str, str]
     code: Mapping[str, str]
     inputs: Mapping[str, str]
+    reads: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As claims and plans store it: the inputs as one digest without their stamps, as the plan's files are in a
@@ -93,6 +97,7 @@ class Fingerprint:
             "model": dict(self.model),
             "code": dict(self.code),
             "inputs": without_stamps(self.inputs),
+            "reads": self.reads,
         }
 
 
@@ -198,8 +203,11 @@ def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[st
     does.
     """
     lines = []
+    # Columns may be named that all were read of before: what is read is the same then.
+    meant = {_COLUMNS} if new.reads and old.get("reads") == new.reads else set()
     for section in ("options", "model", "code"):
-        lines += _differing(section, old.get(section, {}), getattr(new, section))
+        before, now = old.get(section, {}), getattr(new, section)
+        lines += _differing(section, *({n: v for n, v in d.items() if n not in meant} for d in (before, now)))
     if old_inputs != new.inputs:
         lines += _differing("input", old_inputs, new.inputs)
     return lines

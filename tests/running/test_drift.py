@@ -1,0 +1,150 @@
+"""Sources whose files differ: in columns that nobody reads it does not matter, else there is a way out that works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.commit.generation import generations
+
+BASE = {"id": "int64", "x": "double", "qty": "int64"}
+
+
+def score(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Says nothing of what it reads."""
+    return {"s": batch["x"] * 2 + batch["qty"]}
+
+
+def seen(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What it is given, and which of the notes are null."""
+    nulls = [str(n) if n is not None else None for n in batch.get("note", [None] * len(batch["id"]))]
+    return {"given": [",".join(batch)] * len(batch["id"]), "said": np.array(nulls, dtype=object)}
+
+
+def write(folder: Path, name: str, start: int, kind: str, qty: Any = None, **more: Any) -> None:
+    """Ten rows from `start` in a file."""
+    folder.mkdir(exist_ok=True)
+    ids = np.arange(start, start + 10)
+    table = pa.table({"id": ids, "x": ids / 4, "qty": ids % 7 if qty is None else qty, **more})
+    path = folder / f"{name}.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    elif kind == "csv":
+        pcsv.write_csv(table, path)
+    else:
+        table.to_pandas().to_json(path, orient="records", lines=True)
+
+
+def notes(start: int) -> list[str]:
+    """The values of a column that came later."""
+    return [f"n{i}" for i in range(start, start + 10)]
+
+
+def job(tmp: Path, model: Any = score, source: Mapping[str, Any] | None = None, **sink: Any) -> gm.Job:
+    """A function over the folder `in`."""
+    given = gm.source(f"{tmp / 'in'}/", **(source or {}))
+    return gm.Job(given, model, gm.sink(str(tmp / "out"), **{"keep": ["id", "qty"], **sink}), workers=0)
+
+
+KINDS = pytest.mark.parametrize("kind", ["parquet", "csv"])
+
+
+@KINDS
+def test_a_column_that_is_left_out_with_columns_may_be_in_some_files_only(kind: str, tmp_path: Path) -> None:
+    """`columns=` is the way out that the message names, and what it names is what is read."""
+    write(tmp_path / "in", "a", 0, kind)
+    write(tmp_path / "in", "b", 10, kind, note=notes(10))
+    with pytest.raises(gm.BadSource, match=r"'note' is missing in .*a\..*--columns id,x,qty, columns="):
+        job(tmp_path).run()
+    report = job(tmp_path, source={"columns": ["id", "x", "qty"]}).run()
+    table = gm.read(report.sink).to_table()
+    assert table["s"].to_pylist() == [i / 2 + i % 7 for i in range(20)]
+
+
+@KINDS
+def test_naming_the_columns_that_were_read_before_is_the_same_job(kind: str, tmp_path: Path) -> None:
+    """A file with another column is appended once `columns=` names the others: that is no other option."""
+    write(tmp_path / "in", "a", 0, kind)
+    assert job(tmp_path).run().rows_ok == 10
+    named = {"columns": ["id", "x", "qty"]}
+    assert job(tmp_path, source=named).run().generation == 1
+    write(tmp_path / "in", "b", 10, kind, note=notes(10))
+    with pytest.raises(gm.BadSource, match="'note' is missing"):
+        job(tmp_path).run(append=True)
+    report = job(tmp_path, source=named).run(append=True)
+    assert (report.generation, report.rows_ok) == (2, 20)
+    with pytest.raises(gm.PlanChanged, match=r"source\.columns was .*, is \[\"id\", \"x\"\]"):
+        job(tmp_path, source={"columns": ["id", "x"]}, keep=["id"]).run()
+
+
+def test_other_columns_are_another_job(tmp_path: Path) -> None:
+    """What a function is given shapes its answers: other columns, or another order, are refused."""
+    write(tmp_path / "in", "a", 0, "parquet")
+    job(tmp_path, seen).run()
+    for other in (["id", "x"], ["qty", "id", "x"]):
+        with pytest.raises(gm.PlanChanged, match=r"source\.columns was not given"):
+            job(tmp_path, seen, {"columns": other}, keep=["id"]).run()
+
+
+@KINDS
+@pytest.mark.parametrize("drift", ["missing", "type"])
+def test_drift_in_a_column_that_nobody_reads_is_no_reason_to_refuse(kind: str, drift: str, tmp_path: Path) -> None:
+    """Where model, conditions and keep say what is read, nothing else matters, also beside a filter."""
+    write(tmp_path / "in", "a", 0, kind, **({} if drift == "missing" else {"note": list(range(10))}))
+    write(tmp_path / "in", "b", 10, kind, note=notes(10))
+    model = gm.model(score, takes={"x": "float64", "qty": "int64"})
+    steps = [gm.filter("id % 2 = 0")]
+    source = gm.source(f"{tmp_path / 'in'}/", where="x >= 0")
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    report = gm.Job(source, model, sink, steps=steps, workers=0).run()
+    assert gm.read(report.sink).to_table()["id"].to_pylist() == list(range(0, 20, 2))
+    with pytest.raises(gm.BadSource, match="column 'note' is"):
+        gm.Job(gm.source(f"{tmp_path / 'in'}/", where="note = 'n11'"), model, sink, workers=0).run(restart=True)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("where", [None, "id % 3 = 0"])
+def test_with_evolve_what_a_file_lacks_is_null(kind: str, where: str | None, tmp_path: Path) -> None:
+    """The rows of a file without the column have null there, whoever reads it; a plain run finds nothing to do."""
+    write(tmp_path / "in", "a", 0, kind)
+    write(tmp_path / "in", "b", 10, kind, note=notes(10))
+    report = job(tmp_path, seen, {"where": where}, evolve=True, keep=["note", "id"]).run()
+    table = gm.read(report.sink).to_table()
+    ids = [i for i in range(20) if where is None or i % 3 == 0]
+    wanted = [None if i < 10 else f"n{i}" for i in ids]
+    assert (table["id"].to_pylist(), table["note"].to_pylist(), table["said"].to_pylist()) == (ids, wanted, wanted)
+    again = job(tmp_path, seen, {"where": where}, keep=["note", "id"]).run()
+    assert (again.state, again.generation) == ("nothing to do", 1)
+
+
+@KINDS
+def test_a_column_that_comes_later_is_appended_with_evolve(kind: str, tmp_path: Path) -> None:
+    """Rows of before have null in it, also where all columns are kept."""
+    write(tmp_path / "in", "a", 0, kind)
+
+    def made(**sink: Any) -> gm.Job:
+        source, sinks = gm.source(f"{tmp_path / 'in'}/"), gm.sink(str(tmp_path / "out"), **sink)
+        return gm.Job(source, gm.model(_all, batch_format="arrow"), sinks, workers=0)
+
+    made().run()
+    write(tmp_path / "in", "b", 10, kind, note=notes(10))
+    with pytest.raises(gm.BadSource, match=r"--evolve \(evolve=True\)"):
+        made().run(append=True)
+    assert len(generations(str(tmp_path / "out"))) == 1
+    report = made(evolve=True).run(append=True)
+    table = gm.read(report.sink).to_table()
+    assert table["note"].to_pylist() == [*[None] * 10, *notes(10)]
+    assert gm.verify(report.sink, deep=True).ok
+    assert made().run().generation == 2
+
+
+def _all(table: pa.Table) -> pa.Table:
+    return table.append_column("s", table["x"])
