@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gristmill import machine
 from gristmill.errors import BadModel
-from gristmill.plan.contracts import Reading
+from gristmill.io import registry
 from gristmill.plan.specs import TextClassifier, TextEmbedder
 from gristmill.planning import Resolved
 
@@ -160,7 +160,7 @@ def _sample(r: Resolved) -> pa.Table:
 
 
 def _blocks(r: Resolved, column: str) -> Iterator[Any]:
-    reading = Reading((column,), r.schema, None, block_bytes=1 << 20, options=r.job.source.options)
+    reading = registry.reading(r.job.source, (column,), r.schema, block_bytes=1 << 20)
     for index, start, stop in r.selection.ranges.tolist():
         for block in r.source_format.read(r.files[index], r.fs, np.array([[start, stop]]), reading):
             yield block.rows

@@ -145,7 +145,7 @@ def resolve(
     differing = _differing(job, files, schema, reads, where)
     if differing and begins:
         raise BadSource(differing)
-    selection = _selected(source, source_format, fs, files, Reading(columns, schema, where, options=source.options))
+    selection = _selected(source, source_format, fs, files, registry.reading(source, columns, schema, where))
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)

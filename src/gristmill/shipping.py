@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.errors import BadJob, PlanChanged
+from gristmill.io.registry import format_options
 from gristmill.io.schema import wider
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Files
@@ -37,7 +38,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
 def reader(r: Resolved) -> Reader:
     """How the job's source is read."""
     where = None if r.blank else r.job.source.where
-    return Reader(r.source_format, r.fs, r.columns, r.schema, where, dict(r.job.source.options))
+    return Reader(r.source_format, r.fs, r.columns, r.schema, where, format_options(r.job.source))
 
 
 def _pinned(r: Resolved) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gristmill.errors import BadSource
 from gristmill.io.blocks import blanked, not_utf8
-from gristmill.io.fields import NULLS, Fields
+from gristmill.io.fields import NULLS, Fields, check_kind
 from gristmill.io.lines import ENDLESS, Lines, cuts_of, joined, pieces, selected
 from gristmill.io.options import known
 from gristmill.io.paths import Storage
@@ -49,8 +49,9 @@ class CsvSource:
     Newlines inside quotes belong to the value. Empty lines are no records. An empty value is null, in text columns
     too, and so is `NA` and its like in others; option `nulls` names such spellings. A record with too few or too many
     fields, or with a value that does not fit its column, is a bad row: a hexadecimal number too, one that is too large
-    for a float and, unless `types` asks for floats or bool, a whole one beyond 2^53 that a float would round and 1 or 0
-    among truth values. Options: delimiter, quote ("" for none), header (false where there is none; then `names` gives
+    for a float and, unless `types` names the column, one with leading zeros or a plus, which a number would lose, a
+    whole one beyond 2^53 that a float would round, and 1 or 0 among truth values. A float is what it was written as,
+    not how: 1.50 is 1.5. Options: delimiter, quote ("" for none), header (false where there is none; then `names` gives
     the columns), nulls, sample_bytes.
     """
 
@@ -201,7 +202,8 @@ def _read_through(
 
 
 def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> None:
-    for name in types:
+    for name, kind in types.items():
+        check_kind(file.path, name, kind)
         if layout.names and name not in layout.names:
             alike = difflib.get_close_matches(name, layout.names, n=1)
             hint = f"did you mean {alike[0]!r}?" if alike else f"it has {', '.join(layout.names[:20])}"
@@ -238,12 +240,11 @@ def inferred(
         kind = guess.schema.field(name).type
         if t.is_temporal(kind):
             kind = pa.string()
-        elif t.is_integer(kind) and pc.any(pc.match_substring_regex(text[name], r"^\s*-?0[0-9xX]")).as_py():
-            kind = pa.string()  # 007 is no number, nor 0x10
-        elif t.is_floating(kind) and (
-            pc.all(pc.match_substring_regex(text[name], r"^\s*-?[0-9]*\s*$")).as_py()
-            or misread(text[name], guess[name])
-        ):
-            kind = pa.string()  # whole numbers beyond 64 bits, or beside fractions some that a float cannot hold
+        elif (t.is_integer(kind) or t.is_floating(kind)) and misread(text[name], guess[name]):
+            kind = pa.string()  # 007 and +49 are no numbers, nor 0x10, nor what a float cannot hold
+        elif t.is_floating(kind):
+            whole = pc.match_substring_regex(text[name], r"^\s*-?[0-9]+\s*$")
+            if pc.all(pc.or_(whole, guess[name].is_null())).as_py():
+                kind = pa.string()  # whole numbers beyond 64 bits
         out[name] = kind
     return out

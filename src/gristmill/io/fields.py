@@ -12,16 +12,17 @@ from gristmill.errors import BadSource
 from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.io.lines import Lines
 from gristmill.io.quoting import Dialect
-from gristmill.io.written import far, misread
+from gristmill.io.written import far, misread, sound, zone_of
 from gristmill.plan.contracts import BadRow, Block, Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["NULLS", "Fields"]
+__all__ = ["NULLS", "Fields", "check_kind"]
 
 NULLS = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "None")  # pandas's and R's; NaN is a float
 _PARSE = 1 << 20  # bytes that one thread parses at a time, pyarrow's default
+_NEAR = 1 << 17  # bytes looked at together, which a core's cache holds
 _SHOWN = 80  # characters of a value in a message
 
 
@@ -38,10 +39,7 @@ class Fields:
         self._wanted = wanted(reading)[1]
         self._target = pa.schema([f for f in self._wanted if f.name in names])  # the others are null for this file
         for field in self._target:
-            if pa.types.is_nested(field.type) or pa.types.is_duration(field.type):
-                raise BadSource(
-                    f"{path}: column {field.name!r} cannot be read from CSV as {field.type}: read it as 'string'"
-                )
+            check_kind(path, field.name, field.type)
         self._told = frozenset(reading.options.get("types") or ())
         # Ones and noughts are true and false where that was asked for; else they are numbers.
         self._ones = any(pa.types.is_boolean(f.type) for f in self._target if f.name in self._told)
@@ -76,7 +74,7 @@ class Fields:
             rows = self._without_empty(rows)
             if rows.schema.types != self._target.types and len(self._target):
                 rows = rows.cast(self._target)
-            return None if self._misread(found, part, rows) else self._with_nulls(rows)
+            return None if self._misread(found, part, sound(rows)) else self._with_nulls(rows)
         except pa.ArrowException:
             return None
 
@@ -97,11 +95,14 @@ class Fields:
         t = pa.types
         first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
         hexed = max(found.data.find(x, first, last) for x in (b"0x", b"0X")) >= 0
+        numbers = {f.name for f in rows.schema if t.is_integer(f.type) or t.is_floating(f.type)} - self._told
+        coded = numbers & self._coded(found, part) if numbers else numbers
         doubted = []
         for name, kind in zip(rows.column_names, rows.schema.types, strict=True):
             told = name in self._told
             if (
                 (t.is_integer(kind) and hexed)
+                or name in coded
                 or (t.is_boolean(kind) and self._ones and not told)
                 or (t.is_floating(kind) and far(rows.column(name), told).any())
             ):
@@ -110,6 +111,23 @@ class Fields:
             return False
         text = self.parsed(found, part, self._names, dict.fromkeys(doubted, pa.string()), self._dialect, ())
         return any(misread(text[n], rows.column(n), n in self._told) for n in doubted)
+
+    def _coded(self, found: Lines, part: np.ndarray) -> set[str]:
+        """Columns with a field that begins as 007 or +49 do; where quotes hide which fields these are, all."""
+        first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
+        octets = np.frombuffer(found.data, dtype=np.uint8)[first:last]
+        at = _zeros(octets)
+        if found.data.find(b"+", first, last) >= 0:
+            at = np.concatenate([at, np.flatnonzero(octets == ord("+"))])
+        at = at[_begins(octets, at, self._dialect)]
+        if not len(at):
+            return set()
+        if self._dialect.quote and found.data.find(self._dialect.quote, first, last) >= 0:
+            return set(self._names)
+        delimiters = np.flatnonzero(octets == self._dialect.delimiter[0])
+        record = found.start[np.searchsorted(found.start, at + first, side="right") - 1] - first
+        place = np.searchsorted(delimiters, at) - np.searchsorted(delimiters, record)
+        return {self._names[i] for i in np.unique(place).tolist() if i < len(self._names)}
 
     def _without_empty(self, rows: pa.Table) -> pa.Table:
         """Empty text as null; with `nulls` given, what it names."""
@@ -149,12 +167,13 @@ class Fields:
                 nulls = NULLS if self._nulls is None else self._nulls
                 rows = self.parsed(found, part, self._names, {name: kind}, self._dialect, nulls, ones=self._ones)
                 kind = self._target.field(name).type if len(self._target) else kind
-                if not self._misread(found, part, rows.cast(pa.schema([(name, kind)]))):
+                if not self._misread(found, part, sound(rows.cast(pa.schema([(name, kind)])))):
                     continue
                 lost = f", which the column cannot hold: types={{{name!r}: 'string'}} keeps it as it is written"
             except pa.ArrowException:
                 hint = ", which had no value in the sample: fix it with types=" if pa.types.is_null(kind) else ""
             value = str(text[name][0].as_py())
+            lost = lost or zone_of(kind, value)
             shown = repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "…")
             return _bad(found, i, "TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}{lost}")
         return _bad(found, i, "CSVError", "the record cannot be parsed")
@@ -197,6 +216,47 @@ class Fields:
                 **convert,
             ),
         )
+
+
+def check_kind(path: str, name: str, kind: pa.DataType) -> None:
+    """Raises BadSource where a field cannot be of this type."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(kind) or pa.types.is_duration(kind):
+        raise BadSource(f"{path}: column {name!r} cannot be read from CSV as {kind}: read it as 'string'")
+
+
+def _zeros(octets: np.ndarray) -> np.ndarray:
+    """Indices of noughts that a digit follows and none precedes, nor a point."""
+    out = [np.flatnonzero((octets[:1] == ord("0")) & (octets[1:2] - np.uint8(ord("0")) < 10))]
+    for first in range(0, len(octets) - 2, _NEAR):
+        piece = octets[first : first + _NEAR + 2]
+        digit = piece - np.uint8(ord("0")) < 10
+        which = piece[1:-1] == ord("0")
+        which &= digit[2:]
+        which &= ~digit[:-2]
+        which &= piece[:-2] != ord(".")
+        out.append(np.flatnonzero(which) + (first + 1))
+    return np.concatenate(out)
+
+
+def _begins(octets: np.ndarray, at: np.ndarray, dialect: Dialect) -> np.ndarray:
+    """Whether there is nothing but a sign and spaces between each of some places and the beginning of its field."""
+    edges = np.zeros(256, dtype=bool)
+    edges[[10, 13, *dialect.delimiter, *dialect.quote]] = True
+    space = np.zeros(256, dtype=bool)
+    space[[9, 32]] = True
+    space &= ~edges
+    before = at - 1
+    signed = (before >= 0) & np.isin(octets[before], (ord("+"), ord("-")))
+    before = before - signed
+    blank = np.flatnonzero((before >= 0) & space[octets[before]])
+    while len(blank):
+        before[blank] -= 1
+        blank = blank[before[blank] >= 0]
+        blank = blank[space[octets[before[blank]]]]
+    begins: np.ndarray = (before < 0) | edges[octets[before]]
+    return begins
 
 
 def _not_text(found: Lines, i: int) -> BadRow:

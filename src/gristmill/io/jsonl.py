@@ -12,7 +12,7 @@ import numpy as np
 from gristmill.errors import BadSource
 from gristmill.io.jsontypes import infer
 from gristmill.io.lines import ENDLESS, Lines, cuts_of, pieces, sample_ranges, selected
-from gristmill.io.objects import Objects, trimmed
+from gristmill.io.objects import Objects, trimmed, wire_of
 from gristmill.io.options import known
 from gristmill.io.paths import Storage
 from gristmill.io.schema import from_names
@@ -44,6 +44,8 @@ class JsonlSource:
         """Plain files: from the sample. Compressed ones are read through once, for counts and places to cut."""
         known(options, ("types", "sample_bytes"), "jsonl source")
         types = from_names(options.get("types"), file.path)
+        for name, kind in types.items():
+            wire_of(name, kind)
         most = max(1, int(options.get("sample_bytes", _SAMPLE)))
         with opened(file, fs) as stream:
             if stream.read(0, 2) in (b"\xff\xfe", b"\xfe\xff"):

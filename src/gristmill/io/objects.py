@@ -14,13 +14,13 @@ from gristmill.io.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.io.lines import Lines
 from gristmill.io.lossless import Lossy, rebuilt
 from gristmill.io.schema import check
-from gristmill.io.written import Real, far, has_floats, holds
+from gristmill.io.written import Real, far, has_floats, holds, sound, zone_of
 from gristmill.plan.contracts import BadRow, Block, Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Objects", "trimmed"]
+__all__ = ["Objects", "trimmed", "wire_of"]
 
 _SPACE = np.zeros(256, dtype=bool)
 _SPACE[[9, 13, 32]] = True  # what JSON skips between values, but the newline
@@ -38,7 +38,7 @@ class Objects:
         self._reading = reading
         self._target = wanted(reading)[1]
         check(reading.schema, self._target.names)
-        self._wire = pa.schema([pa.field(f.name, _wire(f.name, f.type)) for f in self._target])
+        self._wire = pa.schema([pa.field(f.name, wire_of(f.name, f.type)) for f in self._target])
         self._told = frozenset(reading.options.get("types") or ())
         self._floats = [f.name for f in self._target if has_floats(f.type)]
 
@@ -68,10 +68,22 @@ class Objects:
                 read_options=pj.ReadOptions(block_size=max(_PARSE, longest + 16)),
                 parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior="ignore"),
             )
-            rows = rows if self._wire == self._target else _cast(rows, self._target)
+            rows = self._typed(rows)
         except (pa.ArrowException, UnicodeDecodeError, Lossy):
             return None
         return None if rows.num_rows == len(part) and self._loses(found, part, rows) else rows
+
+    def _typed(self, rows: pa.Table) -> pa.Table:
+        """Rows as they were parsed, with the types wanted. Raises pyarrow.ArrowInvalid where a value does not fit."""
+        import pyarrow as pa
+
+        if self._wire == self._target:
+            return sound(rows)
+        columns = [
+            pa.chunked_array([rebuilt(c, f.type, _read) for c in rows.column(f.name).chunks], f.type)
+            for f in self._target
+        ]
+        return sound(pa.Table.from_arrays(columns, schema=self._target))
 
     def _loses(self, found: Lines, part: np.ndarray, rows: pa.Table) -> bool:
         """Whether a float is not the number of its line. Only lines of large numbers are looked at."""
@@ -102,7 +114,7 @@ class Objects:
 
         try:
             value = _decoded(found.line(i))
-            return pa.Table.from_pylist([self._fitted(value)], schema=self._target)
+            return self._typed(pa.Table.from_pylist([self._fitted(value)], schema=self._wire))
         except _Bad as e:
             return BadRow(int(found.position[i]), found.line(i), e.error, str(e))
         except (pa.ArrowException, UnicodeError, OverflowError, RecursionError) as e:
@@ -197,7 +209,7 @@ def _fit(value: Any, kind: pa.DataType, name: str, told: bool) -> Any:
     hint, lost = ", which had no value in the sample: fix it with types=" if t.is_null(kind) else "", ""
     if value is None:
         return None
-    if t.is_string(kind) or t.is_large_string(kind):
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
         return value if isinstance(value, str) else _text(value)
     if t.is_integer(kind):
         if isinstance(value, int) and not isinstance(value, bool):
@@ -217,6 +229,17 @@ def _fit(value: Any, kind: pa.DataType, name: str, told: bool) -> Any:
             return [_fit(v, kind.value_type, name, told) for v in value]
     elif t.is_struct(kind) and isinstance(value, dict):
         return {f.name: _fit(value.get(f.name), f.type, f"{name}.{f.name}", told) for f in kind}
+    elif t.is_decimal(kind) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return pa.scalar(value if isinstance(value, str) else _text(value)).cast(kind).as_py()
+        except pa.ArrowException:
+            pass
+    elif isinstance(value, str) and wire_of(name, kind) == pa.string():
+        try:
+            _read(pa.array([value]), kind)
+            return value
+        except pa.ArrowException:
+            lost = zone_of(kind, value)
     shown = _text(value)
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
     raise _Bad("TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}{lost}")
@@ -233,30 +256,35 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cast(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _read(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values as they came from JSON as `kind`. Raises pyarrow.ArrowInvalid where one does not fit."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    columns = [
-        pa.chunked_array([rebuilt(c, f.type, lambda v, kind: v.cast(kind)) for c in rows.column(f.name).chunks], f.type)
-        for f in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    if not pa.types.is_time(kind):
+        return values.cast(kind)
+    if pc.all(pc.match_substring_regex(values, r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?$")).as_py() is False:
+        raise pa.ArrowInvalid("not a time of day")
+    day = pc.binary_join_element_wise("1970-01-01T", values, "")
+    return day.cast(pa.timestamp(kind.unit)).cast(kind)
 
 
-def _wire(name: str, kind: pa.DataType) -> pa.DataType:
-    """The type that pyarrow's JSON reader is asked for; from it a cast leads to `kind`."""
+def wire_of(name: str, kind: pa.DataType) -> pa.DataType:
+    """The type that pyarrow's JSON reader is asked for; from it a cast leads to `kind`. Raises BadSource."""
     import pyarrow as pa
 
     t = pa.types
     if t.is_fixed_size_list(kind) or t.is_large_list(kind) or t.is_list(kind):
-        return pa.list_(_wire(name, kind.value_type))
+        return pa.list_(wire_of(name, kind.value_type))
     if t.is_struct(kind):
-        return pa.struct([pa.field(f.name, _wire(name, f.type)) for f in kind])
+        return pa.struct([pa.field(f.name, wire_of(name, f.type)) for f in kind])
     if t.is_float16(kind):
         return pa.float32()
     if t.is_null(kind):
         return pa.bool_()  # of nulls in lists, pyarrow's reader keeps one
-    if t.is_date(kind) or t.is_time(kind) or t.is_binary(kind) or t.is_large_binary(kind) or t.is_string_view(kind):
+    if t.is_date(kind) or t.is_time(kind) or t.is_timestamp(kind):
+        return pa.string()  # pyarrow's own way to read a timestamp drops its zone
+    if t.is_binary(kind) or t.is_large_binary(kind) or t.is_string_view(kind):
         return pa.string()
     if t.is_map(kind) or t.is_union(kind) or t.is_duration(kind) or t.is_interval(kind):
         raise BadSource(f"column {name!r} cannot be read from JSON as {kind}: give another type")

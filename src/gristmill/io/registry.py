@@ -5,14 +5,17 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, BadSource
 from gristmill.io.schema import check, unify
-from gristmill.plan.contracts import SinkFormat, SourceFile, SourceFormat
+from gristmill.plan.contracts import Reading, SinkFormat, SourceFile, SourceFormat, Where
 from gristmill.plan.job import Source
 
-__all__ = ["check", "format_options", "sink_format", "source_format", "suffix_of", "unify"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["check", "format_options", "reading", "sink_format", "source_format", "suffix_of", "unify"]
 
 _COMPRESSED = (".gz", ".zst", ".bz2")
 
@@ -93,6 +96,13 @@ def sink_format(name_or_uri: str) -> SinkFormat:
 def format_options(source: Source) -> Mapping[str, Any]:
     """What `inspect` and `Reading.options` take: the source's options, and its `types` under that name."""
     return {**source.options, **({"types": dict(source.types)} if source.types else {})}
+
+
+def reading(
+    source: Source, columns: tuple[str, ...] | None, schema: pa.Schema, where: Where | None = None, **more: Any
+) -> Reading:
+    """What is read of a source's files, as its reader is to be told: with all options of its format."""
+    return Reading(columns, schema, where, options=format_options(source), **more)
 
 
 def suffix_of(path: str) -> str:

@@ -101,10 +101,12 @@ class _Inflating:
         return self._held[at - self._held_at :][:count]
 
     def _more(self, count: int) -> bytes:
+        import pyarrow as pa
+
         try:
             data: bytes = self._inflated.read(count)
-        except OSError as e:
-            if e.errno is not None or not _of_the_data(str(e)):
+        except (OSError, pa.ArrowException) as e:  # of bzip2, where a stream among others is empty, the latter
+            if isinstance(e, (OSError, MemoryError)) and (getattr(e, "errno", None) or not _of_the_data(str(e))):
                 raise
             raise BadSource(
                 f"{self.path}: cannot be decompressed after byte {self._next} of the text: {' '.join(str(e).split())}"

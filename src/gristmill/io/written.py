@@ -1,11 +1,12 @@
 """Numbers as a text has them, against what a column makes of them: a float rounds whole numbers beyond 2^53 and takes
-what is too large for infinity; pyarrow's CSV reader takes 0x10 for 16 and 1 for true. Whole columns are asked for
-values that can be wrong, of which there are rarely any; only these are compared with their text.
+what is too large for infinity; pyarrow's CSV reader takes 0x10 for 16, 1 for true, 007 for 7 and +49 for 49. Whole
+columns are asked for values that can be wrong, of which there are rarely any; only these are compared with their text.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Real", "far", "has_floats", "holds", "misread"]
+__all__ = ["Real", "far", "has_floats", "holds", "misread", "sound", "zone_of"]
 
 _EXACT = 2.0**53  # whole numbers below it are all floats
 _FLOATS = {16: np.float16, 32: np.float32, 64: np.float64}
@@ -78,7 +79,10 @@ def holds(kind: pa.DataType, value: Any, rounds: bool) -> bool:
 
 
 def misread(text: pa.ChunkedArray, values: pa.ChunkedArray, rounds: bool = False) -> bool:
-    """Whether pyarrow's CSV reader took a field of `text` for another value than it says, as in `values`."""
+    """Whether pyarrow's CSV reader took a field of `text` for another value than it says, as in `values`. `rounds`: the
+    type was given, so that a float may round, and 007 is 7: a number where none was asked for has no leading zeros or
+    plus, which those of postal codes and telephones do.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -86,9 +90,12 @@ def misread(text: pa.ChunkedArray, values: pa.ChunkedArray, rounds: bool = False
         some = text if at is None else text.take(pa.array(at))
         return np.asarray(pc.fill_null(pc.match_substring_regex(some, pattern), False).to_numpy())
 
-    if not pa.types.is_floating(values.type):
-        wrong = found(r"^\s*[01]\s*$" if pa.types.is_boolean(values.type) else r"^\s*[+-]?0[xX]")
-        return bool((wrong & values.is_valid().to_numpy()).any())
+    t, coded = pa.types, r"^\s*[+-]?0[xX]" if rounds else r"^\s*(\+|[+-]?0[0-9xX])"
+    wrong = found(r"^\s*[01]\s*$" if t.is_boolean(values.type) else coded)
+    if (wrong & values.is_valid().to_numpy()).any():
+        return True
+    if not t.is_floating(values.type):
+        return False
     at = np.flatnonzero(far(values, rounds))
     if not len(at):
         return False
@@ -102,3 +109,28 @@ def misread(text: pa.ChunkedArray, values: pa.ChunkedArray, rounds: bool = False
     which = np.flatnonzero(whole & ~endless)
     written = text.take(pa.array(at[which])).to_pylist()
     return any(int(w) != int(k) for w, k in zip(written, kept[which].tolist(), strict=True))
+
+
+def sound(rows: pa.Table) -> pa.Table:
+    """The rows. Raises pyarrow.ArrowInvalid where a decimal has more digits than its type, which pyarrow's readers let
+    pass.
+    """
+    for column in rows.columns:
+        if "decimal" in str(column.type):
+            column.validate(full=True)
+    return rows
+
+
+_ZONED = re.compile(r":.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$")
+
+
+def zone_of(kind: pa.DataType, text: str) -> str:
+    """Why a text is not a time of this type, as far as its zone is the reason; else nothing."""
+    import pyarrow as pa
+
+    if not pa.types.is_timestamp(kind) or ":" not in text:
+        return ""
+    zoned = _ZONED.search(text) is not None
+    if kind.tz is None:
+        return f", which has a zone offset: 'timestamp[{kind.unit}, UTC]' holds such times" if zoned else ""
+    return "" if zoned else f", which has no zone offset: 'timestamp[{kind.unit}]' holds such times"
