@@ -439,7 +439,7 @@ class Run:
         r, g = self.resolved, self.generation
         rows, everything = self._first_rows(), Selection.everything(r.files)
         pieces = shipping.pieces(replace(r, selection=everything), rows * 64)
-        return Task("probe", Shard(0, pieces), g.number, g.folder, self.root, rows=rows)
+        return Task("proof", Shard(0, pieces), g.number, g.folder, self.root, rows=rows)
 
     def _probe_task(self, rows: int) -> Task:
         r, g = self.resolved, self.generation

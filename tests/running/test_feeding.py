@@ -94,7 +94,7 @@ def test_every_shard_is_committed_or_the_run_stops(
     draw: st.DataObject, shards: int, workers: int, troubles: list[str]
 ) -> None:
     """Nothing is handed out twice at once; DONE comes only at the end; there is no state in which nothing moves."""
-    feed = ShardFeed(workers, proof=Task("probe", Shard(0, ()), rows=64))
+    feed = ShardFeed(workers, proof=Task("proof", Shard(0, ()), rows=64))
     feed.begin(task, range(shards))
     engine = Engine(feed, workers, troubles)
     given = len(troubles)
@@ -152,12 +152,12 @@ def test_bad_rows_of_a_whole_shard_are_dead_where_the_model_works_elsewhere() ->
 def test_a_resumed_shard_of_bad_rows_is_judged_by_rows_from_elsewhere() -> None:
     """The last shard of a resumed run fails throughout: rows of the start are scored to learn if the model works."""
     for ok in (64, 0):
-        feed = ShardFeed(1, proof=Task("probe", Shard(0, ()), rows=64))
+        feed = ShardFeed(1, proof=Task("proof", Shard(0, ()), rows=64))
         feed.begin(task, [7])
         feed.on(Outcome("w0", feed.take("w0").key, None, Failure("model", "E", "e")))
         assert feed.take("w0") is WAIT
         proof = feed.take("w0")
-        assert proof.value.kind == "probe"
+        assert proof.value.kind == "proof"
         feed.on(Outcome("w0", proof.key, {"ok": ok, "rows": 64}))
         assert feed.take("w0") is (WAIT if ok else DONE)
         assert (feed.fatal is None) == bool(ok)

@@ -32,7 +32,7 @@ class Shard:
     def attempt(self, blame: str = "", killed_at: int = -1) -> tuple[str, str]:
         """Its name, and how it ended: "done", "died" of a row, or "killed" at the call `killed_at`."""
         name, calls = f"run.{next(self.serial)}", itertools.count()
-        suspects, who = Suspects(self.folder, "0000000", name, blame), identity(self.rows)
+        suspects, who = Suspects(self.folder, "0000000", name, ["in"], blame), identity(self.rows)
         self.dead = {g.rows[0] for stage in STAGES for g in suspects.dead(stage)}
         for stage in STAGES:
             for first, last, deaths in suspects.runs(stage, who):
@@ -85,13 +85,13 @@ def test_fault_54_what_was_survived_is_forgiven() -> None:
     """A row that was alone at hand when its worker died once, and is scored the next time, has no death to its name."""
     with tempfile.TemporaryDirectory() as folder:
         who, index = identity(1), np.arange(1)
-        Suspects(folder, "0000000", "a.1").note("model", who, index)
-        second = Suspects(folder, "0000000", "a.2", blame="a.1")
+        Suspects(folder, "0000000", "a.1", ["in"]).note("model", who, index)
+        second = Suspects(folder, "0000000", "a.2", ["in"], blame="a.1")
         assert [g.deaths for g in second.open("model")] == [1]
         second.note("model", who, index)
         second.clear()
-        third = Suspects(folder, "0000000", "a.3")
+        third = Suspects(folder, "0000000", "a.3", ["in"])
         third.note("model", who, index)
-        fourth = Suspects(folder, "0000000", "a.4", blame="a.3")
+        fourth = Suspects(folder, "0000000", "a.4", ["in"], blame="a.3")
         assert [g.deaths for g in fourth.open("model")] == [1]
         assert fourth.dead("model") == []

@@ -58,7 +58,7 @@ class ShardCommit:
                 )
             self._rows.write(rows)
             self._note_inputs(scored)
-        paths = [p.file.path for p in self._task.shard.pieces]
+        paths = self._task.paths
         for letter in scored.window.letters:
             self._bury(letter)
         for dead in scored.dead:
@@ -240,7 +240,7 @@ def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
         keys = scored.rows.select(list(output.key)).to_pylist()
         texts = [json.dumps(list(k.values()), default=str, ensure_ascii=False) for k in keys]
     else:
-        paths = [p.file.path for p in task.shard.pieces]
+        paths = task.paths
         texts = [f"{paths[p]}\0{n}" for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]
     return pa.array(
         [

@@ -16,6 +16,8 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
+Row = tuple[str, int, str]  # path, position, copy
+
 SINGLE = -1  # in a path: this step made no more than one row of the row
 _ODD = np.uint32(0x9E3779B1)  # 2^32 over the golden ratio: spreads neighbouring numbers
 
@@ -121,9 +123,12 @@ class Identity:
         paths = self.copies.path.tolist()
         return [".".join([str(n) for n in path if n != SINGLE]) for path in paths]
 
-    def places(self) -> list[tuple[int, int, str]]:
-        """Each row's piece, position and copy text: for looking up single rows, never on the way of all of them."""
-        return list(zip(self.piece.tolist(), self.position.tolist(), self.copy_texts(), strict=True))
+    def places(self, paths: Sequence[str]) -> list[Row]:
+        """Each row by the file of its piece, position and copy text, which are the same in every task: for looking up
+        single rows, never on the way of all of them.
+        """
+        files = [paths[p] for p in self.piece.tolist()]
+        return list(zip(files, self.position.tolist(), self.copy_texts(), strict=True))
 
     @staticmethod
     def none() -> Identity:

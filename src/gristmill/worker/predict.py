@@ -22,7 +22,7 @@ from gristmill.plan.contracts import Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error
 from gristmill.worker.finite import holds_nan, not_finite
-from gristmill.worker.identity import Identity
+from gristmill.worker.identity import Identity, Row
 from gristmill.worker.prepare import Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import Applied, LoadedStep, post_step
@@ -66,7 +66,7 @@ class Predict:
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
         self._doubt = Doubt(self._works_elsewhere)
-        self._kept: list[tuple[Identity, pa.Table]] = []
+        self._kept: list[tuple[list[Row], np.ndarray, pa.Table]] = []  # rows, their positions, their outputs
         self._is_out_of_memory = is_out_of_memory
         self._release_memory = release_memory
 
@@ -93,7 +93,7 @@ class Predict:
         dead: list[DeadRow] = list(doomed)
         figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
         isolation = self._isolation(task, window, before)
-        sweeps = task.kind != "probe" and not task.careful
+        sweeps = task.kind == "score" and not task.careful
         for batch in itertools.chain(apart, self._batches(window.prepared, np.flatnonzero(alive), sweeps)):
             started = time.perf_counter()
             found = isolation.score(batch)
@@ -116,27 +116,27 @@ class Predict:
 
     # ------------------------------------------------ the probe
 
-    def keep(self, scored: Scored, anew: bool) -> None:
+    def keep(self, task: Task, scored: Scored, anew: bool) -> None:
         """Remember what a probe scored, so that its shard need not score it again. `anew`: in place of what an earlier,
         smaller probe did, whose rows are among these.
         """
-        self._kept = [*([] if anew else self._kept), *scored.raw]
+        found = [(who.places(task.paths), who.position, table) for who, table in scored.raw]
+        self._kept = [*([] if anew else self._kept), *found]
 
     def _from_probe(self, task: Task, window: Window) -> list[tuple[np.ndarray, pa.Table]]:
         """Outputs of this window's rows that the probe has scored. The probe reads from the start of shard 0."""
         if (
             not self._kept
-            or task.kind == "probe"
+            or task.kind != "score"
             or task.careful
             or task.shard.number != 0
             or len(window.identity.piece) == 0
         ):
             return []
         found = []
-        for kept, table in self._kept:
-            near = np.flatnonzero(np.isin(window.identity.position, kept.position))
-            place = dict(zip(window.identity.take(near).places(), near.tolist(), strict=True))
-            keys = kept.places()
+        for keys, positions, table in self._kept:
+            near = np.flatnonzero(np.isin(window.identity.position, positions))
+            place = dict(zip(window.identity.take(near).places(task.paths), near.tolist(), strict=True))
             have = np.array([k in place for k in keys], dtype=bool)
             if have.any():
                 index = np.array([place[k] for k, h in zip(keys, have.tolist(), strict=True) if h], dtype=np.int64)

@@ -222,7 +222,7 @@ class Prepare:
         rows = pa.concat_tables([r.block.rows for r in group]) if len(group) > 1 else group[0].block.rows
         piece = np.repeat(np.array([r.number for r in group], dtype=np.int32), [r.block.rows.num_rows for r in group])
         who = Identity(piece, np.concatenate([r.block.position for r in group]))
-        flow = _Flow(rows, who, [p.file.path for p in task.shard.pieces], np.arange(rows.num_rows, dtype=np.int64))
+        flow = _Flow(rows, who, task.paths, np.arange(rows.num_rows, dtype=np.int64))
         if task.only is not None:
             flow.seeking = Retried(task.only, task.shard.pieces).seeking(who)
         flow.letters += [self._unreadable(r.piece, bad) for r in group for bad in r.block.bad]

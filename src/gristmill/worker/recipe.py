@@ -69,13 +69,13 @@ class Recipe:
 class Task:
     """One shard to score and commit. `schema` is the planned output schema.
 
-    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have. `attempt` is a name
-    that no other attempt at anything has. `careful` ones note what they give to user code; `blame` names the attempt
-    whose death was its rows' doing ("": none); `proven` says that the model worked elsewhere, so that rows which fail
-    are to blame themselves.
+    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have; "proof" does so with
+    rows from anywhere, of which nothing is kept. `attempt` is a name that no other attempt at anything has. `careful`
+    ones note what they give to user code; `blame` names the attempt whose death was its rows' doing ("": none);
+    `proven` says that the model worked elsewhere, so that rows which fail are to blame themselves.
     """
 
-    kind: Literal["score", "probe"]
+    kind: Literal["score", "probe", "proof"]
     shard: Shard
     generation: int = 0
     folder: str = ""
@@ -87,3 +87,8 @@ class Task:
     proven: bool = False
     rows: int | None = None
     only: Any = None
+
+    @property
+    def paths(self) -> list[str]:
+        """The file of each piece. A piece's number says nothing outside of its task: another one counts others."""
+        return [p.file.path for p in self.shard.pieces]

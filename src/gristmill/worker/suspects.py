@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +18,13 @@ import pyarrow as pa
 from gristmill.commit.store import LOCAL, join
 from gristmill.plan.contracts import Files
 from gristmill.worker.failures import DeadRow, Stage
-from gristmill.worker.identity import Identity
+from gristmill.worker.identity import Identity, Row
 from gristmill.worker.recipe import Task
 from gristmill.worker.steps import Applied, LoadedStep
 
 PROBE = "probe"
 DEATHS_ALONE = 2  # design §6: a row is dead only after it has killed two workers alone in its batch
 AT_ONCE = 128  # rows of one call: 7 halvings to the row that kills, each of them a worker with its model
-
-Row = tuple[int, int, str]  # piece, position, copy
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Group:
 
 class Suspects:
     """The notes of one shard: what is suspected, by stage, in a file that attempts hand on; what is at hand in a file
-    of this attempt alone.
+    of this attempt alone. `paths` are the files of its pieces.
 
     `blame` names the attempt whose death was its rows' doing: what that one had noted is accused, and no other's note,
     be it of a run that was killed or of a worker that comes back. What is suspected under the name `heir_of` is taken
@@ -47,9 +45,17 @@ class Suspects:
     """
 
     def __init__(
-        self, folder: str, name: str, attempt: str, blame: str = "", heir_of: str | None = None, files: Files = LOCAL
+        self,
+        folder: str,
+        name: str,
+        attempt: str,
+        paths: Sequence[str],
+        blame: str = "",
+        heir_of: str | None = None,
+        files: Files = LOCAL,
     ) -> None:
         self._files = files
+        self._paths = paths
         self._state = join(folder, f"{name}.json")
         self._now = join(folder, f"{name}.{attempt}.json")
         files.make_folder(folder)
@@ -64,6 +70,10 @@ class Suspects:
                 self._accuse(stage, culprit.rows)
             files.remove(noted)
 
+    def places(self, identity: Identity) -> list[Row]:
+        """The rows as they are known here."""
+        return identity.places(self._paths)
+
     def dead(self, stage: str) -> list[Group]:
         """Single rows that have killed often enough."""
         return [g for g in self._of(stage) if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE]
@@ -75,7 +85,7 @@ class Suspects:
     def note(self, stage: str, identity: Identity, rows: np.ndarray) -> None:
         """Say which rows go next to user code. Survives the death of the process; power loss costs only a repeat."""
         self._forgive()
-        places = identity.take(rows).places()
+        places = self.places(identity.take(rows))
         self._at_hand = stage, set(places)
         self._files.note(self._now, _written({stage: [Group(tuple(places), 1)]}))
 
@@ -90,7 +100,9 @@ class Suspects:
         """
         groups, count = self._of(stage), len(identity.piece)
         number = {row: n for n, g in enumerate(groups, 1) for row in g.rows}
-        mark = np.array([number.get(row, 0) for row in identity.places()] if groups else [0] * count, dtype=np.int64)
+        mark = np.array(
+            [number.get(row, 0) for row in self.places(identity)] if groups else [0] * count, dtype=np.int64
+        )
         deaths = {n: g.deaths for n, g in enumerate(groups, 1) if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE}
         edges = sorted({0, *range(0, count, AT_ONCE), *(np.flatnonzero(np.diff(mark)) + 1).tolist(), count})
         for first, last in itertools.pairwise(edges if count else [0, 0]):
@@ -152,9 +164,9 @@ def killer(row: int, stage: Stage, deaths: int, step: str = "") -> DeadRow:
 def of_task(task: Task, files: Files = LOCAL) -> Suspects:
     """The notes on a task's shard. The first shard takes over what is known of the first rows, which were probed."""
     folder = join(task.folder, "suspects")
-    name = PROBE if task.kind == "probe" else f"{task.shard.number:07d}"
+    name = task.kind if task.kind != "score" else f"{task.shard.number:07d}"
     heir_of = PROBE if task.kind == "score" and task.shard.number == 0 else None
-    return Suspects(folder, name, task.attempt, task.blame, heir_of, files)
+    return Suspects(folder, name, task.attempt, task.paths, task.blame, heir_of, files)
 
 
 def _written(groups: dict[str, list[Group]]) -> bytes:

@@ -332,7 +332,7 @@ class ShardWorker:
         try:
             if isinstance(body, _End) and body.failure is not None:
                 raise body.failure
-            if task.kind == "probe":
+            if task.kind != "score":
                 self._probed(item, body, emit)
                 return None
             commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
@@ -347,9 +347,10 @@ class ShardWorker:
         return None
 
     def _probed(self, item: Item, body: Scored | _End, emit: Emit) -> None:
-        """The answer to a probe: the schema of its output rows, and how long they took."""
+        """The answer to a probe or a proof: the schema of its output rows, and how long they took."""
         if isinstance(body, Scored):
-            self._predict.keep(body, anew=item.key not in self._answers)
+            if item.value.kind == "probe":
+                self._predict.keep(item.value, body, anew=item.key not in self._answers)
             rows = output_rows(body, self._recipe.output, item.value)
             answer = self._answers.setdefault(item.key, {**UNPROBED, "results": [], "figures": {}})
             counts, figures = body.counts, {**body.figures, "prepare_seconds": body.window.seconds}
@@ -379,7 +380,7 @@ class CarefulScore:
         """As Predict.score; rows that killed two workers alone are dead letters without being tried again."""
         who, known = self._window.identity, self._suspects
         refused = {r.row for r in self._window.prepared.refused}
-        place = {row: i for i, row in enumerate(who.places()) if i not in refused}
+        place = {row: i for i, row in enumerate(known.places(who)) if i not in refused}
         here = ([place[r] for r in g.rows if r in place] for g in known.open("model"))
         apart = [np.array(rows, dtype=np.int64) for rows in here if rows]
         dead = [killer(place[g.rows[0]], Stage.MODEL, g.deaths) for g in known.dead("model") if g.rows[0] in place]

@@ -1,0 +1,148 @@
+"""Each published answer is its own row's, whatever was scored before it to find a schema or to clear a doubt."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import answering
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gristmill as gm
+from gristmill.errors import BadOutput
+from gristmill.plan.contracts import SourceFile
+from gristmill.plan.shard import Piece, Shard
+from gristmill.running import retry_dead
+from gristmill.worker.identity import Identity
+from gristmill.worker.recipe import Task
+from gristmill.worker.suspects import of_task
+
+
+def numbers(folder: Path, files: list[int]) -> None:
+    """Files of so many rows; those of file n are numbered from 1000 n."""
+    (folder / "in").mkdir()
+    for n, rows in enumerate(files):
+        pq.write_table(pa.table({"x": range(1000 * n, 1000 * n + rows)}), folder / "in" / f"{n}.parquet")
+
+
+def job(folder: Path, source: dict[str, Any], *, copies: bool, workers: int) -> gm.Job:
+    """The rows in shards of 30."""
+    steps = [gm.flat_map(answering.copied)] if copies else []
+    model = gm.model(answering.scored, state=str(folder), batch_format="rows")
+    sink = gm.sink(str(folder / "out"), keep=["x", "c"] if copies else ["x"])
+    return gm.Job(
+        gm.source(str(folder / "in"), **source), model, sink, steps=steps, workers=workers,
+        gates={"min_ok": 0.0, "allow_empty": True}, shard_rows=30, batch_rows=16,
+    )  # fmt: skip
+
+
+def rows_of(folder: Path, *, copies: bool) -> tuple[list[tuple[int, int]], list[tuple[int, str | None]]]:
+    """Published rows as number and copy, after a look at their answers; dead rows as number and copy."""
+    rows = [(r["x"], r.get("c", 0), r["y"]) for r in gm.read(folder / "out").to_table().to_pylist()]
+    assert [r for r in rows if r[2] != answering.answer(r[0], r[1])] == []
+    dead = gm.dead(folder / "out").to_pylist()
+    sources = [(int(Path(d["source"]).stem) * 1000 + d["position"], d["copy"] if copies else None) for d in dead]
+    return [r[:2] for r in rows], sources
+
+
+def set_bad(folder: Path, bad: set[int]) -> None:
+    """These rows fail from now on."""
+    (folder / "bad").write_text(" ".join(map(str, bad)))
+
+
+def ran(work: Any, folder: Path) -> bool:
+    """Runs to the end, also through a stop; false where nothing was scored at all."""
+    for _ in range(2):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                work()
+        except BadOutput:
+            (folder / "left").unlink()
+        except gm.GristmillError as e:
+            assert "fails on every" in str(e) or "none of" in str(e), e
+            return False
+        else:
+            return True
+    raise AssertionError("it does not come to an end")
+
+
+FILES = st.lists(st.integers(1, 90), min_size=1, max_size=3)
+SOURCES = [{}, {}, {"sample": 60, "seed": 3}, {"limit": 100}, {"where": "x % 4 != 1"}]
+STOP = st.one_of(st.none(), st.integers(1, 12))
+
+
+def check(draw: st.DataObject, workers: int) -> None:
+    """A job with rows that fail, stopped and run again; its dead rows scored again, while some of them still fail."""
+    files, source, copies = draw.draw(FILES), draw.draw(st.sampled_from(SOURCES)), draw.draw(st.booleans())
+    every = [1000 * n + i for n, rows in enumerate(files) for i in range(rows)]
+    first = draw.draw(st.integers(0, len(every) - 1))
+    bad = set(every[first : first + draw.draw(st.integers(0, 60))])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        numbers(folder, files)
+        for verb, failing in (("run", bad), ("retry", draw.draw(st.sampled_from([bad, bad, set(sorted(bad)[::3])])))):
+            set_bad(folder, failing)
+            if (stop := draw.draw(STOP)) is not None:
+                (folder / "left").write_text(str(stop))
+            made = job(folder, source, copies=copies, workers=workers)
+            if not ran(made.run if verb == "run" else lambda made=made: retry_dead(made.spec), folder):
+                return
+            ok, dead = rows_of(folder, copies=copies)
+            assert len(set(ok)) == len(ok) and len(set(dead)) == len(dead)
+            assert not {x for x, _ in ok} & failing and {x for x, _ in dead} <= failing
+            assert gm.verify(folder / "out", deep=True).ok
+            if verb == "run":
+                before = len(ok) + len(dead)
+            assert len(ok) + len(dead) == before
+            (folder / "left").unlink(missing_ok=True)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_each_answer_is_its_rows(draw: st.DataObject) -> None:
+    """In one process, for samples, limits, conditions and expansions."""
+    check(draw, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_answer_is_its_rows_in_workers(workers: int) -> None:
+    """The same in processes of their own."""
+    settings(deadline=None, max_examples=3)(given(st.data())(lambda draw: check(draw, workers)))()
+
+
+@pytest.mark.parametrize(("copies", "workers"), [*itertools.product([False, True], [0]), (False, 2)])
+def test_rows_scored_to_clear_a_doubt_answer_for_no_other(copies: bool, workers: int, tmp_path: Path) -> None:
+    """All dead rows fail again, so that rows from elsewhere are scored to learn whether the model works: these have the
+    numbers in the first file that the dead ones have in the second, and stay what they are.
+    """
+    numbers(tmp_path, [100, 100])
+    bad = set(range(1000, 1030))
+    set_bad(tmp_path, bad)
+    made = job(tmp_path, {}, copies=copies, workers=workers)
+    with pytest.warns(gm.GristmillWarning):
+        before = made.run()
+    again = retry_dead(made.spec)
+    ok, dead = rows_of(tmp_path, copies=copies)
+    assert {x for x, _ in dead} == bad and not {x for x, _ in ok} & bad
+    assert (again.rows_ok, again.rows_dead) == (before.rows_ok, before.rows_dead) == (len(ok), len(dead))
+
+
+def test_what_killed_among_the_first_rows_is_suspected_in_the_first_shard_by_its_file(tmp_path: Path) -> None:
+    """A shard's notes name rows by their file: the pieces of the task that takes them over are others."""
+    pieces = [Piece(i, SourceFile(f"{i}.parquet", 1, ""), 100, ((0, 100),)) for i in range(2)]
+    probe = Task("probe", Shard(0, tuple(pieces)), folder=str(tmp_path), attempt="a.1")
+    row = Identity(np.array([1], dtype=np.int32), np.array([5]))
+    of_task(probe).note("model", row, np.arange(1))
+    of_task(Task("probe", probe.shard, folder=str(tmp_path), attempt="a.2", blame="a.1"))
+    heir = of_task(Task("score", Shard(0, (pieces[1],)), folder=str(tmp_path), attempt="a.3"))
+    who = Identity(np.zeros(20, dtype=np.int32), np.arange(20))
+    assert [(first, last) for first, last, _ in heir.runs("model", who)] == [(0, 5), (5, 6), (6, 20)]
