@@ -267,7 +267,7 @@ def text(data: Path) -> list[Contestant]:
 
 
 def growth(data: Path, rounds: int, env: dict[str, str]) -> list[str]:
-    """More rows: the time and the memory they take. It is the same file, copied many times: a link would be no other."""
+    """More rows: the time and the memory they take. It is the same file, copied: a link would be no other."""
     sources = {3_000_000: data / "features.parquet"}
     for times in (10, 40):
         sources[times * 3_000_000] = several = data / f"times{times}"
