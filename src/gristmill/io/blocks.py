@@ -55,7 +55,8 @@ def assembled(
         tables.append(made)
         index.append(part)
     position = found.position[np.concatenate(index)] if index else found.position[:0]
-    rows = schema.empty_table() if not tables else tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    tables = tables or [pa.Table.from_batches([], schema)]
+    rows = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
     rows, position, filtered = kept(rows, position, reading.where, names)
     return Block(rows, position, filtered, tuple(bad[i] for i in sorted(bad)))
 

@@ -183,7 +183,7 @@ def read_as(schema: pa.Schema) -> pa.Schema:
     import pyarrow.parquet as pq
 
     with pa.BufferOutputStream() as out:
-        pq.write_table(schema.empty_table(), out)
+        pq.write_table(pa.Table.from_batches([], schema), out)  # schema.empty_table() imports pandas
         return pq.read_schema(pa.BufferReader(out.getvalue()))
 
 

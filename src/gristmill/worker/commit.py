@@ -168,7 +168,7 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     """The rows as they will be written: id, kept columns, results, version, in this order."""
     rows = scored.rows
     if task.schema is not None and not rows.num_rows:
-        return task.schema.empty_table()
+        return pa.Table.from_batches([], task.schema)
     wanted = output.keep if output.keep is not None else [n for n in rows.column_names if n not in output.leave]
     if task.schema is not None and (doubled := [n for n in scored.results if n in (output.keep or ())]):
         raise BadOutput(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.io.lossless import entries, is_list
 from gristmill.models.columns import numbers
@@ -50,7 +49,7 @@ def _found(values: pa.Array, test: Test) -> np.ndarray:
     if pa.types.is_floating(kind):
         plain = numbers(values)
         if plain is None:
-            plain = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+            plain = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
         return np.asarray(test(plain))
     if isinstance(values, pa.ExtensionArray):
         return _found(values.storage, test)
@@ -62,6 +61,8 @@ def _found(values: pa.Array, test: Test) -> np.ndarray:
         return _found(entries(values), test)
     if pa.types.is_fixed_size_list(kind) and not values.null_count and (flat := numbers(values.flatten())) is not None:
         return _in_vectors(flat.reshape(len(values), kind.list_size), test)
+    import pyarrow.compute as pc  # a third of the start of a small job, where only lists need it
+
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
     bad = _found(values.flatten(), test)
     out = np.zeros(len(values), dtype=bool)

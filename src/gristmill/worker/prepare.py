@@ -148,7 +148,7 @@ class Prepare:
             read.clear()
             begun = time.perf_counter()
         if empty or read:  # the last window may have been full just when the last piece ended
-            rows = self._recipe.reader.schema.empty_table()
+            rows = pa.Table.from_batches([], self._recipe.reader.schema)
             yield Window(rows, Identity.none(), Prepared(0, None), Counts(), (), read=tuple(read))
 
     def _windows(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Window]:
