@@ -15,9 +15,20 @@ __all__ = ["picked"]
 
 
 def picked(rows: Any, index: Any) -> Any:
-    """The rows of a Table, ChunkedArray or Array at `index` (int [n], numpy or Arrow; a null gives a null row)."""
+    """The rows of a Table, ChunkedArray or Array at `index` (int [n], numpy or Arrow; a null gives a null row). Those
+    that follow each other are a slice.
+    """
+    import numpy as np
     import pyarrow as pa
 
+    if isinstance(index, np.ndarray) and index.dtype.kind == "i":
+        start, count = (int(index[0]), len(index)) if len(index) else (0, 0)
+        within = start >= 0 and start + count <= (rows.num_rows if isinstance(rows, pa.Table) else len(rows))
+        if within and bool((np.diff(index) == 1).all()):
+            return rows.slice(start, count)
+        # Arrow makes an array of an array with the help of pandas, which it imports for that: half a second.
+        whole = np.ascontiguousarray(index, dtype=np.int64)
+        index = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(whole)])
     if isinstance(rows, pa.Table):
         for i, field in enumerate(rows.schema):
             if _misread(field.type):
