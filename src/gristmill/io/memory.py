@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadSource
 from gristmill.io.lossless import Lossy
-from gristmill.io.values import from_python
+from gristmill.io.values import from_python, is_from, tensor_to_numpy
 
 
 def as_table(data: Any, column: str) -> pa.Table:
     """An Arrow table from a table, record batch, pandas or polars frame, dict of columns, or list of dicts or values.
 
-    A list of plain values becomes the column `column`. Raises BadSource for anything else.
+    A list of plain values becomes the column `column`. Whatever the form, values keep what they are: a column of two
+    kinds (dates and datetimes, numbers and truth values, text and bytes) is refused, at any depth. None is null; NaN is
+    NaN, but null where pandas has it, which has no other mark for what is missing. Raises BadSource, also for anything
+    else.
     """
     try:
         if isinstance(data, pa.Table):
@@ -23,21 +28,69 @@ def as_table(data: Any, column: str) -> pa.Table:
             return pa.Table.from_batches([data])
         if isinstance(data, pa.RecordBatchReader):
             return data.read_all()
-        if hasattr(data, "__arrow_c_stream__") and not hasattr(data, "iloc"):
-            return pa.table(data)
+        if is_from("polars", data, "DataFrame"):
+            return _table({name: data[name] for name in data.columns})
         if hasattr(data, "iloc"):
-            if not hasattr(data, "columns"):
-                data = data.to_frame(data.name or column)
-            return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
-        if isinstance(data, dict):
+            return _table(_pandas_columns(data if hasattr(data, "columns") else data.to_frame(data.name or column)))
+        if hasattr(data, "__arrow_c_stream__"):
             return pa.table(data)
+        if isinstance(data, Mapping):
+            return _table(data)
         if isinstance(data, (list, tuple)):
             if data and all(isinstance(row, dict) for row in data):
                 names = dict.fromkeys(name for row in data for name in row)
-                return pa.table({n: from_python([row.get(n) for row in data]) for n in names})
-            return pa.table({column: from_python(data)})
-    except (Lossy, pa.ArrowInvalid, pa.ArrowTypeError) as e:
+                return _table({n: [row.get(n) for row in data] for n in names})
+            return _table({column: data})
+    except (Lossy, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
         raise BadSource(f"the {type(data).__name__} given as source cannot be read as a table: {e}") from e
     raise BadSource(
         f"source is a {type(data).__name__}: give a path, several, a DataFrame, an Arrow table, or a list of dicts"
     )
+
+
+def _table(columns: Mapping[Any, Any]) -> pa.Table:
+    """Columns of any kind as a table. Raises Lossy, naming the column, where one cannot be held as it is."""
+    found = {}
+    for name, values in columns.items():
+        try:
+            found[str(name)] = _column(values)
+        except (Lossy, pa.ArrowException, OverflowError) as e:
+            raise Lossy(f"column {name!r}: {e}") from e
+    if len(found) < len(columns):
+        raise Lossy(f"two columns have one name ({', '.join(map(str, columns))})")
+    return pa.table(found)
+
+
+def _column(values: Any) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if hasattr(values, "iloc"):
+        return _pandas_values(values)
+    if is_from("polars", values, "Series"):
+        # Of Python's objects polars gives Arrow the addresses.
+        return from_python(values.to_list()) if str(values.dtype) == "Object" else values.to_arrow()
+    if is_from("torch", values, "Tensor"):
+        values = tensor_to_numpy(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind != "O" and values.ndim == 1:
+        return pa.array(values)
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, (Sequence, np.ndarray)):
+        if hasattr(values, "__arrow_array__") or hasattr(values, "__arrow_c_stream__"):
+            return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
+        raise Lossy(f"it is a {type(values).__name__}: give a list or an array")
+    return from_python(list(values))
+
+
+def _pandas_columns(frame: Any) -> dict[str, Any]:
+    names = [str(n) for n in frame.columns]
+    if len(set(names)) < len(names):
+        raise Lossy(f"two columns have one name ({', '.join(names)})")
+    return {n: frame.iloc[:, i] for i, n in enumerate(names)}
+
+
+def _pandas_values(series: Any) -> pa.Array | pa.ChunkedArray:
+    kind = getattr(getattr(series.dtype, "categories", series), "dtype", None)  # of a category, what it names
+    if getattr(kind, "name", "") != "object":
+        return pa.Array.from_pandas(series)
+    values = series.to_numpy(dtype=object, copy=True)
+    values[series.isna().to_numpy()] = None
+    return from_python(list(values))

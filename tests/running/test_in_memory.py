@@ -1,0 +1,126 @@
+"""Sources in memory, through jobs: one column is the same, or refused, in whatever form it is given."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gristmill as gm
+from gristmill.errors import BadSource
+
+
+def echo(rows: list) -> list:
+    return [{"seen": repr(row["x"])} for row in rows]
+
+
+def scored(data: Any) -> list[Any]:
+    """What comes of a source's column `x` that a job carries over."""
+    return gm.apply(data, fn=echo, batch_format="rows", workers=0, keep=["x"])["x"].to_pylist()
+
+
+def objects(values: list) -> np.ndarray:
+    out = np.empty(len(values), dtype=object)
+    out[:] = values
+    return out
+
+
+FORMS: dict[str, Callable[[list], Any]] = {
+    "rows": lambda v: [{"x": x} for x in v],
+    "dict": lambda v: {"x": v},
+    "tuple": lambda v: {"x": tuple(v)},
+    "numpy objects": lambda v: {"x": objects(v)},
+    "pandas objects": lambda v: pd.DataFrame({"x": pd.Series(v, dtype=object)}),
+    "pandas series": lambda v: pd.Series(v, dtype=object, name="x"),
+    "pandas column": lambda v: {"x": pd.Series(v, dtype=object)},
+    "polars objects": lambda v: pl.DataFrame({"x": pl.Series(v, dtype=pl.Object)}),
+}
+EAST = dt.timezone(dt.timedelta(hours=5))
+MIXED: dict[str, list] = {
+    "date and datetime": [dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 12, 30)],
+    "float and bool": [1.5, True],
+    "naive and zoned": [dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=EAST)],
+    "text and bytes": ["a", b"b"],
+    "text and number": ["a", 1],
+    "large and fraction": [2**53 + 1, 0.5],
+    "nanoseconds": [pd.Timestamp("2020-01-01T00:00:00.000000001"), dt.datetime(2020, 1, 1)],
+    "in lists": [[dt.date(2020, 1, 1)], [dt.datetime(2020, 1, 1, 12)]],
+    "in dicts": [{"a": 1.5}, {"a": True}],
+    "decimal and float": [Decimal("1.1"), 0.1],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mixed", MIXED)
+def test_a_column_of_two_kinds_is_refused_in_every_form(form: str, mixed: str) -> None:
+    """No time is cut off a datetime, no truth value becomes a number: the column is named."""
+    with pytest.raises(BadSource, match="column 'x'"):
+        scored(FORMS[form](MIXED[mixed]))
+
+
+@pytest.mark.parametrize("mixed", ["date and datetime", "float and bool", "naive and zoned", "text and bytes"])
+def test_categories_of_two_kinds_are_refused(mixed: str) -> None:
+    """They are objects too."""
+    values = MIXED[mixed]
+    frame = pd.DataFrame({"x": pd.Categorical.from_codes([0, 1], categories=pd.Index(values, dtype=object))})
+    with pytest.raises(BadSource, match="column 'x'"):
+        scored(frame)
+
+
+VALUES = [1, -3, 2**53 + 1, 1.5, True, "a", b"b", dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 12, 30), None]
+VALUES += [
+    dt.datetime(2020, 1, 1, tzinfo=dt.UTC),
+    dt.time(12),
+    dt.timedelta(hours=1),
+    Decimal("1.10"),
+    [1, 2],
+    {"a": 1},
+]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(VALUES), min_size=1, max_size=4).filter(lambda v: v != [None] * len(v)))
+def test_all_forms_of_a_column_agree(values: list) -> None:
+    """The same values come out, or none is taken; what comes out is equal and of its kind."""
+    each = []
+    for make in FORMS.values():
+        try:
+            each.append(scored(make(values)))
+        except BadSource:
+            each.append(None)
+    assert all(e == each[0] for e in each)
+    if each[0] is not None:
+        assert each[0] == values
+        assert all(isinstance(e, bool) == isinstance(v, bool) for e, v in zip(each[0], values, strict=True))
+
+
+def test_nan_is_nan_and_null_is_null() -> None:
+    """NaN of arrays and lists is a number; pandas has it for what is missing, where it is null."""
+    for data in ([{"x": math.nan}, {"x": None}], {"x": [math.nan, None]}, pl.DataFrame({"x": [math.nan, None]})):
+        first, second = scored(data)
+        assert math.isnan(first) and second is None
+    assert math.isnan(scored({"x": np.array([math.nan, 1.0])})[0])
+    for kind in ("float64", "Float64", "object"):
+        series = pd.Series([math.nan, 1.0], dtype=kind)
+        assert scored(pd.DataFrame({"x": series})) == scored({"x": series}) == [None, 1.0]
+    assert scored(pd.DataFrame({"x": pd.Series([math.nan, "a"], dtype=object)})) == [None, "a"]
+
+
+def test_columns_of_arrays_and_frames_keep_their_types() -> None:
+    """Widths, units and zones are theirs."""
+    small = gm.apply({"x": np.array([1, 2], np.int8)}, fn=echo, batch_format="rows", workers=0, keep=["x"])
+    assert str(small.schema.field("x").type) == "int8"
+    assert scored({"x": np.ones((2, 3))}) == [[1.0] * 3] * 2
+    stamp = pd.Timestamp("2020-01-01T00:00:00.000000001")
+    assert scored(pd.DataFrame({"x": pd.Series([stamp])}))[0].nanosecond == 1
+    with pytest.raises(BadSource, match="column 'x': it is a str"):
+        scored({"x": "abc"})
