@@ -22,6 +22,7 @@ from gristmill.errors import BadJob, BadModel, BadSource, GateFailed
 from gristmill.observe import units
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
+from gristmill.plan.failing import storable
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.options import BatchPlan, EngineSpec, LocalOptions
@@ -234,6 +235,8 @@ def _inspected(
     files, skipped = [], []
     for file in listed:
         try:
+            if (name := storable(file.path)) != file.path:
+                raise BadSource(f"{name}: the file's name is not UTF-8, which no plan can hold: rename it")
             files.append(known.of(file, how) or form.inspect(file, fs, options))
         except BadSource as e:
             if source.on_bad_file == "fail":

@@ -17,6 +17,7 @@ from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadSource
 from gristmill.io.jsonread import as_arrow
 from gristmill.plan.contracts import Files
+from gristmill.plan.failing import storable
 
 
 def read(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> Any:
@@ -126,5 +127,5 @@ def dead_letters(paths: Sequence[str], files: Files = LOCAL) -> pa.Table:
             for line in file:
                 row = json.loads(line)
                 row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
-                rows.append(row)
+                rows.append({n: storable(v) if isinstance(v, str) else v for n, v in row.items()})
     return pa.Table.from_pylist(rows, schema=DEAD)

@@ -30,6 +30,11 @@ class SomeFailed(Exception):
         self.lost = lost
 
 
+def storable(text: str) -> str:
+    """`text` as UTF-8 can hold it: halves of surrogate pairs, which file names and JSON may have, as escaped."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def failure_of(error: BaseException, kind: str = "other") -> Failure:
     """An exception as a Failure; never raises, whatever the exception's own methods do."""
     try:
@@ -43,7 +48,11 @@ def failure_of(error: BaseException, kind: str = "other") -> Failure:
     module, name = type(error).__module__, type(error).__qualname__
     code = error.exit_code if isinstance(error, GristmillError) else 1
     return Failure(
-        kind, name if module in ("builtins", "__main__") else f"{module}.{name}", message[:4000], trace, code
+        kind,
+        storable(name if module in ("builtins", "__main__") else f"{module}.{name}"),
+        storable(message[:4000]),
+        storable(trace),
+        code,
     )
 
 

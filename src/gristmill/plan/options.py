@@ -44,7 +44,15 @@ class Running:
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "batch_rows", "shard_rows"):
             _positive(name, getattr(self, name))
-        limit: Any = self.batch_timeout  # a job file may give anything
+        memory: Any = self.worker_memory  # a job file may give anything, and so
+        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory < 1):
+            raise BadJob(
+                f"worker_memory is {memory!r}: give bytes as a whole number, for example {100 << 20} for 100 MB"
+            )
+        window: Any = self.window_bytes
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise BadJob(f"window_bytes is {window!r}: give bytes as a whole number, for example {16 << 20} for 16 MB")
+        limit: Any = self.batch_timeout
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
             raise BadJob(f"batch_timeout is {limit!r}: give seconds, more than 0")
 

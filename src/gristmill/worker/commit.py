@@ -17,6 +17,7 @@ from gristmill.errors import BadJob, BadOutput, RunFailed
 from gristmill.io.lossless import Lossy, lossless
 from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.counts import Counts
+from gristmill.plan.failing import storable
 from gristmill.plan.secret import Secret, scrub_values
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare
@@ -145,7 +146,10 @@ class _DeadLetters:
         body = {**vars(letter), "generation": task.generation, "shard": task.shard.number}
         if secrets:  # who the row is stays as it is: retry-dead finds the row by it
             body |= {name: scrub_values(body[name], secrets) for name in ("message", "traceback", "payload")}
-        line = json.dumps(body, ensure_ascii=False, allow_nan=True)
+        # A text of the letter's own that UTF-8 cannot hold is written as it is escaped; in the payload, which is JSON
+        # to whoever reads it, the escape is the text's own.
+        told = {name: storable(value) if isinstance(value, str) else value for name, value in body.items()}
+        line = json.dumps(told, ensure_ascii=False, allow_nan=True)
         self._file.write(line.encode("utf-8", "backslashreplace") + b"\n")
         self._rows += 1
 

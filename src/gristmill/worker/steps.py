@@ -12,6 +12,7 @@ import datetime
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -186,14 +187,32 @@ class LoadedStep:
                     made.extend(pieces)
                     origin.extend([number] * len(pieces))
                     digests.extend(map(digest_of_row, pieces))
+        try:
+            added = self._held(made)
+        except UnicodeEncodeError:
+            unheld = self._unheld(made, origin)
+            kept = [i for i, number in enumerate(origin) if number not in unheld]
+            made, origin, digests = [made[i] for i in kept], [origin[i] for i in kept], [digests[i] for i in kept]
+            dead += [told_dead(number, self.stage, e, self.step.name) for number, e in unheld.items()]
+            added = self._held(made)
         index, content = np.array(origin, dtype=np.int64), np.array(digests, dtype=np.uint32)
-        if not made:
-            return Applied(rows.slice(0, 0), index, dead, content)
-        after = picked(rows, index)
-        if any(made):
-            name = f"flat_map {self.step.name}"
-            after = self._merged(after, from_result(made, len(made), name, "output", lacks=True))
-        return Applied(after, index, dead, content)
+        after = picked(rows, index) if made else rows.slice(0, 0)
+        return Applied(after if added is None else self._merged(after, added), index, dead, content)
+
+    def _held(self, made: list[dict[str, Any]]) -> pa.Table | None:
+        """What a flat_map has made, as a table; None where that has no columns."""
+        name = f"flat_map {self.step.name}"
+        return from_result(made, len(made), name, "output", lacks=True) if any(made) else None
+
+    def _unheld(self, made: list[dict[str, Any]], origin: list[int]) -> dict[int, BaseException]:
+        """The rows of which something was made that no column can hold, with the reason."""
+        found: dict[int, BaseException] = {}
+        for number, pieces in groupby(range(len(made)), key=origin.__getitem__):
+            try:
+                self._held([made[i] for i in pieces])
+            except UnicodeEncodeError as e:
+                found[number] = e
+        return found
 
     def _merged(self, rows: pa.Table, added: pa.Table) -> pa.Table:
         """`rows` with the columns of `added`, which replace those of the same name; where a dict lacked one, the row's
