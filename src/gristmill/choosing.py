@@ -11,6 +11,7 @@ import numpy as np
 from gristmill import rereading
 from gristmill.commit import generation as generations
 from gristmill.commit import publication
+from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Verb
 from gristmill.commit.publication import Publication
@@ -63,23 +64,33 @@ class Held:
         return Held(root, files, latest, claims, open_[-1] if open_ else None, tell)
 
     def claim(self, kind: Verb, r: Resolved) -> Generation:
-        """Begin the next generation on top of what is published. `append` and `retry-dead` add to it, and have to fit
-        its schema if it has rows. Raises BadSource where the files differ in columns that it would read.
+        """Begin the next generation on top of what is published; one that is unfinished there is given up for good.
+        `append` and `retry-dead` add to it, and have to fit its schema if it has rows. Raises BadSource where the files
+        differ in columns that it would read.
         """
         if r.differing and kind != "retry-dead":  # whose rows had been read so
             raise BadSource(r.differing)
-        adds = self.latest if kind in ("append", "retry-dead") else None
+        latest = self.given_up()
+        adds = latest if kind in ("append", "retry-dead") else None
         schema = adds.body["output_schema"] if adds is not None and adds.body["rows_ok"] else None
         return generations.claim(
             self.files,
             self.root,
             kind,
             base=None if adds is None else adds.generation,
-            predecessor=0 if self.latest is None else self.latest.number,
+            predecessor=0 if latest is None else latest.number,
             fingerprint=r.fingerprint.as_dict(),
             schema=schema,
-            after=0 if self.latest is None else max(self.latest.generations),
+            after=0 if latest is None else max(latest.generations),
         )
+
+    def given_up(self) -> Publication | None:
+        """The publication to build on, once nobody can go on with what is unfinished on top of the latest."""
+        if self.latest is None or self.unfinished is None:
+            return self.latest
+        begun = self.unfinished
+        self.tell(f"the unfinished {begun.kind} that is here (generation {begun.number}) is given up")
+        return publishing.give_up(self.latest)
 
     def known(self, r: Resolved) -> Resolved:
         """The job without what its own runs have written (see `fingerprint.without_written`)."""
@@ -156,12 +167,14 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
         known = {**before, **planned}
         lines = compared(begun, restricted(r, list(known)).fingerprint, known)
         later = tuple(p for p in r.fingerprint.inputs if p not in known)
-        if not lines and not (later and append and _refused(begun)):
+        if not lines and not (later and append and begun.kind == "append" and _refused(begun)):
             return Choice(begun, True, restricted(r, list(planned)), base, later)
         what = "an unfinished run is here, planned for something else"
     else:
         now = restricted(r, [p for p in r.fingerprint.inputs if p not in before])
         lines = [*_changed(before, r.fingerprint), *_meant(begun, now.fingerprint)]
+        if not lines and base is not None and not now.files:
+            return _finished(held, base, uri, r, append)
         if not lines:
             return Choice(begun, False, now, base)
         what = f"a run with --{begun.kind} has begun here, for something else"
@@ -174,36 +187,43 @@ def _refused(begun: Generation) -> bool:
 
 
 def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: bool, problem: str) -> Choice:
-    """What a run does beside an unfinished one that is of something else: an append is begun anew over the source as it
-    is now, one that has committed nothing is nothing, and where the published result is that of this job there is
-    nothing to do. Raises PlanChanged in all other cases.
+    """What a run does beside an unfinished one that is of something else. One that has committed nothing is nothing. An
+    append gives it up and adds what is new to the result, if that is of this job; where nothing is new, nothing is to
+    do, and what is not an append is left to be finished by its own job. Raises PlanChanged in all other cases.
     """
+    ways = []
     if held.latest is None:
         if not receipts.listed(begun.receipts, begun.files):
             return Choice(held.claim("new", r), False, r)
-    elif begun.kind == "append" and append:
-        return _finished(held, held.latest, uri, r, append)
-    elif begun.kind == "restart" and not compared(held.members()[-1], r.fingerprint, held.inputs(held.members(), r)):
-        held.tell(f"an unfinished --restart of something else is here (generation {begun.number}): it is left as it is")
-        return Choice(None, True, r, held.latest)
-    ways = {
-        "append": "--append (append=True) to begin it anew over the source as it is now, or --restart (restart=True) "
-        "to score everything anew",
-        "restart": "--restart (restart=True) to begin it anew",
-        "retry-dead": "retry-dead to begin it anew, or --restart (restart=True) to score everything anew",
-        "new": "--restart (restart=True) to begin anew",
-    }
-    raise PlanChanged(f"{problem}\nput it back to go on with that run, or use {ways[begun.kind]}")
+    else:
+        _, lines, grown = _compared(held, r)
+        if not lines and begun.kind != "append":
+            publishing.withdraw(begun, held.latest)
+            held.tell(f"an unfinished {begun.kind} of something else is here (generation {begun.number}): it is left")
+            return Choice(None, True, r, held.latest)
+        if append and (grown or not lines):
+            return _finished(held, held.latest, uri, r, append)
+        if grown or not lines:
+            ways.append("--append (append=True) to give it up and score only what is new")
+        if begun.kind == "retry-dead" and all(line.startswith("code:") for line in lines):
+            ways.append("retry-dead to begin it anew")
+    ways.append("--restart (restart=True) to score everything anew")
+    raise PlanChanged(f"{problem}\nput it back to go on with that run, or use {', or '.join(ways)}")
 
 
-def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bool) -> Choice:
+def _compared(held: Held, r: Resolved) -> tuple[dict[str, str], list[str], bool]:
+    """The inputs of the published result, what differs between that and a job, and whether that is new files alone."""
     members = held.members()
     stored = held.inputs(members, r)
     lines = compared(members[-1], r.fingerprint, stored)
-    if not lines:
-        return Choice(None, True, r, latest)
     only_inputs = all(line.startswith("input:") for line in lines)
-    grown = only_inputs and fingerprint.new_inputs_only(stored, r.fingerprint)
+    return stored, lines, bool(lines) and only_inputs and fingerprint.new_inputs_only(stored, r.fingerprint)
+
+
+def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bool) -> Choice:
+    stored, lines, grown = _compared(held, r)
+    if not lines:
+        return Choice(None, True, r, held.given_up())
     some = r.job.source.limit is not None or r.job.source.sample is not None
     if append and grown:
         if some:

@@ -62,11 +62,10 @@ def choose(
     r = held.known(r)
     base = publication.published(root, files)
     begun = held.unfinished if held.unfinished is not None and held.unfinished.planned else None
-    if begun is not None and begun.kind == "append":
-        tell("the unfinished append is put aside: the next run with --append (append=True) begins it anew")
-        begun = None
-    if begun is not None and begun.kind != "retry-dead":
-        raise BadJob(f"{uri}: an unfinished run is here: finish it before its dead letters are scored again")
+    if begun is not None and begun.kind in ("new", "restart") and not _differs(held, begun, r):
+        raise BadJob(f"{uri}: an unfinished --{begun.kind} is here: finish it before dead letters are scored again")
+    aside = begun if begun is not None and begun.kind != "retry-dead" else None
+    begun = None if aside is not None else begun
     members = held.members()
     stored = held.inputs([*members, *([] if begun is None else [begun])], r)
     r = restricted(r, list(stored))  # files that came since are none of its matter
@@ -84,6 +83,8 @@ def choose(
     letters = dead_letters(letters_of(root, base.live(), files), files)
     if letters.num_rows == 0:
         return Choice(None, True, r, base)
+    if aside is not None and aside.kind == "append":
+        tell("the unfinished append is put aside: the next run with --append (append=True) begins it anew")
     generation = held.claim("retry-dead", r)
     return Choice(
         generation,
@@ -91,6 +92,12 @@ def choose(
         replace(r, selection=_selection(r, letters), only=_stored(files, generation, letters)),
         base,
     )
+
+
+def _differs(held: Held, begun: Generation, r: Resolved) -> list[str]:
+    """What differs between the plan of an unfinished generation and a job; files that came since do not."""
+    planned = held.inputs([begun], r)
+    return compared(begun, restricted(r, list(planned)).fingerprint, planned)
 
 
 def _selection(r: Resolved, letters: pa.Table) -> Selection:

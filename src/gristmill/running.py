@@ -40,7 +40,16 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, GateFailed, GristmillError, Interrupted, RunFailed, SinkBusy, SourceChanged
+from gristmill.errors import (
+    BadJob,
+    CorruptStore,
+    GateFailed,
+    GristmillError,
+    Interrupted,
+    RunFailed,
+    SinkBusy,
+    SourceChanged,
+)
 from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.io.patience import StoreAway
 from gristmill.observe import units
@@ -233,11 +242,11 @@ class Run:
             self._note("warning", note)
         if r.becomes_nan:
             self._note("info", r.becomes_nan)
-        publication.mark(self.root, self._files)  # where a run was stopped between publishing and saying so
+        with contextlib.suppress(CorruptStore):  # of a result that cannot be read; --restart replaces that
+            publishing.settle(self.root, self._files)  # where a run was stopped after it had published
         choice = self._chosen(r)
         self.resolved, self._base = choice.resolved, choice.base
         if choice.generation is None:
-            publishing.settle(self.root, self._files)
             seconds, engine = time.monotonic() - self._begun, self.spec.engine.name
             opened = (self.root, self._files)
             self.report = reporting.untouched(self.sink.uri, opened, seconds, engine, self._notes)
@@ -570,7 +579,7 @@ class Run:
             live.append(publishing.manifest(self.generation, done, whole.live))
         whole = replace(whole, live=live)
         publishing.publish(self.generation, self._about(whole), whole.live)
-        if (repeated := ids.repeated(publication.published(self.root, self._files))) is not None:
+        if (repeated := ids.said(publication.published(self.root, self._files))) is not None:
             self._note("warning", repeated)
         if self.generation.kind == "retry-dead" and counts.ok:
             rows = units.plural(counts.ok, "retried row stands", "retried rows stand")
@@ -619,7 +628,7 @@ class Run:
         """How to read the dead letters before they are published: `gristmill dead` shows those of a live result."""
         if publication.latest(self.root, self._files) is None:
             return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
-        return f"they are in {join(self.sink.uri, generations.META, self.generation.name, 'work', 'dead-*')}"
+        return f"they are in {join(generations.meta(self.sink.uri), self.generation.name, 'work', 'dead-*')}"
 
     @contextlib.contextmanager
     def _gate_noted(self) -> Iterator[None]:

@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from gristmill import machine
-from gristmill.commit.generation import META, decode_schema
+from gristmill.commit.generation import decode_schema
 from gristmill.commit.publication import published
-from gristmill.commit.store import LOCAL
+from gristmill.commit.store import LOCAL, META
 from gristmill.engines.spark_session import first_line, session
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.plan.job import JobSpec, Sink, Source

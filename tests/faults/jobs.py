@@ -14,12 +14,12 @@ from gristmill.running import Run, Verbs
 
 def job(source: Any, sink: Any, fn: str, args: dict[str, Any] | None = None, **options: Any) -> gm.Job:
     """A function of victims.py over a source, keeping ids, no gate. `engine` may be the fields of an EngineSpec."""
-    keep = options.pop("keep", ["id"])
+    keep, form = options.pop("keep", ["id"]), options.pop("format", None)
     options.setdefault("gates", {"min_ok": 0.0})  # what becomes of rows is looked at, however many die
     model = gm.model(getattr(victims, fn), **(args or {}))
     if "engine" in options:
         options["engine"] = engine_of(options["engine"])
-    return gm.Job(source, model, gm.sink(sink, keep=keep) if isinstance(sink, str) else sink, **options)
+    return gm.Job(source, model, gm.sink(sink, keep=keep, format=form) if isinstance(sink, str) else sink, **options)
 
 
 def engine_of(fields: dict[str, Any]) -> EngineSpec:

@@ -88,7 +88,7 @@ def tidy(root: str) -> None:
     result = latest(root)
     assert result is not None
     kept = {f.work for f in result.live()}
-    if (before := load(root, result.number - 1)) is not None:
+    if (before := load(root, result.before)) is not None:
         kept |= {f.work for f in before.live()}
     for generation in generations(root):
         left = os.listdir(generation.work) if os.path.exists(generation.work) else []

@@ -109,3 +109,19 @@ def test_of_many_swaps_of_one_version_one_wins(place: Place) -> None:
     for racer in racers:
         racer.join()
     assert int(files.read(path).split()[0]) == 40
+
+
+def test_a_lease_of_an_earlier_process_of_the_same_number_is_free(server: S3Server) -> None:
+    """A container that is started again has the number of the one that was killed (1), on the same kernel: its lease
+    is taken at once, as that process is gone.
+    """
+    root, files = opened("s3://box/again", server.storage())
+    folder = f"{root}/_gristmill"
+    with files.lease("again", folder, lambda _: None):
+        about = json.loads(files.read(f"{folder}/lease.json"))
+        assert files.holder(folder) is not None
+    files.write_over(f"{folder}/lease.json", json.dumps({**about, "began": 1, "nonce": "of then"}).encode())
+    assert files.holder(folder) is None
+    begun = time.monotonic()
+    with files.lease("again", folder, lambda _: None) as lease:
+        assert lease.held() and time.monotonic() - begun < 5

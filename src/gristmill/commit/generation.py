@@ -15,13 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit.store import LOCAL, join, seal, sha256_of, unseal
+from gristmill.commit.store import LOCAL, META, join, seal, sha256_of, unseal
 from gristmill.errors import CorruptStore
 from gristmill.plan.contracts import FileInfo, Files, SourceFile
 from gristmill.plan.fingerprint import input_digest
 from gristmill.plan.shard import ShardTable
 
-META = "_gristmill"
 Verb = Literal["new", "restart", "append", "retry-dead"]
 _CLAIM = re.compile(r"^(\d{4,})\.json$")
 

@@ -32,7 +32,7 @@ class ObjectLease:
         self._beating, self._quick = files.hasty(BEAT), files.hasty(HASTE)
         self._path = join(folder, "lease.json")
         self._nonce = secrets.token_hex(6)
-        self._about = {**myself(), "machine": _machine(), "nonce": self._nonce}
+        self._about = {**myself(), "machine": _machine(), "began": _stat(os.getpid())[1], "nonce": self._nonce}
         self._beats = itertools.count()
         self._notes: dict[str, bytes] = {}
         self._over = threading.Event()
@@ -156,20 +156,35 @@ def _mine(about: dict[str, Any]) -> bool:
 
 
 def _gone(about: dict[str, Any]) -> bool:
-    return _mine(about) and not _runs(int(about["pid"]))
+    return _mine(about) and not _runs(about)
 
 
 def _alive(about: dict[str, Any]) -> bool:
-    return _mine(about) and _runs(int(about["pid"]))
+    return _mine(about) and _runs(about)
 
 
-def _runs(pid: int) -> bool:
+def _runs(about: dict[str, Any]) -> bool:
+    """Whether the very process runs: its number may be another's by now, in a container that was started again even
+    that of the one who asks.
+    """
+    pid = int(about["pid"])
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
-    return True
+        pass
+    state, began = _stat(pid)
+    return state != "Z" and began in (None, about.get("began"))
+
+
+def _stat(pid: int) -> tuple[str, int | None]:
+    """The state of a process of this machine, and when it was started, in ticks since that was; None where that is
+    not for us to know.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            told = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "?", None
+    return told[0], int(told[19])

@@ -82,6 +82,11 @@ class Publication:
         """All whose rows are in the result, oldest first."""
         return list(self.body["generations"])
 
+    @property
+    def before(self) -> int:
+        """The number of the last publication of another result, whose readers may still be at it; 0 for none."""
+        return int(self.body.get("before", self.number - 1))
+
     def live(self) -> list[Live]:
         """Its files. Raises CorruptStore where their table is missing or damaged."""
         if "files" in self.body:
@@ -176,21 +181,39 @@ def create(generation: Generation, about: Mapping[str, Any], live: Sequence[Live
 
     Raises SinkBusy where another generation has become the successor: nothing of this one is or will be published.
     """
-    files, root, number = generation.files, generation.root, generation.predecessor + 1
+    root, number = generation.root, generation.predecessor + 1
     listed: dict[str, Any] = {"files": [asdict(f) for f in live]}
     if len(live) > INLINE_FILES:
         listed = _write_table(generation, live)
     body = {"format": 1, "publication": number, "generation": generation.number, **about, **listed}
-    standing, version = load(root, number, files), 0
-    while standing is None:
-        if files.write_new(_path(root, number, version), seal(body)):
-            return Publication(root, number, body, files)
-        standing, version = load(root, number, files), version + 1
+    standing = _first(root, body, generation.files)
     if standing.generation != generation.number:
         raise SinkBusy(
-            f"{root}: another run has published generation {standing.generation} since this one ({generation.number}) "
-            "began: nothing of this one was published; run again to go on from there"
+            f"{root}: another run has published, or given this one (generation {generation.number}) up, since it "
+            "began: nothing of it was published; run again to go on from there"
         )
+    return standing
+
+
+def again(found: Publication) -> Publication:
+    """The same result as its own successor: what was begun on top of it and is unfinished is given up for good, as none
+    of that can become the successor any more. Raises SinkBusy where another run has published meanwhile.
+    """
+    body = {**found.body, "publication": found.number + 1, "before": found.before}
+    standing = _first(found.root, body, found.files)
+    if standing.body != body:
+        raise SinkBusy(f"{found.root}: another run has published meanwhile: run again to go on from there")
+    return standing
+
+
+def _first(root: str, body: Mapping[str, Any], files: Files) -> Publication:
+    """Create a publication, or find the one that has its number."""
+    number, version = int(body["publication"]), 0
+    standing = load(root, number, files)
+    while standing is None:
+        if files.write_new(_path(root, number, version), seal(dict(body))):
+            return Publication(root, number, body, files)
+        standing, version = load(root, number, files), version + 1
     return standing
 
 
@@ -223,18 +246,25 @@ def mark(root: str, files: Files) -> Publication | None:
             return newest
         data = seal(dict(newest.body))
         attempt += 1
-        if attempt < PATIENT:
-            _replace(files, path, data)
-        else:  # somebody who is stopped in the middle holds it; should he go on, he looks again, too
-            files.write_over(path, data)
+        replace(files, path, data, standing(files, path), attempt)
 
 
-def _replace(files: Files, path: str, data: bytes) -> None:
-    """If nobody has replaced it meanwhile; else the next look decides."""
+def standing(files: Files, path: str) -> Mapping[str, Any] | None:
+    """The version of what has a visible name now; None where nothing has it."""
     try:
-        _, version = files.look(path)
+        return files.look(path)[1]
     except FileNotFoundError:
-        files.write_new(path, data)
+        return None
+
+
+def replace(files: Files, path: str, data: bytes, version: Mapping[str, Any] | None, attempt: int) -> None:
+    """Write a visible name if it still has this version, and else wait a little: the next look decides."""
+    if attempt >= PATIENT:  # somebody who is stopped in the middle holds it; should he go on, he looks again, too
+        files.write_over(path, data)
         return
-    if not files.swap(path, data, version):
+    try:
+        done = files.write_new(path, data) if version is None else files.swap(path, data, version)
+    except FileNotFoundError:  # it was taken away meanwhile
+        done = False
+    if not done:
         time.sleep(0.02)

@@ -4,21 +4,24 @@ Every step here can be done twice, and by two drivers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
-from gristmill.commit.generation import META, Generation, generations, meta
+from gristmill.commit.generation import Generation, generations, meta
 from gristmill.commit.publication import SUCCESS, Live, Publication
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import LOCAL, join
+from gristmill.commit.store import LOCAL, META, join, seal, unseal
 from gristmill.errors import BadJob, CorruptStore, RunFailed
 from gristmill.plan.contracts import Files
 
 MANIFEST = "manifest.parquet"
+SETTLED = "settled.json"
 
 
 def link_parts(files: Files, generation: Generation, done: Sequence[Receipt]) -> None:
@@ -58,30 +61,70 @@ def settle(root: str, files: Files) -> None:
     newest = publication.mark(root, files)
     if newest is None:
         return
+    if newest.body["sink_format"] == "npy":
+        _keep_manifest(root, files)
+    if (settled := _settled(newest)) == newest.number:
+        return
     live = newest.live()
-    _replace_manifest(newest, live)
-    before = publication.load(root, newest.number - 1, files)
-    _retire(newest, live, before)
+    before = publication.load(root, newest.before, files)
+    between = [publication.load(root, n, files) for n in range(max(settled, 1), newest.number)]
+    _retire(newest, live, before, between)
     _forget(newest, live, before)
+    noted = {"publication": newest.number, "generation": newest.generation}
+    files.write_over(join(meta(root), SETTLED), seal(noted))
+
+
+def _settled(newest: Publication) -> int:
+    """The last publication that was settled, by a note of whoever did it; 0 where that is lost."""
+    try:
+        noted = unseal(join(meta(newest.root), SETTLED), newest.files)
+        last = int(noted["publication"]), int(noted["generation"])
+    except (FileNotFoundError, CorruptStore, KeyError):
+        return 0
+    # Publications may have been lost, and their numbers given again.
+    return last[0] if last[0] < newest.number or last == (newest.number, newest.generation) else 0
+
+
+def give_up(latest: Publication) -> Publication:
+    """Nothing that was begun on top of the latest publication, and is unfinished, can be published any more, whoever
+    still works on it; what it has in the sink goes. Returns the publication to build on, of the same result.
+    """
+    made = publication.again(latest)
+    with contextlib.suppress(CorruptStore):  # where the result cannot be read, --restart replaces it, and settles that
+        settle(latest.root, latest.files)
+    return made
+
+
+def withdraw(generation: Generation, latest: Publication) -> None:
+    """Take the visible names of an unfinished generation away, if a run of it was stopped after it had linked them. Its
+    work stays, so that it can still be finished.
+    """
+    files, root, live = generation.files, generation.root, {f.name for f in latest.live()}
+    if strange := set(strangers(root, live, files)):
+        _each(files, files.remove, [join(root, name) for name in committed(generation) if name in strange])
 
 
 # ---------------------------------------------------------------- what a publication replaces
 
 
-def _retire(newest: Publication, live: Sequence[Live], before: Publication | None) -> None:
-    """Visible names of the result before that are not of this one go. What they named stays readable as work files
-    until the next publication: who reads the result before reads on.
+def _retire(
+    newest: Publication, live: Sequence[Live], before: Publication | None, between: Sequence[Publication | None]
+) -> None:
+    """Visible names of results since the last that was settled go, where they are not of this one. What the result
+    before named stays readable as work files until the next publication: who reads it reads on.
     """
     files, root, names = newest.files, newest.root, {f.name for f in live}
-    gone = [f for f in _readable(before) if f.name not in names]
+    read = {f.work for f in _readable(before)}
+    gone = {f.name: f for p in between for f in _readable(p) if f.name not in names}
 
     def retire(f: Live) -> None:
         visible = join(root, f.name)
-        if not files.free_links:
+        if not files.free_links and f.work in read:
             _copied_back(files, visible, join(root, f.work))
         files.remove(visible)
 
-    _each(files, retire, gone)
+    _each(files, retire, list(gone.values()))
+    _gone(files, [join(root, name) for name in gone])
 
 
 def _copied_back(files: Files, visible: str, work: str) -> None:
@@ -116,15 +159,25 @@ def _forget(newest: Publication, live: Sequence[Live], before: Publication | Non
             _each(files, files.remove, [w for w in works if w[len(root) + 1 :] not in kept])
             files.remove_folder(generation.suspects)
         elif files.holds(generation.folder):
-            standing = receipts.standing(generation.receipts, files).values()
-            parts = [*(p for r in standing for p in r.parts), *_merged(generation)]
-            _each(files, files.remove, [join(root, p.publish) for p in parts if p.publish not in names])
+            given = [name for name in committed(generation) if name not in names]
+            files.remove_folder(generation.work)  # first, so that a run which still links them finds nothing to link
+            visible = [join(root, name) for name in given]
+            _each(files, files.remove, visible)
+            _gone(files, visible)
             files.remove_folder(generation.folder)
 
 
-def _merged(generation: Generation) -> Iterable[Part]:
-    standing = receipts.standing(join(generation.folder, "merged"), generation.files)
-    return [p for r in standing.values() for p in r.parts]
+def committed(generation: Generation) -> list[str]:
+    """The visible names that a generation's receipts give."""
+    folders = (generation.receipts, join(generation.folder, "merged"))
+    found = [r for folder in folders for r in receipts.standing(folder, generation.files).values()]
+    return [p.publish for r in found for p in r.parts]
+
+
+def _gone(files: Files, removed: Sequence[str]) -> None:
+    """Names that were removed are to stay so when power fails: nobody looks for them again."""
+    if files.free_links:
+        files.settle([path for path in removed if files.holds(path.rpartition("/")[0])])
 
 
 def _each(files: Files, work: Callable[[Any], None], items: Sequence[Any]) -> None:
@@ -196,9 +249,24 @@ def manifest(generation: Generation, done: Sequence[Receipt], base: Sequence[Liv
     return Live(MANIFEST, path[len(root) + 1 :], len(rows), size, digest, "manifest", generation.number, -1)
 
 
-def _replace_manifest(newest: Publication, live: Sequence[Live]) -> None:
-    """The one visible file whose name every generation has: it is replaced once the publication stands."""
-    files, target = newest.files, join(newest.root, MANIFEST)
-    for f in live:
-        if f.role == "manifest" and not files.same(target, "", f.bytes, f.sha256):
-            files.write_over(target, files.read(join(newest.root, f.work)))
+def _keep_manifest(root: str, files: Files) -> None:
+    """Let the one visible file whose name every generation has be the latest publication's. As `_SUCCESS` is: of many
+    who do, also of one that was stopped for a year in the middle, the newest stands in the end.
+    """
+    target, wrote = join(root, MANIFEST), False
+    for attempt in itertools.count(1):
+        newest = publication.published(root, files)
+        wanted = next((f for f in newest.live() if f.role == "manifest"), None)
+        if wanted is None:
+            if wrote:  # too late: the latest result has none
+                files.remove(target)
+            return
+        if files.same(target, "", wanted.bytes, wanted.sha256):
+            return
+        version = publication.standing(files, target)
+        if publication.published(root, files).number == newest.number:  # so that what stands is no newer one's
+            if wanted.work.rpartition("/")[2] not in files.names(join(root, wanted.work.rpartition("/")[0])):
+                return  # lost, as verify tells
+            data = files.read(join(root, wanted.work))
+            publication.replace(files, target, data, version, attempt)
+            wrote = True

@@ -19,6 +19,8 @@ from gristmill.commit.lease import Lease, holder, lock
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.plan.contracts import Files
 
+META = "_gristmill"  # the folder of plans, receipts and work files in a sink
+
 
 class LocalFiles:
     """Durable file operations on a local disk. An fsync that fails is never tried on the same file again."""
@@ -178,7 +180,7 @@ class LocalFiles:
 
     def write_new(self, path: str, data: bytes) -> bool:
         """Create `path` with `data`, durable and whole or not at all; False if the name was taken."""
-        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+        temporary = _temporary(path)
         try:
             self._write(temporary, data)
             self.link(temporary, path)
@@ -191,7 +193,7 @@ class LocalFiles:
 
     def write_over(self, path: str, data: bytes) -> None:
         """Replace `path` by `data` in one durable step."""
-        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+        temporary = _temporary(path)
         try:
             self._write(temporary, data)
             self.replace(temporary, path)
@@ -250,6 +252,15 @@ class LocalFiles:
 
 
 LOCAL = LocalFiles()
+
+
+def _temporary(path: str) -> str:
+    """Where a file is written before it gets its name: for one at a sink's root in its META, so that a run that is
+    killed there leaves nothing among the data.
+    """
+    folder, name = os.path.split(path)
+    inside = join(folder, META)
+    return join(inside if os.path.isdir(inside) else folder, f"{name}.{secrets.token_hex(4)}.tmp")
 
 
 def join(*parts: str) -> str:

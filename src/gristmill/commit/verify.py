@@ -18,7 +18,7 @@ from gristmill.commit import ids, reading
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
 from gristmill.commit.publication import Live, Publication, published
-from gristmill.commit.publish import strangers
+from gristmill.commit.publish import committed, strangers
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join, sha256_of
 from gristmill.errors import BadSource, CorruptStore
@@ -67,7 +67,7 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
     schema = read_as(schema) if sink_format.name == "parquet" else schema
     wrong = [w for w in files.map(lambda f: _wrong(result, f, sink_format, schema), live) if w is not None]
     stray = strangers(root, {f.name for f in live}, files)
-    wrong += [f"{name}: stands in the sink, but _SUCCESS does not list it" for name in stray]
+    wrong += _strays(result, stray) if stray else []
     wrong += [f"{name}: listed {n} times" for name, n in Counter(f.name for f in live).items() if n > 1]
     members: list[Member] = []
     for found in _members(result):
@@ -84,12 +84,33 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
         wrong += _deep(result, files)
     rows = sum(f.rows for f in live if f.role == "rows")
     lines = wrong or [f"{len(live)} files, {rows} rows: all as published"]
-    if not wrong and (repeated := ids.repeated(result)) is not None:
+    if not wrong and (repeated := ids.said(result)) is not None:
         lines.append(repeated)  # as it was published: what a key holds is the source's
     return Verdict(not wrong, tuple(lines), len(live), rows)
 
 
 # ---------------------------------------------------------------- files
+
+
+def _strays(result: Publication, stray: Sequence[str]) -> list[str]:
+    """Files that are not of the result. Those that a run of what is unfinished had linked when it was stopped are no
+    fault of what is published, and yet one for who reads by a glob.
+    """
+    whose = {
+        name: g
+        for g in generations(result.root, result.files)
+        if not g.lost and g.predecessor == result.number
+        for name in committed(g)
+    }
+    lines = [f"{name}: stands in the sink, but _SUCCESS does not list it" for name in stray if name not in whose]
+    for number, kind in sorted({(whose[n].number, whose[n].kind) for n in stray if n in whose}):
+        names = [n for n in stray if n in whose and whose[n].number == number]
+        files = f"{len(names)} files" if len(names) > 1 else names[0]
+        lines.append(
+            f"{files} of an unfinished {kind} (generation {number}) stand in the sink: gm.read leaves them out, a glob "
+            "does not; the next run finishes it, or names the way to give it up"
+        )
+    return lines
 
 
 def _wrong(result: Publication, f: Live, sink_format: Any, schema: pa.Schema) -> str | None:

@@ -1,0 +1,123 @@
+"""What follows a publication, where the run that made it was stopped before it had done it: the next command does it,
+whatever command that is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import processes
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from test_generations import more, root, run, sound, source  # noqa: F401 - fixtures
+
+import gristmill as gm
+from gristmill.commit import ids
+
+IN_SETTLING = {"at": 0, "kind": "ENOSPC", "ops": ["remove"], "path": "/_dead/"}
+
+
+@pytest.mark.parametrize("then", ["run", "append", "restart", "retry"])
+def test_a_run_stopped_in_settling_is_made_up_for_by_any_command(source: str, root: str, then: str) -> None:  # noqa: F811
+    """A retry that published and was stopped before the dead letters of the result before were gone."""
+    run(source, root, args={"bad": [3, 5]})
+    cured: dict[str, Any] = {"args": {"bad": [5]}, "accept_code_change": True}
+    run(source, root, retry=True, harm=IN_SETTLING, **cured)
+    assert gm.read(root).count_rows() == 29, "it was published"
+    if then == "append":
+        more(source, range(30, 40))
+    verbs = {} if then == "run" else {then: True}
+    run(source, root, args={"bad": [5]}, **verbs)
+    sound(root, 40 if then == "append" else 30, dead=1)
+
+
+def test_what_several_runs_have_left_is_taken_away(source: str, root: str) -> None:  # noqa: F811
+    """Files of results further back than the last, where the note of what was settled is lost."""
+    run(source, root, args={"bad": [3]})
+    shutil.copytree(Path(root, "_dead"), Path(root, "kept"))
+    run(source, root, args={"bad": [4]}, restart=True)
+    run(source, root, args={"bad": [5]}, restart=True)
+    os.rename(Path(root, "kept", "part-0000000.g1.jsonl"), Path(root, "_dead", "part-0000000.g1.jsonl"))
+    os.rmdir(Path(root, "kept"))
+    for note in ("_gristmill/settled.json",):
+        Path(root, note).write_bytes(b"{")
+    assert run(source, root, args={"bad": [5]}).state == "nothing to do"
+    sound(root, 30, dead=1)
+
+
+def npy(root: str) -> Any:  # noqa: F811
+    """A sink of vectors, whose manifest is the one visible file that every result replaces."""
+    return gm.sink(root, keep=["id"], format="npy")
+
+
+def appended(source: str, root: str, kind: str) -> Any:  # noqa: F811
+    """An append in a process apart, which is killed or stopped where it replaces the manifest."""
+    harm = {"at": 0, "kind": kind, "ops": ["replace"], "path": "/manifest.parquet"}
+    return processes.start(
+        "jobs:run", source=source, sink=root, format="npy", fn="vector", workers=0, shard_rows=10,
+        journal=f"{root}.journal",
+        harm=harm, verbs={"append": True},
+    )  # fmt: skip
+
+
+def by_manifest(root: str) -> int:  # noqa: F811
+    """Rows that its lines add up to."""
+    return sum(pq.read_table(os.path.join(root, "manifest.parquet"), partitioning=None)["rows"].to_pylist())
+
+
+def test_a_run_killed_while_it_replaces_the_manifest_leaves_nothing(source: str, root: str) -> None:  # noqa: F811
+    """The half-made file is not among the data, and the next command puts the manifest there."""
+    run(source, npy(root), fn="vector")
+    more(source, range(30, 40))
+    killed = appended(source, root, "kill")
+    processes.until(lambda: killed.poll() is not None)
+    run(source, npy(root), fn="vector")
+    assert gm.verify(root).ok, gm.verify(root).lines
+    assert by_manifest(root) == 40
+    assert sorted(p.name for p in Path(root).glob("*.tmp")) == []
+
+
+def test_a_late_driver_puts_no_older_manifest_over_a_newer(source: str, root: str) -> None:  # noqa: F811
+    """Stopped in the very step that replaces it, taken over, continued."""
+    run(source, npy(root), fn="vector")
+    more(source, range(30, 40), "a.parquet")
+    late, stopped = appended(source, root, "stop"), Path(f"{root}.journal", "stopped")
+    processes.until(lambda: stopped.exists() and stopped.read_text())
+    zombie = psutil.Process(int(stopped.read_text()))
+    try:
+        processes.until(lambda: zombie.status() == psutil.STATUS_STOPPED)
+        os.unlink(os.path.join(root, "_gristmill", "lock"))
+        more(source, range(40, 50), "b.parquet")
+        run(source, npy(root), fn="vector", append=True)
+        assert by_manifest(root) == 50
+    finally:
+        zombie.send_signal(18)  # SIGCONT
+    assert processes.gone([zombie], 20)
+    processes.killed(late)
+    assert by_manifest(root) == 50
+    assert gm.verify(root).ok, gm.verify(root).lines
+
+
+@pytest.mark.parametrize("error", [duckdb.IOException("no room"), OSError("no temporary folder")])
+def test_ids_that_cannot_be_counted_are_no_failure(
+    source: str,  # noqa: F811
+    root: str,  # noqa: F811
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The result is published by then: it is said that nobody knows whether ids repeat."""
+
+    def fails(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(ids, "_repeats", fails)
+    report = run(source, gm.sink(root, keep=["id"], row_id="rid", key=["id"]))
+    assert report.state == "done"
+    assert any("whether row ids repeat was not found out" in note for note in report.notes)
+    verdict = gm.verify(root)
+    assert verdict.ok and "was not found out" in verdict.lines[-1]
