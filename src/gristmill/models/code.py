@@ -6,17 +6,30 @@ import ast
 import functools
 import hashlib
 import inspect
+import itertools
 import sys
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.models.files import named_files
-from gristmill.models.modules import ALL, add_module, add_version, changed_names, is_local, local_file, named, read
+from gristmill.models.modules import (
+    ALL,
+    add_module,
+    add_version,
+    changed_names,
+    imported_by,
+    is_local_module,
+    is_users,
+    local_file,
+    named,
+    read,
+)
 from gristmill.models.values import Walk
 from gristmill.plan.fingerprint import FILE
 from gristmill.plan.specs import Call
@@ -45,7 +58,7 @@ def digests(call: Call) -> dict[str, str]:
         else:
             name = _qualified(target)
         if target is not None:
-            _add_callable(target, found)
+            _Look(walk, found).callable(target)
         found[f"callable {name}"] = f"given {call.batch_format}"
         for key, value in call.args.items():
             label = f"argument {key} of {name}"
@@ -81,7 +94,7 @@ def callable_digests(target: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     outermost = _current.get() is None
     with _looking() as walk:
-        _add_callable(target, found)
+        _Look(walk, found).callable(target)
         return _with_missed(found, walk) if outermost else found
 
 
@@ -92,7 +105,7 @@ def _looking() -> Iterator[Walk]:
     if walk is not None:
         yield walk
         return
-    token = _current.set(Walk(callable_digests, _class_name, _local_module))
+    token = _current.set(Walk(is_code, callable_digests, _class_name, _local_module))
     try:
         yield _current.get()  # type: ignore[misc]
     finally:
@@ -152,12 +165,36 @@ def _argument_digest(label: str, value: Any, walk: Walk) -> str:
     return digest
 
 
+# ---------------------------------------------------------------- code
+
+# What is only made of other values, by the attributes that hold them.
+_MADE: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    functools.partialmethod: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+    types.MethodType: ("__func__", "__self__"),
+    types.BuiltinMethodType: ("__qualname__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+}
+_HELD = ("registry",)  # what functions of installed code hold that is the user's: of `functools.singledispatch`
+_IMPORTING = {"__import__", "import_module"}
+_CODE = (type, types.FunctionType, types.ModuleType, *_MADE)
+
+
+def is_code(value: Any) -> bool:
+    """Whether a value is told by `callable_digests`, and not by its content."""
+    return isinstance(value, _CODE)
+
+
 def _class_name(kind: type) -> str:
     return f"{named(kind.__module__)}.{kind.__qualname__}"
 
 
 def _local_module(module: str) -> bool:
-    return module == "__main__" or local_file(named(module)) is not None
+    return module == "__main__" or is_local_module(named(module))
 
 
 def _qualified(target: Any) -> str:
@@ -167,211 +204,214 @@ def _qualified(target: Any) -> str:
     return getattr(target, "__qualname__", None) or type(target).__qualname__
 
 
-# ---------------------------------------------------------------- callables
-
-
-def _add_callable(target: Any, found: dict[str, str]) -> None:
-    module = getattr(target, "__module__", None) or ""
-    found[f"callable {_qualified(target)}"] = "" if _local_module(module) else module
-    if isinstance(target, functools.partial):
-        found["partial arguments"] = exact_digest([target.args, sorted(target.keywords.items())])
-        _add_callable(target.func, found)
-        return
-    owner = getattr(target, "__self__", None)
-    if inspect.ismethod(target):
-        found["object"] = exact_digest(owner)
-        target = target.__func__
-    elif inspect.isbuiltin(target):
-        if owner is not None and not isinstance(owner, types.ModuleType):
-            found["object"] = exact_digest(owner)
-    elif not (inspect.isroutine(target) or isinstance(target, type) or hasattr(target, "__wrapped__")):
-        found["object"] = exact_digest(target)  # called by its class's __call__
-        target = type(target)
-    _add_object(target, found, set())
-
-
-def _importable(target: Any) -> bool:
-    """Whether it is what its module's source says, so that the module's statements tell all of its code."""
+def _stands(target: Any) -> bool:
+    """Whether it is what its module has under its name, so that the module's source, or version, tells its code."""
     module = getattr(target, "__module__", None) or ""
     if getattr(getattr(target, "__code__", None), "co_filename", "").startswith("<") or named(module) == "__main__":
         return False
     found: Any = sys.modules.get(module)
-    for part in getattr(target, "__qualname__", "").split("."):
+    for part in target.__qualname__.split("."):
         found = getattr(found, part, None)
-    return (found is target or getattr(found, "__func__", None) is target) and local_file(named(module)) is not None
+    return found is target or getattr(found, "__func__", None) is target
 
 
-def _add_object(target: Any, found: dict[str, str], seen: set[int]) -> None:
-    """A function or class, and what it refers to; of a decorated one every layer."""
-    stated, depth = _importable(target), len(list(_layers(target)))
-    if stated and id(target) not in seen:
-        add_module(named(target.__module__), target.__qualname__.partition(".")[0], found)
-    while (inner := getattr(target, "__wrapped__", None)) is not None and id(target) not in seen:
-        seen.add(id(target))
-        if isinstance(target, types.FunctionType):
-            label = f"{target.__code__.co_name} {depth} around {_qualified(inner)}"
-            _add_layer(target, label, found, seen, "" if stated else label)
-        target, depth = inner, depth - 1
-    if id(target) in seen:
-        return
-    seen.add(id(target))
-    module = named(getattr(target, "__module__", None) or "")
-    name = getattr(target, "__qualname__", repr(target))
-    if module and not _local_module(module) and not _is_local_object(target):
-        add_version(module, found)
-        return
-    stated = stated or _importable(target)
-    _add_layer(target, name, found, seen, "" if stated else f"{module}:{name}")
+@dataclass
+class _Look:
+    """One walk over code and all that it refers to: each object once, by what it is and not by what it is called.
 
+    `found` are digests by names that a user can read; of two objects of one name the second is "name (2)".
+    """
 
-def _layers(target: Any) -> Iterator[Any]:
-    """What decorators were put around, from the outermost to the last; one that is around itself ends it."""
-    seen: set[int] = set()
-    while (inner := getattr(target, "__wrapped__", None)) is not None and id(inner) not in seen:
-        seen.add(id(inner))
-        yield inner
-        target = inner
+    walk: Walk
+    found: dict[str, str]
+    seen: dict[Any, Any] = field(default_factory=dict)  # by id, with the object, which so keeps its id
 
+    def put(self, label: str, digest: str) -> str:
+        """Under the label, or the next that is free, which is returned."""
+        labels = itertools.chain([label], (f"{label} ({number})" for number in itertools.count(2)))
+        free = next(name for name in labels if name not in self.found)
+        self.found[free] = digest
+        return free
 
-def _add_layer(target: Any, name: str, found: dict[str, str], seen: set[int], key: str) -> None:
-    """What a function or class refers to, and under `key` its source; "" where its module's statements tell that."""
-    if key:
-        found[key] = hashlib.sha256(_source(target).encode("utf-8", "surrogatepass")).hexdigest()
-    if isinstance(target, types.FunctionType):
-        _add_references(target, name, found, seen)
-    elif isinstance(target, type):
-        _add_class(target, name, found, seen)
+    def callable(self, target: Any) -> None:
+        """What is called, by its name, and all that it refers to."""
+        module = getattr(target, "__module__", None) or ""
+        self.put(f"callable {_qualified(target)}", "" if _local_module(module) else module)
+        self.add("object", target)
 
-
-def _is_local_object(target: Any) -> bool:
-    code = getattr(target, "__code__", None)
-    return code is not None and is_local(code.co_filename)
-
-
-def _add_class(kind: type, name: str, found: dict[str, str], seen: set[int]) -> None:
-    """Its attributes, what its methods refer to, and its bases. A method put there later counts by its code."""
-    state = {n.partition(".")[2] for n in _state_names(kind)}
-    for attribute, value in vars(kind).items():
-        functions = _functions(value)
-        for function in functions:
-            own = function.__qualname__ == f"{kind.__qualname__}.{function.__name__}"
-            (_add_references if own else _add_other)(function, f"{name}.{attribute}" if not own else name, found, seen)
-        hidden = attribute.startswith("_") and attribute.endswith("_")
-        if functions or hidden or attribute == "_abc_impl" or isinstance(value, _DESCRIPTORS):
-            continue
-        _add_value(f"{name}.{attribute}", value, found, seen, changed=attribute in state)
-    for base in kind.__bases__:
-        _add_object(base, found, seen)
-
-
-def _add_other(function: Any, _: str, found: dict[str, str], seen: set[int]) -> None:
-    _add_object(function, found, seen)
-
-
-def _functions(value: Any) -> list[types.FunctionType]:
-    parts = [getattr(value, n, None) for n in ("fget", "fset", "fdel")] if isinstance(value, property) else [value]
-    parts = [getattr(p, "__func__", getattr(p, "func", p)) for p in parts]
-    return [inner for p in parts if isinstance(inner := getattr(p, "__wrapped__", p), types.FunctionType)]
-
-
-def _add_references(function: types.FunctionType, name: str, found: dict[str, str], seen: set[int]) -> None:
-    """Closure values, defaults, and the globals that the code names, of nested code too."""
-    state = _state_names(function)
-    for label, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            continue  # a cell that is still empty holds nothing to compare
-        _add_value(f"{name}.{label}", value, found, seen, changed=label in state)
-    _add_value(f"{name}.defaults", [function.__defaults__, function.__kwdefaults__], found, seen)
-    codes, names = [function.__code__], dict[str, None]()
-    while codes:
-        code = codes.pop()
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        names.update(dict.fromkeys(code.co_names))
-    for label in names:
-        if label in function.__globals__ and label not in ("__name__", "__file__"):
-            value = function.__globals__[label]
-            if isinstance(value, types.ModuleType):
-                _add_named(f"{name}.{label}", value, names, found, seen, changed=label in state)
-            else:
-                _add_value(f"{name}.{label}", value, found, seen, changed=label in state)
-
-
-def _add_named(
-    label: str,
-    module: types.ModuleType,
-    names: dict[str, None],
-    found: dict[str, str],
-    seen: set[int],
-    *,
-    changed: bool,
-) -> None:
-    """A module that code refers to: of the user's own, the values of all names that the code may mean."""
-    if id(module) in seen or not _local_module(module.__name__) or named(module.__name__) == "__main__":
-        add_version(module.__name__, found)
-        return
-    add_module(module.__name__, "", found)
-    file = local_file(module.__name__)
-    state = read(file, module.__name__).changed if file is not None and file.suffix == ".py" else set()
-    for name in vars(module) if "getattr" in names else names:
-        value = vars(module).get(name, module)
-        if value is module or name.startswith("__"):
-            continue
-        add_module(module.__name__, name, found)
-        if isinstance(value, types.ModuleType):
-            _add_named(f"{label}.{name}", value, names, found, {*seen, id(module)}, changed=changed)
+    def add(self, label: str, value: Any, *, changed: bool = False, owner: str | None = None) -> None:
+        """Any value that code refers to. What the code itself changes as it runs is other after each call: it is only
+        named. What stands in the source of a class or function `owner` need not be told again.
+        """
+        if is_code(value):
+            if id(value) not in self.seen:
+                self.seen[id(value)] = value
+                self._code(label, value, owner)
+        elif changed:
+            self.walk.missed[f"{label} (the code itself changes it)"] = None
         else:
-            _add_value(f"{label}.{name}", value, found, seen, changed=changed or name in state)
+            before, self.walk.label = self.walk.label, label
+            self.put(label, exact_digest(value))
+            self.walk.label = before
+            if callable(value):  # by the code of its class, which differences name better
+                self.add(label, type(value))
+
+    def _code(self, label: str, value: Any, owner: str | None) -> None:
+        if isinstance(value, types.ModuleType):
+            self.module(label, value, {ALL: None})
+        elif isinstance(value, types.FunctionType):
+            self.function(value, owner)
+        elif isinstance(value, type):
+            self.kind(value)
+        else:
+            made = next(kind for kind in _MADE if isinstance(value, kind))
+            parts = {name: getattr(value, name) for name in _MADE[made]}
+            if type(value) is not made:  # of the user's own
+                parts.update({"class": type(value), **getattr(value, "__dict__", {})})
+            for name, part in parts.items():
+                if part is not None:
+                    self.add(label if is_code(part) else f"{label}.{name}", part, owner=owner)
+
+    def function(self, function: types.FunctionType, owner: str | None) -> None:
+        """Its code, and what it refers to. Of an installed one the version, and what it was made of or put around."""
+        name, module = function.__qualname__, named(function.__module__ or "")
+        stands, users = _stands(function), is_users(function.__code__)
+        if not users:
+            add_version(function.__globals__.get("__name__") or "", self.found)
+        if stands and not _local_module(module):
+            return
+        state = _module_state(module)
+        if stands:
+            self.source(module, name.partition(".")[0])
+        elif owner is not None and name.rpartition(".")[0] == owner:
+            stands = True
+        else:
+            self.put(f"{module}:{name}", _source_digest(function) if users else "")
+            state = state | _own_state(function)
+        if (inner := vars(function).get("__wrapped__")) is not None:
+            self.add(name, inner, owner=name.rpartition(".")[0] if stands else None)
+        for label, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                continue  # a cell that is still empty holds nothing to compare
+            self.add(f"{name}.{label}", value, changed=label in state)
+        self.add(f"{name}.defaults", [function.__defaults__, function.__kwdefaults__])
+        for label, value in vars(function).items():
+            if label != "__wrapped__" and (users or label in _HELD):
+                self.add(f"{name}.{label}", value, changed=f"{function.__name__}.{label}" in state)
+        if users:
+            self._globals(function, name, state, stands)
+
+    def _globals(self, function: types.FunctionType, name: str, state: set[str], stands: bool) -> None:
+        """The globals that the code names, of nested code too, and modules that it imports as it runs."""
+        package = function.__globals__.get("__package__") or ""
+        codes, names = [function.__code__], dict[str, None]()
+        while codes:
+            code = codes.pop()
+            codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+            names.update(dict.fromkeys(code.co_names))
+            if not stands:  # else the module's source tells it
+                for other, inner in imported_by(code, package):
+                    self.source(other, inner)
+            if _IMPORTING & set(code.co_names):
+                texts = [c for c in code.co_consts if isinstance(c, str) and all(map(str.isidentifier, c.split(".")))]
+                for text in texts:
+                    if local_file(text) is not None:
+                        self.source(text, ALL)
+        for label in names:
+            if label in function.__globals__ and label not in ("__name__", "__file__"):
+                self.named(f"{name}.{label}", function.__globals__, label, names, changed=label in state)
+
+    def source(self, module: str, name: str) -> None:
+        """What a name of a module rests on, once."""
+        if (module, name) not in self.seen:
+            self.seen[module, name] = None
+            add_module(module, name, self.found)
+
+    def named(
+        self, label: str, values: dict[str, Any], name: str, names: Iterable[str], *, changed: bool,
+        above: tuple[types.ModuleType, ...] = (),
+    ) -> None:  # fmt: skip
+        """What a name of a module stands for, its `values` being the module's."""
+        value = values[name]
+        if isinstance(value, types.ModuleType):
+            self.module(label, value, names, changed=changed, above=above)
+        elif (id(values), name) not in self.seen:
+            self.seen[id(values), name] = values
+            self.add(label, value, changed=changed)
+
+    def module(
+        self, label: str, module: types.ModuleType, names: Iterable[str], *, changed: bool = False,
+        above: tuple[types.ModuleType, ...] = (),
+    ) -> None:  # fmt: skip
+        """A module that code refers to: of the user's own, the values of all names that the code may mean."""
+        name = named(module.__name__)
+        if module in above or not _local_module(name) or name == "__main__":
+            add_version(name, self.found)
+            return
+        every = not {ALL, "getattr"}.isdisjoint(names)
+        self.source(name, ALL if every else "")
+        state = _module_state(name)
+        for inner in list(vars(module)) if every else names:
+            if inner in vars(module) and not inner.startswith("__"):
+                self.source(name, inner)
+                known = changed or inner in state
+                self.named(f"{label}.{inner}", vars(module), inner, names, changed=known, above=(*above, module))
+
+    def kind(self, kind: type) -> None:
+        """A class: its attributes, its bases and its own class. A method put there later counts by its code."""
+        module, name = named(kind.__module__), kind.__qualname__
+        if not _local_module(module):
+            add_version(module, self.found)
+            return
+        stands, state = _stands(kind), _module_state(module)
+        if stands:
+            self.source(module, name.partition(".")[0])
+        else:
+            self.put(f"{module}:{name}", _source_digest(kind))
+            state = state | _own_state(kind)
+        state = {n.partition(".")[2] for n in state}
+        for attribute, value in list(vars(kind).items()):
+            hidden = (attribute.startswith("_") and attribute.endswith("_")) or attribute == "_abc_impl"
+            if not isinstance(value, _DESCRIPTORS) and (is_code(value) or callable(value) or not hidden):
+                own = name if stands else None
+                self.add(f"{name}.{attribute}", value, changed=attribute in state, owner=own)
+        for above in (*kind.__bases__, type(kind)):
+            self.add(name, above)
 
 
-def _add_value(label: str, value: Any, found: dict[str, str], seen: set[int], *, changed: bool = False) -> None:
-    """What a name stands for. What the code itself changes as it runs is other after each call, and is only named."""
-    if isinstance(value, types.ModuleType):
-        add_module(value.__name__, ALL, found)
-    elif isinstance(value, (types.FunctionType, type)) or (callable(value) and hasattr(value, "__wrapped__")):
-        _add_object(value, found, seen)
-    elif changed:
-        with _looking() as walk:
-            walk.missed[f"{label} (the code itself changes it)"] = None
-    else:
-        with _looking() as walk:
-            before, walk.label = walk.label, label
-            found[label] = exact_digest(value)
-            walk.label = before
+def _module_state(module: str) -> set[str]:
+    """Names whose values some function or class of a module changes as it runs."""
+    file = local_file(module)
+    return read(file, module).changed if file is not None and file.suffix == ".py" else set()
 
 
-def _state_names(target: Any) -> set[str]:
-    """Names whose values a function, a class or another function of the same module changes as it runs."""
-    file = local_file(named(getattr(target, "__module__", None) or ""))
-    found: set[str] = set()
-    if file is not None and file.suffix == ".py":
-        found |= read(file, named(target.__module__)).changed
+def _own_state(target: Any) -> set[str]:
+    """The same of one that its module's source does not tell."""
     try:
-        found |= changed_names(ast.parse(_own_source(target)))
+        return changed_names(ast.parse(_own_source(target)))
     except (OSError, TypeError, SyntaxError, ValueError):
-        return found  # of a lambda within a line, or without source: nothing is taken for its state
-    return found
+        return set()  # of a lambda within a line, or without source: nothing is taken for its state
 
 
 def _own_source(target: Any) -> str:
     return textwrap.dedent(inspect.getsource(getattr(target, "__code__", target)))
 
 
+def _source_digest(target: Any) -> str:
+    """Of its code, however it is written."""
+    return hashlib.sha256(_source(target).encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _source(target: Any) -> str:
-    """Its code, however it is written."""
     code = getattr(target, "__code__", None)
     if code is not None and code.co_name == "<lambda>":
         return _code_text(code)  # its source is all of its line
     try:
         return ast.unparse(ast.parse(_own_source(target)))
     except (OSError, TypeError, SyntaxError, ValueError):
-        codes = (
-            [code]
-            if code is not None
-            else [f.__code__ for v in getattr(target, "__dict__", {}).values() for f in _functions(v)]
-        )
-        return repr((getattr(target, "__qualname__", type(target)), [_code_text(c) for c in codes]))
+        return str(target.__qualname__) + ("" if code is None else _code_text(code))
 
 
 def _code_text(code: types.CodeType) -> str:

@@ -7,18 +7,21 @@ module is imported count, whatever is reached.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import hashlib
 import importlib.util
 import os
 import sys
 import sysconfig
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ALL = "*"
+_OURS = Path(__file__).resolve().parents[1]
 # Where one of these is used, any name of the module may be meant.
 _BY_NAME = {"globals", "locals", "vars", "eval", "exec", "compile", "__import__", "import_module", "modules"}
 # Where a class knows those made from it, any class of any module may be meant.
@@ -79,9 +82,50 @@ def _installed(path: Path) -> bool:
     return any(home in path.parents for home in homes) or "site-packages" in path.parts
 
 
-def is_local(file: str) -> bool:
-    """Whether code of this file, which need not be one, is the user's own."""
-    return not _installed(Path(file))
+def is_local_module(module: str) -> bool:
+    """Whether a module, or a package that is only a folder, is the user's own."""
+    if local_file(module) is not None:
+        return True
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("", "gristmill", "__main__"):
+        return False
+    try:
+        return any(not _installed(Path(folder)) for folder in _folders(module))
+    except (LookupError, ImportError, ValueError, AttributeError):
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _folders(module: str) -> tuple[str, ...]:
+    """Of a package without a file. Raises LookupError where there is no such module, which is not kept."""
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        raise LookupError(module)
+    return tuple(spec.submodule_search_locations or ()) if spec.origin is None else ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _installed_file(file: str) -> bool:
+    return file.startswith("<frozen ") or _OURS in Path(file).parents or _installed(Path(file))
+
+
+def is_users(code: types.CodeType) -> bool:
+    """Whether code is of the user's own files, or of none: of a notebook's cell."""
+    return not _installed_file(code.co_filename)
+
+
+def imported_by(code: types.CodeType, package: str) -> list[tuple[str, str]]:
+    """Modules that code imports as it runs, with the name in them, `ALL` for every name."""
+    found: list[tuple[str, str]] = []
+    before: list[Any] = [None, None]
+    for step in dis.get_instructions(code) if dis.opmap["IMPORT_NAME"] in code.co_code[::2] else ():
+        if step.opname == "IMPORT_NAME":
+            names, module = before[1], step.argval
+            node = ast.ImportFrom(module, [ast.alias(n) for n in names or ()], before[0] or 0)
+            bound = [pair for _, pair in imported(node, package, True)] if names else [(module, "")]
+            found += [(module, name or ALL) for module, name in bound]
+        before = [before[1], step.argval]
+    return found
 
 
 def add_module(module: str, name: str, found: dict[str, str]) -> None:
@@ -254,6 +298,7 @@ def _file(stmt: ast.stmt, number: int, source: Source) -> None:
             bound_names = [node.id] if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else []
             if isinstance(node, _DEFINED):
                 bound_names = [node.name]
+                source.changed |= changed_names(node)
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 source.imports.update(imported(node, source.module, source.package))
             for name in bound_names:
@@ -321,7 +366,7 @@ def imported(node: ast.Import | ast.ImportFrom, module: str, package: bool) -> l
     found = []
     for a in node.names:
         below = f"{base}.{a.name}"
-        is_module = a.name != ALL and local_file(base) is not None and local_file(below) is not None
+        is_module = a.name != ALL and is_local_module(base) and is_local_module(below)
         found.append((a.asname or a.name, (below, "") if is_module else (base, a.name)))
     return found
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copyreg
 import enum
-import functools
 import hashlib
 import io
+import os
 import pathlib
 import sys
 import types
@@ -16,7 +16,6 @@ from typing import Any
 
 _SCALARS = (bool, int, float, str, bytes)
 _FLAT = {type(None), *_SCALARS}  # exactly these: their repr tells them apart, and C writes it
-_CODE = (types.FunctionType, types.MethodType, types.BuiltinMethodType, type, functools.partial)
 _LONG = 200  # characters; a longer text is known by its sha256
 
 
@@ -24,9 +23,11 @@ _LONG = 200  # characters; a longer text is known by its sha256
 class Walk:
     """One look at values and all that they refer to: what was seen, what is being looked at, what cannot be compared.
 
-    `code` gives the digests of a callable by name, `named` a class's name, `local` whether a module is the user's.
+    `code` gives the digests of code by name, of what `is_code`; `named` a class's name, `local` whether a module is the
+    user's.
     """
 
+    is_code: Callable[[Any], bool]
     code: Callable[[Any], Mapping[str, str]]
     named: Callable[[type], str]
     local: Callable[[str], bool]
@@ -67,7 +68,8 @@ def _short(text: str) -> str:
 def _text(value: Any, walk: Walk, exact: bool) -> str:
     kind = type(value)
     if isinstance(value, enum.Enum):
-        return f"{walk.named(kind)}.{value.name}={walk.text(value.value, exact=True)}"
+        own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
+        return f"{own}.{value.name}={walk.text(value.value, exact=True)}"
     if isinstance(value, _SCALARS):
         base = next(b for b in _SCALARS if isinstance(value, b))
         return _subclass(value, base.__repr__(value), walk) if exact else f"{kind.__name__}:{value!r}"
@@ -76,16 +78,16 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
     ):
         text = _container(value, walk, exact)
         return _subclass(value, text, walk) if exact and kind is not dict else text
-    if isinstance(value, _CODE) or (callable(value) and hasattr(value, "__wrapped__")):
+    if walk.is_code(value):
         return walk.named(kind) + walk.text(dict(walk.code(value)), exact=False)
-    if isinstance(value, types.ModuleType):
-        return f"module:{value.__name__}"
+    if isinstance(value, os._Environ):
+        return "environment"  # other in each shell, and each machine
     if isinstance(value, pathlib.PurePath):
         return f"{kind.__name__}:{value}"
-    if isinstance(value, (staticmethod, classmethod)):
-        return kind.__name__ + walk.text(value.__func__, exact=True)
-    if isinstance(value, property):
-        return "property" + walk.text([value.fget, value.fset, value.fdel], exact=True)
+    if hasattr(value, "__wrapped__") and not walk.local(
+        kind.__module__
+    ):  # compiled, or counted: what is around is installed
+        return walk.named(kind) + walk.text(value.__wrapped__, exact=True)
     if isinstance(value, types.CellType):
         return "cell" + walk.text(value.cell_contents, exact=True)
     buffers = _buffers(value, walk)
@@ -210,4 +212,11 @@ def _state(value: Any) -> Any:
         reduced = value.__reduce_ex__(4) if made is None else made(value)
     except Exception:  # it cannot be pickled
         return getattr(value, "__dict__", None)
-    return reduced if isinstance(reduced, str) else [reduced[:3], *(list(part or ()) for part in reduced[3:5])]
+    if isinstance(reduced, str):
+        return reduced
+    made, arguments, *rest = reduced
+    state = rest[0] if rest else None
+    if isinstance(state, dict):  # an address, that tells an object its own part, is another one in each process
+        parts = {id(part): name for name, part in state.items()}
+        state = {k: f"address of {parts[v]}" if type(v) is int and v in parts else v for k, v in state.items()}
+    return [(made, arguments, state), *(list(part or ()) for part in rest[1:3])]

@@ -1,0 +1,241 @@
+"""What a function refers to counts by what it is, not by what it is called: a case each, of two jobs that answer
+otherwise and must not share a digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# By name: the text of job.py below HEAD, then of other files. `K` is read from a file, that says 1 or 2; so is `@@`.
+HEAD = """
+import enum, functools, json, os
+K = json.load(open(os.path.join(os.path.dirname(__file__), "k.json")))
+def made(k):
+    def inner(x): return x * k
+    return inner
+"""
+VALUE = "import json, os\nK = json.load(open(os.path.join(os.path.dirname(__file__), 'k.json')))\n"
+F = {"part.py": "def f(x): return x * @@\n"}
+DIFFERENT: dict[str, tuple[str, dict[str, str]]] = {
+    "functions of one name": (
+        "from a import f as fa\nfrom b import f as fb\ndef score(x): return fa(x) + fb(x)",
+        {"a.py": VALUE + "def f(x): return x * K", "b.py": "K = 7\ndef f(x): return x * K"},
+    ),
+    "classes of one name": (
+        "import a, b\ndef score(x): return x * a.C.k + x * b.C.k",
+        {"a.py": VALUE + "class C: k = K", "b.py": "class C: k = 7"},
+    ),
+    "closures of one factory": ("a, b = made(K), made(7)\ndef score(x): return a(x) + b(x)", {}),
+    "lambdas of one factory": (
+        "mk = lambda k: lambda x: x * k\na, b = mk(K), mk(7)\nscore = lambda x: a(x) + b(x)",
+        {},
+    ),
+    "properties of one factory": (
+        "def prop(k): return property(lambda self: k)\n"
+        "class score:\n    a, b = prop(K), prop(7)\n    def __call__(self, x): return x * self.a + self.b",
+        {},
+    ),
+    "methods of one factory": (
+        "def mk(k):\n    def method(self, x): return x * k\n    return method\n"
+        "class score:\n    a, b = mk(K), mk(7)\n    def __call__(self, x): return self.a(x) + self.b(x)",
+        {},
+    ),
+    "a static partial": (
+        "def mul(x, by): return x * by\n"
+        "class score:\n    scale = staticmethod(functools.partial(mul, by=K))\n"
+        "    def __call__(self, x): return self.scale(x)",
+        {},
+    ),
+    "a partial of a class": (
+        "def mul(x, by): return x * by\n"
+        "class score:\n    scale = functools.partial(mul, by=K)\n    def __call__(self, x): return self.scale(x)",
+        {},
+    ),
+    "a partial method": (
+        "class score:\n    def mul(self, x, k): return x * k\n    scaled = functools.partialmethod(mul, k=K)\n"
+        "    def __call__(self, x): return self.scaled(x)",
+        {},
+    ),
+    "an object with .func": (
+        "class Stage:\n    def __init__(self, func, k): self.func, self.k = func, k\n"
+        "    def __call__(self, x): return self.func(x) * self.k\n"
+        "class score:\n    stage = Stage(abs, K)\n    def __call__(self, x): return self.stage(x)",
+        {},
+    ),
+    "a decorator that is a class": (
+        "class Scaled:\n    def __init__(self, f, k): self.f, self.k = f, k; functools.update_wrapper(self, f)\n"
+        "    def __call__(self, x): return self.f(x) * self.k\n"
+        "def plain(x): return x\nhelper = Scaled(plain, K)\ndef score(x): return helper(x)",
+        {},
+    ),
+    "a partial that looks like its function": (
+        "def plain(x, k): return x * k\nhelper = functools.update_wrapper(functools.partial(plain, k=K), plain)\n"
+        "def score(x): return helper(x)",
+        {},
+    ),
+    "around a cache": (
+        "helper = functools.lru_cache(made(K))\ndef score(x): return helper(x)",
+        {},
+    ),
+    "one decorator thrice": (
+        "def scaled(k):\n    def deco(f):\n        @functools.wraps(f)\n        def call(x): return f(x) * k\n"
+        "        return call\n    return deco\n"
+        "@scaled(K)\n@scaled(3)\ndef h(x): return x\n@scaled(5)\ndef g(x): return x\ndef score(x): return h(x) + g(x)",
+        {},
+    ),
+    "single dispatch": (
+        "@functools.singledispatch\ndef h(x): return 0\nh.register(int, made(K))\ndef score(x): return h(x)",
+        {},
+    ),
+    "an attribute of the function": ("def score(x): return x * score.k\nscore.k = K", {}),
+    "an attribute of a helper": ("def h(x): return x * h.k\nh.k = K\ndef score(x): return h(x)", {}),
+    "imported in a closure": (
+        "def make():\n    def score(x):\n        import part\n        return part.f(x)\n    return score\n"
+        "score = make()",
+        F,
+    ),
+    "a name imported in a closure": (
+        "def make():\n    def score(x):\n        from part import f\n        return f(x)\n    return score\n"
+        "score = make()",
+        F,
+    ),
+    "imported in a class of a function": (
+        "def make():\n    class Scorer:\n        def __init__(self):\n            import part\n"
+        "            self.f = part.f\n"
+        "        def __call__(self, x): return self.f(x)\n    return Scorer\nscore = make()",
+        F,
+    ),
+    "imported in a lambda": ("score = lambda x: __import__('part').f(x)", F),
+    "imported from a folder": (
+        "def score(x):\n    from mylib import part\n    return part.f(x)",
+        {"mylib/part.py": F["part.py"]},
+    ),
+    "imported from a folder in a closure": (
+        "def make():\n    def score(x):\n        from mylib import part\n        return part.f(x)\n    return score\n"
+        "score = make()",
+        {"mylib/part.py": F["part.py"]},
+    ),
+    "a value of a module of a folder": (
+        "import mylib.part\ndef score(x): return x * mylib.part.W",
+        {"mylib/part.py": VALUE.replace("'k.json'", "'../k.json'") + "W = K"},
+    ),
+    "a module in a dict": (
+        "import part\ndef make():\n    D = {'h': part}\n    def score(x): return D['h'].f(x)\n    return score\n"
+        "score = make()",
+        F,
+    ),
+    "a value of a module in a dict": (
+        "import part\ndef make():\n    D = {'h': part}\n    def score(x): return D['h'].W * x\n    return score\n"
+        "score = make()",
+        {"part.py": VALUE + "W = K\n"},
+    ),
+    "a module as argument": ("import part\ndef score(x, h): return h.f(x)\nargs = {'h': part}", F),
+    "a method of an enum": (
+        "def make():\n    class M(enum.Enum):\n        A = 1\n        def f(self, x): return x * @@\n"
+        "    m = M.A\n    return lambda x: m.f(x)\nscore = make()",
+        {},
+    ),
+    "what an enum's method refers to": (
+        "class M(enum.Enum):\n    A = 1\n    def f(self, x): return x * K\nm = M.A\ndef score(x): return m.f(x)",
+        {},
+    ),
+    "a metaclass": (
+        "class Meta(type):\n    def f(cls, x): return x * K\nclass I(metaclass=Meta): pass\n"
+        "def score(x): return I.f(x)",
+        {},
+    ),
+    "a class in a class": (
+        "class score:\n    class Conf: k = K\n    def __call__(self, x): return x * self.Conf.k",
+        {},
+    ),
+    "a descriptor": (
+        "class D:\n    def __init__(self, k): self.k = k\n    def __get__(self, o, t=None): return self.k\n"
+        "class score:\n    k = D(K)\n    def __call__(self, x): return x * self.k",
+        {},
+    ),
+    "a module of a package": (
+        "import pkg\ndef score(x): return x * pkg.conf.W",
+        {"pkg/__init__.py": "from . import conf", "pkg/conf.py": VALUE.replace("'k.json'", "'../k.json'") + "W = K"},
+    ),
+}
+# Text of job.py that is the same in every process: V is what score refers to.
+SAME = {
+    "the environment": "V = os.environ",
+    "stop words": "from sklearn.feature_extraction.text import TfidfVectorizer\n"
+    "V = TfidfVectorizer(stop_words=list('abcdefgh')).fit(['hello there', 'other words'])",
+    "sets of sets": "V = {'a': {frozenset('abc'), frozenset('de')}, 'b': set('abcdefgh')}",
+    "a class with sets": "class V:\n    names = set('abcdefgh')\n    def f(self): return self.names",
+    "functions in a set": "V = {made(2), made(3), len}",
+    "a cache that was used": "@functools.lru_cache\ndef V(x): return x\nV(1)",
+    "single dispatch that was used": "@functools.singledispatch\ndef V(x): return 0\nV.register(int, made(2))\nV(1)",
+    "an enum": "class V(enum.Enum):\n    A = frozenset('abcdefgh')\n    def f(self): return self.B",
+    "cycles": "class N: pass\na, b, c = N(), N(), N()\na.o, b.o, c.o = {b, c}, {a, c}, {a, b}\na.n, b.n, c.n = 'abc'\n"
+    "V = {a, b, c}",
+}
+LOOK = """
+import importlib, json, os, sys
+from gristmill.models import code
+from gristmill.plan.specs import Call
+found = {}
+for folder in sorted(os.listdir(sys.argv[1])):
+    before = set(sys.modules)
+    sys.path.insert(0, os.path.join(sys.argv[1], folder))
+    job = importlib.import_module("job")
+    found[folder] = code.digests(Call(job.score, getattr(job, "args", {})))
+    sys.path.pop(0)
+    for name in {n for n in set(sys.modules) - before if sys.argv[1] in str(getattr(sys.modules[n], "__path__", ""))
+                 or (getattr(sys.modules[n], "__file__", None) or "").startswith(sys.argv[1])}:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    from gristmill.models import modules
+    for kept in (modules._found_file, modules._folders, modules._parsed):
+        kept.cache_clear()
+print(json.dumps(found))
+"""
+
+
+def looked_at(cases: dict[str, tuple[str, dict[str, str]]], folder: Path, k: str, seed: str) -> dict[str, Any]:
+    """Digests by case, in a process of their own."""
+    for name, (text, others) in cases.items():
+        for file, content in {"job.py": HEAD + text + "\n", **others, "k.json": "@@"}.items():
+            path = folder / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content.replace("@@", k))
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1", f"OTHER_{seed}": seed}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(folder)],
+        capture_output=True, text=True, timeout=120, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def different(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Digests of all cases: twice with 1, then with 2."""
+    folder = tmp_path_factory.mktemp("different")
+    return [looked_at(DIFFERENT, folder, k, seed) for k, seed in (("1", "1"), ("1", "2"), ("2", "1"))]
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_is_referred_to_counts(different: list[dict[str, Any]], case: str) -> None:
+    """Another value is another digest, and the same is the same in another process."""
+    once, again, other = (found[case] for found in different)
+    # The file's own text and the module's `K` are what they are by name; what is told must be of the object.
+    assert once == again
+    assert once != other, case
+
+
+def test_what_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """Whatever the order of sets is and whatever else is in the environment."""
+    cases = {name: (f"{text}\ndef score(x): return V", {}) for name, text in SAME.items()}
+    once, again = (looked_at(cases, tmp_path, "1", seed) for seed in "12")
+    for case, found in once.items():
+        assert found == again[case], case
