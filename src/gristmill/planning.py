@@ -66,7 +66,7 @@ class Resolved:
     fingerprint: Fingerprint
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
-    becomes_nan: str = ""  # which nulls a function is given as NaN
+    nulls_given: str = ""  # what a function is given for nulls
     differing: str = ""  # how the files differ in columns that are read; what is begun must not read them so
     looked_at: str = ""  # how the files were inspected
     condition: Any = None  # `where`, checked (io.where.SqlWhere)
@@ -158,7 +158,7 @@ def resolve(
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said, *filter(None, [unseen])),
-        nulls, _becomes_nan(job, model, info, read, nulls), differing, how, where,
+        nulls, _nulls_given(job, model, info, read, nulls), differing, how, where,
     )  # fmt: skip
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
@@ -334,20 +334,37 @@ def _nulls(files: Sequence[FileInfo]) -> dict[str, int]:
     return counted
 
 
-def _becomes_nan(job: JobSpec, model: ModelSpec, info: ModelInfo, given: list[pa.Field], nulls: dict[str, int]) -> str:
-    """Which nulls of the source a function on arrays is given as NaN; "" where there are none, or only rows tell."""
-    if not isinstance(model, FunctionModel) or model.call.batch_format != "numpy" or job.steps or job.source.where:
+def _nulls_given(job: JobSpec, model: ModelSpec, info: ModelInfo, given: list[pa.Field], nulls: dict[str, int]) -> str:
+    """What a function on arrays is given for nulls of the source's numbers; "" where there are none, or only rows
+    tell.
+    """
+    if not isinstance(model, FunctionModel) or model.call.batch_format != "numpy" or job.source.where:
         return ""
+    from gristmill.models.takes import takes_of
+
+    takes = takes_of(model.call)
     reads = {f.name for f in given} if info.columns is None else {*info.columns}
     reads -= set() if job.nulls == "keep" else {*info.filled}
-    found = [
-        f"{f.name} has {units.plural(nulls[f.name], 'null')}"
-        for f in given
-        if f.name in reads and nulls.get(f.name) and (pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
+    whole: list[str] = []
+    real: list[str] = []
+    for f in given:
+        kind = (takes.types.get(f.name) if takes is not None else None) or f.type
+        if f.name in reads and nulls.get(f.name) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            (whole if pa.types.is_integer(kind) else real).append(f.name)
+    said = [
+        f"{_counted(names, nulls)}: {model.name} gets {value} for them ({way})"
+        for names, value, way in (
+            (whole, "None", f"takes={{{whole[0]!r}: 'float64'}} gives NaN" if whole else ""),
+            (real, "NaN", "declared not null in takes=, on_null decides"),
+        )
+        if names
     ]
-    more = f", and {units.plural(len(found) - 3, 'other column has', 'other columns have')} some" if found[3:] else ""
-    text = f"{', '.join(found[:3])}{more}: {model.name} gets NaN for them"
-    return f"{text} (declared not null in takes=, on_null decides)" if found else ""
+    return "; ".join(said) + (", where no step changes them" if said and job.steps else "")
+
+
+def _counted(names: list[str], nulls: dict[str, int]) -> str:
+    more = f", and {units.plural(len(names) - 3, 'other column has', 'other columns have')} some" if names[3:] else ""
+    return ", ".join(f"{n} has {units.plural(nulls[n], 'null')}" for n in names[:3]) + more
 
 
 # ---------------------------------------------------------------- columns

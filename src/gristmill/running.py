@@ -240,8 +240,8 @@ class Run:
             r = self._with_data()
         for note in r.notes:
             self._note("warning", note)
-        if r.becomes_nan:
-            self._note("info", r.becomes_nan)
+        if r.nulls_given:
+            self._note("info", r.nulls_given)
         with contextlib.suppress(CorruptStore):  # of a result that cannot be read; --restart replaces that
             publishing.settle(self.root, self._files)  # where a run was stopped after it had published
         choice = self._chosen(r)

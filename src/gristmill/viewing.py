@@ -81,7 +81,7 @@ def plan(spec: JobSpec) -> PlanView:
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
         timed or rows is None, r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
-        backends.foreseen(r), (*r.notes, *([r.becomes_nan] if r.becomes_nan else [])), problems,
+        backends.foreseen(r), (*r.notes, *([r.nulls_given] if r.nulls_given else [])), problems,
     )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def test_changing_a_batch_in_place_does_not_reach_the_rows():
     prepared = loaded.prepare(ROWS)
     for _ in range(2):
         assert loaded.predict(prepared, np.arange(4))["t"].to_pylist() == ["A", "B", "C", "D"]
-    assert prepared.inputs["text"].tolist() == ["a", "b", "c", "d"]
+    assert prepared.inputs.rows["text"].to_pylist() == ["a", "b", "c", "d"]
 
     def overwrite(batch):
         batch["x"] *= 2

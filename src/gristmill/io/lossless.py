@@ -158,7 +158,7 @@ def rebuilt(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
         return _struct(values, kind, leaf)
     if t.is_map(values.type) and t.is_map(kind):
         return rebuilt(entries(values), kind, leaf)
-    if is_list(values.type) and t.is_map(kind) and t.is_struct(values.type.value_type):
+    if is_list(values.type) and t.is_map(kind) and (t.is_struct(inner := values.type.value_type) or t.is_null(inner)):
         pairs = pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])
         return _map(rebuilt(values, pa.list_(pairs), leaf), kind)
     return leaf(values, kind)

@@ -49,7 +49,13 @@ def from_python(values: Sequence[Any], declared: pa.DataType | None = None) -> p
             return _as_declared(_exact(values, declared), declared)
         except (Lossy, pa.ArrowException, OverflowError):
             pass  # what the values are without it tells better what is wrong
-    return pa.array(_exact(values))
+    exact = _exact(values)
+    try:
+        return pa.array(exact)
+    except OverflowError:
+        if not all(v is None or (isinstance(v, int) and v >= 0) for v in values):
+            raise
+        return pa.array(exact, pa.uint64())
 
 
 def _as_declared(values: Sequence[Any], declared: pa.DataType) -> pa.Array:

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadOutput
-from gristmill.io.lossless import Lossy, fitted
+from gristmill.io.lossless import Lossy, fitted, is_list, lossless
 from gristmill.io.picking import picked
+from gristmill.io.plain import from_plain, lengths_of, to_plain, to_rows
 from gristmill.io.schema import plain
 from gristmill.io.values import from_python, is_from, tensor_to_numpy
 from gristmill.models.columns import numbers
@@ -23,7 +24,6 @@ from gristmill.plan.failing import SomeFailed
 
 ROWS = b"gristmill.rows"  # marks a table that was dicts: what none of them has is null, as what one of them lacks
 LACKS = "gristmill.lacks."  # before a column's name: a column of truth values, which dicts lacked it
-_EXACT = 2**53  # integers beyond it are not all exact as float64
 
 
 # ---------------------------------------------------------------- rows to a batch
@@ -32,19 +32,16 @@ _EXACT = 2**53  # integers beyond it are not all exact as float64
 def to_batch(table: pa.Table | pa.RecordBatch, batch_format: str) -> Any:
     """The rows as "numpy" (dict of arrays), "rows" (list of dicts), "arrow", "pandas" or "polars".
 
-    All of it is the function's own, to change as it likes: nothing shares memory with the rows, which are kept, written
-    and perhaps scored again. See `to_numpy`.
+    What a value is given as depends on the type of its column and on itself, not on the rows beside it, and is exact:
+    see `to_numpy`, `to_pandas` and, for rows, `gristmill.io.plain.to_plain`. All of it is the function's own, to change
+    as it likes: nothing shares memory with the rows, which are kept, written and perhaps scored again.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if batch_format == "rows":
-        return table.to_pylist()
+        return to_rows(table)
     if batch_format == "pandas":
-        require("pandas", "pandas", "batch_format='pandas'")
-        frame = table.to_pandas().copy()
-        for name in (f.name for f in table.schema if pa.types.is_nested(f.type)):
-            frame[name] = own(frame[name].to_numpy())
-        return frame
+        return to_pandas(table)
     if batch_format == "polars":
         return require("polars", "polars", "batch_format='polars'").from_arrow(owned(table))
     if batch_format == "arrow":
@@ -59,8 +56,8 @@ def own(values: np.ndarray) -> np.ndarray:
         for i, value in enumerate(values):
             if isinstance(value, np.ndarray):
                 copied[i] = own(value)
-            elif isinstance(value, str):
-                break  # a column of texts
+            elif isinstance(value, (str, bytes, int)):
+                break  # a column of texts or numbers
     return copied
 
 
@@ -73,28 +70,82 @@ def owned(table: pa.Table) -> pa.Table:
 
 
 def to_numpy(column: pa.ChunkedArray) -> np.ndarray:
-    """A column as an array, first axis rows.
+    """A column as an array, first axis rows. Numbers without nulls share Arrow's memory.
 
-    Numbers without nulls and fixed-size lists of them ([rows, n]) share Arrow's memory. Floats with nulls have NaN in
-    their place, integers too (float64; as objects where that would change a value). Strings, booleans with nulls, lists
-    and structs are object arrays, null being None.
+    Floats: null is NaN. Whole numbers and booleans: where there are nulls, an array of objects, Python's int, bool and
+    None, as a float would be another number. Times and durations: datetime64 (in UTC, where the column has a zone) and
+    timedelta64, null being NaT. Fixed-size lists of numbers: [rows, n], or as other lists where that has no room for
+    their nulls (whole numbers, booleans). Other lists: an array for each row of numbers without nulls. All else is
+    objects as `to_plain` gives them, null being None.
     """
-    array = _one_chunk(column)
+    array = _stored(_one_chunk(column))
     kind = array.type
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-        kind = array.type
-    if pa.types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
-    if pa.types.is_fixed_size_list(kind) and kind.list_size > 0 and _plain(_leaf(kind)):
-        return _fixed_lists(array)
-    if pa.types.is_null(kind):
-        return np.full(len(array), None, dtype=object)
-    if pa.types.is_integer(kind) and array.null_count and _beyond_exact(array):
-        return np.array(array.to_pylist(), dtype=object)
     plain = numbers(array)
-    return plain if plain is not None else np.asarray(array.to_numpy(zero_copy_only=False))
+    if plain is not None:
+        return plain
+    if pa.types.is_fixed_size_list(kind) and is_matrix(array):
+        return _matrix(array)
+    if pa.types.is_nested(kind):
+        return _cells(array)
+    if (pa.types.is_integer(kind) or pa.types.is_boolean(kind)) and array.null_count:
+        found = array.fill_null(False if pa.types.is_boolean(kind) else 0).to_numpy(zero_copy_only=False).astype(object)
+        found[array.is_null().to_numpy(zero_copy_only=False)] = None
+        return np.asarray(found)
+    if pa.types.is_null(kind) or pa.types.is_time(kind):
+        return _objects(to_plain(array))
+    try:
+        return np.asarray((array.cast("date32") if pa.types.is_date64(kind) else array).to_numpy(zero_copy_only=False))
+    except (pa.ArrowException, ValueError):  # text that is no UTF-8, types that numpy does not know
+        return _objects(to_plain(array))
+
+
+def to_pandas(table: pa.Table) -> Any:
+    """A frame: whole numbers and booleans with nulls as pandas' own nullable types (Int64, boolean, …), zoned times
+    with their zone; lists, structs and maps as objects, as in `to_numpy`, and what pandas lacks as `to_plain` gives it.
+    """
+    pandas = require("pandas", "pandas", "batch_format='pandas'")
+    whole = {i: k for i, k in enumerate(table.schema.types) if pa.types.is_integer(k) or pa.types.is_boolean(k)}
+    nullable = {i for i in whole if table.column(i).null_count}
+    easy = [i for i, k in enumerate(table.schema.types) if i not in nullable and _pandas_has(k)]
+    frame = table.select(easy).to_pandas(ignore_metadata=True).copy() if easy else pandas.DataFrame(
+        index=range(table.num_rows)
+    )  # fmt: skip
+    for i, name in enumerate(table.column_names):
+        column = table.column(i)
+        if i in nullable:
+            dtype = _nullable(pandas, whole[i])
+            frame.insert(i, name, column.to_pandas(types_mapper=lambda _, dtype=dtype: dtype))
+        elif i not in easy:
+            nested = pa.types.is_nested(column.type)
+            values = own(_cells(_stored(_one_chunk(column)))) if nested else to_plain(column)
+            frame.insert(i, name, pandas.Series(_objects(values), dtype=object))
+    return frame
+
+
+def told_nulls(error: TypeError, given: pa.Table, batch_format: str) -> None:
+    """Say in the error which columns of whole numbers had nulls, None in arrays, that the function may not expect."""
+    found = [f.name for f in given.schema if pa.types.is_integer(f.type) and given.column(f.name).null_count]
+    if found and batch_format == "numpy":
+        names, takes = ", ".join(map(repr, found)), f"takes={{{found[0]!r}: 'float64'}}"
+        text = f"nulls of {names} are given as None: {takes} gives NaN in their place"
+        error.args = (str(error) if text in str(error) else f"{error} ({text})",)
+
+
+def _pandas_has(kind: pa.DataType) -> bool:
+    t = pa.types
+    return not (t.is_nested(kind) or t.is_date(kind) or t.is_time(kind) or t.is_null(kind))
+
+
+def _nullable(pandas: Any, kind: pa.DataType) -> Any:
+    name = "boolean" if pa.types.is_boolean(kind) else str(kind).replace("uint", "UInt").replace("int", "Int")
+    return pandas.api.types.pandas_dtype(name)
+
+
+def _objects(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    made = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):  # all at once, numpy would make a matrix of lists of one length
+        made[i] = value
+    return made
 
 
 def _one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -110,32 +161,37 @@ def _one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return joined
 
 
+def _stored(array: pa.Array) -> pa.Array:
+    while True:
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        elif pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        elif pa.types.is_run_end_encoded(array.type):
+            array = array.cast(array.type.value_type)
+        else:
+            return array
+
+
+# ---------------------------------------------------------------- lists
+
+
 def _leaf(kind: pa.DataType) -> pa.DataType:
     while pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind
 
 
-def _plain(kind: pa.DataType) -> bool:
+def _number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _fixed_lists(array: pa.Array) -> np.ndarray:
-    if array.null_count:
-        if not pa.types.is_floating(_leaf(array.type)):
-            return np.asarray(array.to_numpy(zero_copy_only=False))
-        full = np.full((len(array), *_sizes(array.type)), np.nan, dtype=_leaf(array.type).to_pandas_dtype())
-        valid = picked(array, np.flatnonzero(array.is_valid()))
-        if len(valid):
-            full[array.is_valid().to_numpy(zero_copy_only=False)] = _fixed_lists(valid)
-        return full
-    sizes = _sizes(array.type)
-    rows = len(array)
-    while pa.types.is_fixed_size_list(array.type):
-        if array.null_count:
-            raise BadOutput(f"a list column has nulls inside its rows, so that it is no array of shape {sizes}")
-        array = array.flatten()
-    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, *sizes)
+def is_matrix(array: pa.Array) -> bool:
+    """Whether fixed-size lists are one array of numbers: of floats always, of others where no null is among them."""
+    leaf = _leaf(array.type)
+    return min(_sizes(array.type)) > 0 and (
+        pa.types.is_floating(leaf) or (_number(leaf) and not (array.null_count or _holed(array).any()))
+    )
 
 
 def _sizes(kind: pa.DataType) -> tuple[int, ...]:
@@ -146,20 +202,69 @@ def _sizes(kind: pa.DataType) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _beyond_exact(array: pa.Array) -> bool:
-    if array.type.bit_width < 64:
-        return False
-    import pyarrow.compute as pc
+def _matrix(array: pa.Array) -> np.ndarray:
+    """[rows, n, …] of fixed-size lists, NaN where a float or a list of them is null."""
+    if not pa.types.is_fixed_size_list(array.type):
+        plain = numbers(array)
+        return plain if plain is not None else np.asarray(array.to_numpy(zero_copy_only=False))
+    there = array.is_valid().to_numpy(zero_copy_only=False)
+    valid = picked(array, np.flatnonzero(there)) if array.null_count else array
+    sizes = _sizes(array.type)
+    inner = _matrix(valid.flatten()).reshape(len(valid), *sizes)
+    if not array.null_count:
+        return inner
+    full = np.full((len(array), *sizes), np.nan, dtype=inner.dtype)
+    full[there] = inner
+    return full
 
-    least, most = (v.as_py() for v in pc.min_max(array).values())
-    return least is not None and (most > _EXACT or least < -_EXACT)
+
+def _holed(array: pa.Array) -> np.ndarray:
+    """Which rows are null or have a null in them, bool [rows]. Of numbers, lists and fixed-size lists."""
+    holed = np.array(array.is_null().to_numpy(zero_copy_only=False), dtype=bool)
+    if is_list(array.type):
+        lengths = lengths_of(array)
+        before = np.concatenate(([0], np.cumsum(_holed(array.flatten()))))
+        ends = np.cumsum(lengths)
+        holed |= before[ends] > before[ends - lengths]
+    return holed
+
+
+def _cells(array: pa.Array) -> np.ndarray:
+    kind = array.type
+    fixed = pa.types.is_fixed_size_list(kind) and min(_sizes(kind)) > 0 and _number(_leaf(kind))
+    if not fixed and not (is_list(kind) and _number(kind.value_type)):
+        return _objects(to_plain(array))
+    holed = _holed(array)
+    made = np.empty(len(array), dtype=object)
+    if holed.any():
+        bad = np.flatnonzero(holed)
+        for i, value in zip(bad.tolist(), to_plain(picked(array, bad)), strict=True):
+            made[i] = value
+        array = picked(array, np.flatnonzero(~holed))
+    places = np.flatnonzero(~holed).tolist()
+    if fixed:
+        rows: Any = _matrix(array)
+    else:
+        flat = _matrix(array.flatten())
+        ends = np.cumsum(lengths_of(array))
+        starts = np.concatenate(([0], ends))[:-1]
+        rows = [flat[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    for i, row in zip(places, rows, strict=True):
+        made[i] = row
+    return made
 
 
 # ---------------------------------------------------------------- a result to rows
 
 
 def from_result(
-    result: Any, rows: int | None, name: str, output: str, types: pa.Schema | None = None, lacks: bool = False
+    result: Any,
+    rows: int | None,
+    name: str,
+    output: str,
+    types: pa.Schema | None = None,
+    lacks: bool = False,
+    given: pa.Schema | None = None,
 ) -> pa.Table:
     """Whatever a function returned, as a table of `rows` rows (None: as many as its columns agree on).
 
@@ -167,11 +272,13 @@ def from_result(
     of columns, a list of dicts, an Arrow table or record batch, a pandas or polars frame, and bare arrays, series,
     tensors and lists. 2-D arrays become fixed-size lists. Raises BadOutput for another number of rows, None, a
     generator, one value for all rows, and columns that are no columns. Python's own numbers, which have no width, are
-    taken as `types` says; values that have a type keep it. All is copied: the function may use its memory again.
+    taken as `types` says; values that have a type keep it. Plain values under the name of a column of `given`, the rows
+    that the function got, are taken for those of that column where they are such. All is copied: the function may use
+    its memory again.
     What a dict lacks is null; with `lacks`, a column more says of which rows that is so (see LACKS).
     Raises SomeFailed where an exception stands for a row, in a list or in an array of objects.
     """
-    found = _Found(name, rows, types, lacks)
+    found = _Found(name, rows, types, lacks, given)
     table = found.table(result, output)
     if table.num_columns and rows is not None and table.num_rows != rows:
         raise found.wrong_length(table.num_rows)
@@ -189,11 +296,14 @@ def from_result(
 class _Found:
     """A result on its way to a table; knows how to say whose it is."""
 
-    def __init__(self, name: str, rows: int | None, types: pa.Schema | None, lacks: bool) -> None:
+    def __init__(
+        self, name: str, rows: int | None, types: pa.Schema | None, lacks: bool, given: pa.Schema | None
+    ) -> None:
         self.name = name
         self.rows = rows
         self.lacks = lacks
         self.types = {} if types is None else {f.name: f.type for f in types}
+        self.given = {} if given is None else {f.name: f.type for f in given}
         self.failed: dict[int, BaseException] = {}
 
     def error(self, what: str, rule: str = "it must return one row for each") -> BadOutput:
@@ -279,7 +389,7 @@ class _Found:
             if isinstance(values, np.ndarray):
                 return self._from_array(column, values)
             if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray, memoryview)):
-                return from_python(values, self.types.get(column))
+                return self._listed(column, values)
         except (Lossy, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as e:
             listed = values if isinstance(values, Sequence) else values.tolist()
             failed = {i: v for i, v in enumerate(listed) if isinstance(v, BaseException)}
@@ -308,7 +418,37 @@ class _Found:
             if values.dtype.kind == "O":
                 return from_python([values])[0].values
             return pa.array(np.array(values.data), mask=np.ma.getmaskarray(values))
-        return from_array(values if values.dtype.kind == "O" else np.array(values, order="C"))
+        return (
+            self._listed(column, list(values)) if values.dtype.kind == "O" else from_array(np.array(values, order="C"))
+        )
+
+    def _listed(self, column: str, values: Sequence[Any]) -> pa.Array:
+        """Plain values. Those of a given column may be such that only its type can hold them."""
+        kind = None if column in self.types else self.given.get(column)
+        try:
+            found = from_python(values, self.types.get(column))
+            if kind is None or found.type.equals(kind):
+                return found
+            if pa.types.is_integer(kind) and pa.types.is_int64(found.type):
+                return lossless(found, kind)
+            if not _known_by_type(kind, values):
+                return found
+        except (Lossy, pa.ArrowException, OverflowError):
+            if kind is None or any(isinstance(v, BaseException) for v in values):
+                raise
+        try:
+            return from_plain(values, kind)
+        except Lossy:
+            return from_python(values, self.types.get(column))
+
+
+def _known_by_type(kind: pa.DataType, values: Sequence[Any]) -> bool:
+    """Whether only its type tells what plain values of a column are: pairs of a map, times as numpy's scalars."""
+    if pa.types.is_nested(kind):
+        return pa.types.is_map(kind) or any(
+            _known_by_type(kind.field(i).type, [np.datetime64(0, "s")]) for i in range(kind.num_fields)
+        )
+    return bool(pa.types.is_temporal(kind)) and any(isinstance(v, np.generic) for v in values)
 
 
 def from_array(values: np.ndarray) -> pa.Array:

@@ -16,8 +16,9 @@ import pyarrow as pa
 from gristmill.errors import BadModel, BadOutput, GristmillError
 from gristmill.io.lossless import Lossy, is_list, lossless
 from gristmill.io.picking import picked
-from gristmill.models.batches import from_result, own, to_batch, to_numpy
+from gristmill.models.batches import from_result, own, to_batch, to_numpy, told_nulls
 from gristmill.models.extras import installed, require
+from gristmill.models.given import handed_back
 from gristmill.models.returns import parse_schema
 from gristmill.models.suggest import did_you_mean
 from gristmill.models.takes import takes_of
@@ -177,39 +178,48 @@ class LoadedFunction:
         self._call = load_call(spec.call)
 
     def prepare(self, rows: pa.Table) -> Prepared:
-        """The rows themselves; for "numpy" already as arrays, so that the model's thread has only to slice them."""
+        """The rows themselves; for "numpy" what takes time to convert ahead, so that the model's thread need not."""
         refused: tuple[Refusal, ...] = ()
         if self._takes is not None:
-            rows = self._takes.given(rows)
+            source, rows = rows, self._takes.given(rows)
+            refused = self._takes.refused(source, self._keep_nulls)
             if not self._keep_nulls:
-                refused = self._takes.refused(rows)
                 rows = self._takes.without_nulls(rows)
-        inputs = {n: _ahead(rows.column(n)) for n in rows.column_names} if self._format == "numpy" else rows
-        return Prepared(rows.num_rows, inputs, refused=refused)
+        return Prepared(rows.num_rows, _Given(rows, self._format), refused=refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         """What the function returned for the rows at `index`. Raises BadOutput where it is not one row for each."""
-        result = self._call(self._batch(prepared.inputs, index))
+        inputs: _Given = prepared.inputs
+        start, count = int(index[0]) if len(index) else 0, len(index)
+        # The loop's batches ascend; only rows put back after a failure may not.
+        contiguous = count > 0 and int(index[-1]) - start == count - 1 and bool((np.diff(index) == 1).all())
+        given = inputs.rows.slice(start, count) if contiguous else picked(inputs.rows, index)
+        where: Any = slice(start, start + count) if contiguous else index
+        batch = inputs.batch(given, where)
         try:
-            return self._typed(from_result(result, len(index), self._name, self._output, self._returns))
+            result = self._call(batch)
+        except TypeError as e:
+            told_nulls(e, given, self._format)
+            raise
+        try:
+            return self._answers(
+                from_result(result, count, self._name, self._output, self._returns, given=given.schema), given
+            )
         except SomeFailed as e:
-            raise SomeFailed(self._typed(e.table) if e.table.num_rows else e.table, e.failed) from None
+            worked = picked(given, np.setdiff1d(np.arange(count), list(e.failed)))
+            raise SomeFailed(self._answers(e.table, worked) if e.table.num_rows else e.table, e.failed) from None
 
     def close(self) -> None:
         """Calls the `close` method of a class that has one."""
         self._call.close()
 
-    def _batch(self, inputs: Any, index: np.ndarray) -> Any:
-        start, count = int(index[0]) if len(index) else 0, len(index)
-        # The loop's batches ascend; only rows put back after a failure may not.
-        contiguous = count > 0 and int(index[-1]) - start == count - 1 and bool((np.diff(index) == 1).all())
-        if isinstance(inputs, pa.Table):
-            return to_batch(inputs.slice(start, count) if contiguous else picked(inputs, index), self._format)
-        where: Any = slice(start, start + count) if contiguous else index
-        return {
-            name: own(values[where] if isinstance(values, np.ndarray) else to_numpy(picked(values, index)))
-            for name, values in inputs.items()
-        }
+    def _answers(self, table: pa.Table, given: pa.Table) -> pa.Table:
+        """The typed answers; a column that the function was given and handed back is what it was."""
+        for i, name in enumerate(table.column_names if self._returns is None else ()):
+            if name in given.column_names:
+                column = handed_back(table.column(i), given.column(name), self._format)
+                table = table.set_column(i, name, column)
+        return self._typed(table)
 
     def _typed(self, table: pa.Table) -> pa.Table:
         if self._renamed is not None and table.column_names != [self._renamed]:
@@ -237,10 +247,33 @@ class LoadedFunction:
         return pa.table(columns, schema=self._returns)
 
 
-def _ahead(column: pa.ChunkedArray) -> np.ndarray | pa.ChunkedArray:
-    # Lists and dicts are made anew for every call, as a function may change them; what is of one piece is copied.
-    nested = pa.types.is_nested(column.type) and not pa.types.is_fixed_size_list(column.type)
-    return column if nested else to_numpy(column)
+class _Given:
+    """Rows on their way to a function; for "numpy" with those columns as arrays that are slow to make, as texts are.
+    Pickled as the rows alone.
+    """
+
+    def __init__(self, rows: pa.Table, batch_format: str) -> None:
+        self.rows = rows
+        self._format = batch_format
+        slow = [f.name for f in rows.schema if batch_format == "numpy" and _slow(f.type)]
+        self._arrays = {name: to_numpy(rows.column(name)) for name in slow}
+
+    def __reduce__(self) -> Any:
+        return _Given, (self.rows, self._format)
+
+    def batch(self, given: pa.Table, where: slice | np.ndarray) -> Any:
+        """`given`, which are the rows at `where`, as the function takes them; all its own."""
+        if not self._arrays:
+            return to_batch(given, self._format)
+        return {
+            name: own(self._arrays[name][where] if name in self._arrays else to_numpy(given.column(name)))
+            for name in given.column_names
+        }
+
+
+def _slow(kind: pa.DataType) -> bool:
+    # Of numbers an array is a view. Lists and dicts are made anew for every call, as a function may change them.
+    return not (pa.types.is_primitive(kind) or pa.types.is_nested(kind))
 
 
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

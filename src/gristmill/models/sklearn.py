@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.errors import BadModel
-from gristmill.models.batches import to_batch
 from gristmill.models.cache import file_digest
 from gristmill.models.columns import check_columns, is_number
 from gristmill.models.extras import installed, require
@@ -159,7 +158,7 @@ def scores_nulls(spec: SklearnModel, estimator: Any, schema: pa.Schema) -> bool:
     kinds = [schema.field(c).type for c in features]
     rows: Any = np.full((1, len(features)), np.nan)
     if not all(is_number(k) or pa.types.is_null(k) for k in kinds):
-        rows = to_batch(pa.table([pa.nulls(1, k) for k in kinds], names=list(features)), "pandas")
+        rows = pa.table([pa.nulls(1, k) for k in kinds], names=list(features)).to_pandas()
     elif hasattr(estimator, "feature_names_in_") and installed("pandas"):
         import pandas as pd
 
@@ -268,7 +267,7 @@ class LoadedEstimator:
 
     def _called(self, rows: Any) -> Any:
         if isinstance(rows, pa.Table):
-            return self._call(to_batch(rows, "pandas"))
+            return self._call(rows.to_pandas().copy())  # as pandas reads it: null is NaN, as estimators are fitted
         rows = np.array(rows)  # an estimator may work in place (copy=False), and the rows may be scored again
         if self._named:
             import pandas as pd

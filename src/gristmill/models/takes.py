@@ -44,7 +44,11 @@ class Takes:
             if schema is None or wanted is None:
                 continue
             found = plain(schema.field(column).type)
-            if not (wider(found, wanted) == wanted or (is_text(found) and pa.types.is_string(wanted))):
+            if not (
+                wider(found, wanted) == wanted
+                or (is_text(found) and pa.types.is_string(wanted))
+                or (pa.types.is_integer(found) and pa.types.is_floating(wanted))  # row by row, see `_inexact`
+            ):
                 raise BadModel(
                     f"{self.name} takes column {column!r} as {wanted}, the source has it as {found}, which does not "
                     "fit without loss: cast it in a step, or correct takes="
@@ -59,13 +63,38 @@ class Takes:
                 bad |= values.is_null().to_numpy(zero_copy_only=False)
         return bad
 
-    def refused(self, rows: pa.Table) -> tuple[Refusal, ...]:
-        """A refusal for each such row, naming the first column that is null."""
-        found = []
-        for row in np.flatnonzero(self.nulls(rows)).tolist():
+    def refused(self, rows: pa.Table, keep_nulls: bool = False) -> tuple[Refusal, ...]:
+        """A refusal for each row with such a null (unless `keep_nulls`), naming the first column that is null, or with
+        a whole number that the declared float would round.
+        """
+        found = {}
+        for row in np.flatnonzero(self.nulls(rows)).tolist() if not keep_nulls else ():
             column = next(c for c in self.filled if not rows.column(c)[row].is_valid)
-            found.append(Refusal(row, "null", "NullColumn", self.null_message(column)))
-        return tuple(found)
+            found[row] = Refusal(row, "null", "NullColumn", self.null_message(column))
+        for column, inexact in self._inexact(rows).items():
+            for row in np.flatnonzero(inexact).tolist():
+                text = f"column {column!r} is {rows.column(column)[row]}, which {self.types[column]} rounds"
+                found.setdefault(row, Refusal(row, "invalid", "InexactNumber", f"{text}: {self.name} takes it as that"))
+        return tuple(found[row] for row in sorted(found))
+
+    def _inexact(self, rows: pa.Table) -> dict[str, np.ndarray]:
+        """Which whole numbers may not be the same as the floats that are declared, bool [rows], by column."""
+        import pyarrow.compute as pc
+
+        found = {}
+        for column, wanted in self.types.items():
+            values = rows.column(column)
+            kind = values.type
+            if wanted is None or not (pa.types.is_integer(kind) and pa.types.is_floating(wanted)):
+                continue
+            most = 2 ** {16: 11, 32: 24, 64: 53}[wanted.bit_width]
+            if kind.bit_width > most.bit_length():
+                beyond = pc.greater(values, pa.scalar(most, kind))
+                if pa.types.is_signed_integer(kind):
+                    beyond = pc.or_(beyond, pc.less(values, pa.scalar(-most, kind)))
+                if pc.any(beyond).as_py():
+                    found[column] = beyond.fill_null(False).to_numpy()
+        return found
 
     def null_message(self, column: str) -> str:
         """What is said of a null where none may be."""
@@ -77,7 +106,8 @@ class Takes:
         made = {}
         for column, wanted in self.types.items():
             values = rows.column(column)
-            made[column] = values if wanted is None or values.type == wanted else values.cast(wanted)
+            safe = wanted is None or not pa.types.is_floating(wanted)  # numbers that a float rounds are refused
+            made[column] = values if wanted is None or values.type == wanted else values.cast(wanted, safe=safe)
         return pa.table(made) if made else rows.select([])
 
     def without_nulls(self, rows: pa.Table) -> pa.Table:

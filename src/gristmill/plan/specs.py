@@ -231,6 +231,13 @@ def model(
     of these kinds. `takes` and `returns` declare its columns and types, for example `takes={"x": "float32 not null"}`
     and `returns={"score": "float32"}`: what does not fit is refused before anything runs. Raises BadModel for an
     instance, and at run time BadOutput for another number of rows.
+
+    Values are given exactly, whatever rows stand beside them. Null is NaN in arrays of floats, NaT in those of times
+    and else None: where whole numbers have nulls, "numpy" gives Python's ints and None, "pandas" its Int64, and
+    `takes={"x": "float64"}` floats with NaN (a number that a float would round is a dead letter). Times with a zone are
+    UTC in "numpy". Lists of numbers without nulls are arrays, other nested values lists and dicts. What Python cannot
+    hold ("rows": years beyond 9999, nanoseconds in a time of day) is a numpy scalar. A column that comes back as it was
+    given stays the column it was.
     """
     return FunctionModel(Call(target, dict(args), batch_format, takes), returns, output)
 
@@ -257,7 +264,10 @@ def filter(
 def step(
     target: Any, *, batch_format: BatchFormat = "numpy", takes: Mapping[str, str] | None = None, **args: Any
 ) -> Step:
-    """A step on a batch that keeps the row count: what it returns is added to the columns, or replaces them by name."""
+    """A step on a batch that keeps the row count: what it returns is added to the columns, or replaces them by name.
+
+    It is given batches as `model` says; columns that it hands back unchanged keep their type, zone and nulls.
+    """
     return Step("map", Call(target, dict(args), batch_format, takes))
 
 

@@ -15,6 +15,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import join
 from gristmill.errors import BadJob, BadOutput, RunFailed
 from gristmill.io.lossless import Lossy, lossless
+from gristmill.io.plain import to_rows
 from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.counts import Counts
 from gristmill.plan.failing import storable
@@ -241,7 +242,7 @@ def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
         for name in output.key:
             if name not in scored.rows.column_names:
                 raise BadJob(f"key names column {name!r}: the rows have {', '.join(scored.rows.column_names)}")
-        keys = scored.rows.select(list(output.key)).to_pylist()
+        keys = to_rows(scored.rows.select(list(output.key)))
         texts = [json.dumps(list(k.values()), default=str, ensure_ascii=False) for k in keys]
     else:
         paths = task.paths

@@ -16,6 +16,8 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
+from gristmill.io.plain import to_plain
+
 Row = tuple[str, int, str]  # path, position, copy
 
 SINGLE = -1  # in a path: this step made no more than one row of the row
@@ -223,7 +225,7 @@ def _digests(column: pa.ChunkedArray) -> np.ndarray:
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         found = _of_texts(column)
     else:
-        found = np.array([_checksum(v) for v in column.to_pylist()], dtype=np.uint32)
+        found = np.array([_checksum(v) for v in to_plain(column)], dtype=np.uint32)
     return np.asarray(np.where(column.is_valid().to_numpy(), found | np.uint32(1), np.uint32(0)))
 
 

@@ -16,6 +16,7 @@ from gristmill.errors import BadOutput
 from gristmill.io.content import Content
 from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
+from gristmill.io.plain import to_rows
 from gristmill.plan.contracts import BadRow, Block, Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Piece
@@ -292,7 +293,7 @@ class Prepare:
     def letter(self, dead: DeadRow, rows: pa.Table, source: str, position: int, copy: Copy | None) -> Letter:
         """A dead row of `rows` as a letter, its payload cut to what the sink keeps."""
         most = self._recipe.sink.dead_payload
-        payload = _payload(_row(rows.slice(dead.row, 1)), most) if most else None
+        payload = _payload(to_rows(rows.slice(dead.row, 1))[0], most) if most else None
         text, of, digest = (None, None, None) if copy is None else (copy.text, copy.of, f"{copy.digest:08x}")
         return Letter(
             source, position, text, of, digest, dead.stage, dead.step, dead.error, dead.message, dead.traceback, payload
@@ -335,23 +336,6 @@ def _part(chunk: Chunk, start: int, rows: int) -> Chunk:
     if start == 0:
         return Chunk(chunk.rows.slice(start, rows), identity, chunk.counts, chunk.letters)
     return Chunk(chunk.rows.slice(start, rows), identity, Counts())
-
-
-def _row(row: pa.Table) -> dict[str, Any]:
-    """The values of a table of one row; bytes where its texts are not UTF-8, as those of a file may be."""
-    try:
-        return row.to_pylist()[0]  # type: ignore[no-any-return]
-    except UnicodeDecodeError:
-        return {name: _bytes(column) for name, column in zip(row.column_names, row.columns, strict=True)}
-
-
-def _bytes(column: pa.ChunkedArray) -> Any:
-    try:
-        return column[0].as_py()
-    except UnicodeDecodeError:
-        if pa.types.is_nested(column.type):
-            return f"a {column.type} with text that is not UTF-8"
-        return column[0].as_buffer().to_pybytes()
 
 
 def _payload(row: Mapping[str, Any], most: int) -> dict[str, Any]:

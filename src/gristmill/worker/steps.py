@@ -22,7 +22,9 @@ from gristmill.batching.policy import Budget
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
-from gristmill.models.batches import LACKS, ROWS, from_result, owned, to_batch
+from gristmill.io.plain import to_rows
+from gristmill.models.batches import LACKS, ROWS, from_result, owned, to_batch, told_nulls
+from gristmill.models.given import handed_back, same
 from gristmill.plan.failing import SomeFailed
 from gristmill.plan.specs import Step
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
@@ -85,14 +87,13 @@ class LoadedStep:
         if self._takes is None:
             return self._applied(rows)
         self._takes.check(rows.schema)
-        bad = self._takes.nulls(rows)
-        if not bad.any():
+        refused = self._takes.refused(rows)
+        if not refused:
             return self._applied(rows)
-        kept = np.flatnonzero(~bad)
+        kept = np.setdiff1d(np.arange(rows.num_rows), [r.row for r in refused])
         found = self._applied(picked(rows, kept))
         dead = [replace(d, row=int(kept[d.row])) for d in found.dead]
-        for refused in self._takes.refused(rows):
-            dead.append(DeadRow(refused.row, self.stage, refused.error, refused.message, step=self.step.name))
+        dead += [DeadRow(r.row, self.stage, r.error, r.message, step=self.step.name) for r in refused]
         return replace(found, origin=kept[found.origin], dead=dead)
 
     def _applied(self, rows: pa.Table) -> Applied:
@@ -169,7 +170,7 @@ class LoadedStep:
         dead: list[DeadRow] = []
         for start in range(0, rows.num_rows, STEP_ROWS):
             given = self._given(rows.slice(start, STEP_ROWS))
-            for number, row in enumerate(given.to_pylist(), start):
+            for number, row in enumerate(to_rows(given), start):
                 try:
                     result = self.call(row)
                     if isinstance(result, BaseException):
@@ -187,37 +188,41 @@ class LoadedStep:
                     made.extend(pieces)
                     origin.extend([number] * len(pieces))
                     digests.extend(map(digest_of_row, pieces))
+        kinds = self._given(rows).schema
         try:
-            added = self._held(made)
+            added = self._held(made, kinds)
         except UnicodeEncodeError:
-            unheld = self._unheld(made, origin)
+            unheld = self._unheld(made, origin, kinds)
             kept = [i for i, number in enumerate(origin) if number not in unheld]
             made, origin, digests = [made[i] for i in kept], [origin[i] for i in kept], [digests[i] for i in kept]
             dead += [told_dead(number, self.stage, e, self.step.name) for number, e in unheld.items()]
-            added = self._held(made)
+            added = self._held(made, kinds)
         index, content = np.array(origin, dtype=np.int64), np.array(digests, dtype=np.uint32)
         after = picked(rows, index) if made else rows.slice(0, 0)
         return Applied(after if added is None else self._merged(after, added), index, dead, content)
 
-    def _held(self, made: list[dict[str, Any]]) -> pa.Table | None:
+    def _held(self, made: list[dict[str, Any]], given: pa.Schema) -> pa.Table | None:
         """What a flat_map has made, as a table; None where that has no columns."""
         name = f"flat_map {self.step.name}"
-        return from_result(made, len(made), name, "output", lacks=True) if any(made) else None
+        return from_result(made, len(made), name, "output", lacks=True, given=given) if any(made) else None
 
-    def _unheld(self, made: list[dict[str, Any]], origin: list[int]) -> dict[int, BaseException]:
+    def _unheld(self, made: list[dict[str, Any]], origin: list[int], given: pa.Schema) -> dict[int, BaseException]:
         """The rows of which something was made that no column can hold, with the reason."""
         found: dict[int, BaseException] = {}
         for number, pieces in groupby(range(len(made)), key=origin.__getitem__):
             try:
-                self._held([made[i] for i in pieces])
+                self._held([made[i] for i in pieces], given)
             except UnicodeEncodeError as e:
                 found[number] = e
         return found
 
     def _merged(self, rows: pa.Table, added: pa.Table) -> pa.Table:
         """`rows` with the columns of `added`, which replace those of the same name; where a dict lacked one, the row's
-        own stays.
+        own stays, and where the values are those that the step was given, the column it was given.
         """
+        assert self.step.call is not None
+        form = "rows" if self.step.kind == "flat_map" else self.step.call.batch_format
+        given = self._given(rows)
         for name in added.column_names:
             if name.startswith(LACKS):
                 continue
@@ -225,15 +230,21 @@ class LoadedStep:
             if at < 0:
                 rows = rows.append_column(name, column)
                 continue
-            if LACKS + name in added.column_names:
+            lacks, had = added.column(LACKS + name) if LACKS + name in added.column_names else None, rows.column(at)
+            field = rows.schema.field(at)
+            if lacks is not None:
                 try:
-                    column = _filled(added.column(LACKS + name), rows.column(at), column)
+                    column = _filled(lacks, had, column)
                 except Lossy as e:
                     raise BadOutput(
                         f"step {self.step.name} returned column {name!r} for some rows only, and of another type than "
                         f"those of the others: {e}"
                     ) from e
-            rows = rows.set_column(at, name, column)
+            if name in given.column_names:
+                column = handed_back(column, given.column(name), form)
+            if field.type.equals(column.type) and (field.metadata or not field.nullable) and same(column, had):
+                column = had
+            rows = rows.set_column(at, field if column is had else name, column)
         return rows
 
     def _pieces(self, result: Any) -> Iterable[dict[str, Any]]:
@@ -262,9 +273,16 @@ class LoadedStep:
         def call(index: np.ndarray) -> pa.Table:
             given = numbered.slice(int(index[0]), len(index))
             given = given.set_column(given.num_columns - 1, ROW, pa.array(np.arange(len(index), dtype=np.int64)))
-            answered = function(to_batch(given, form))
+            batch = to_batch(given, form)
             try:
-                result = from_result(answered, None, f"step {name}", "output", lacks=self.step.kind == "map")
+                answered = function(batch)
+            except TypeError as e:
+                told_nulls(e, given, form)
+                raise
+            try:
+                result = from_result(
+                    answered, None, f"step {name}", "output", lacks=self.step.kind == "map", given=given.schema
+                )
             except SomeFailed as e:
                 raise self._told(e, len(index)) from None
             self.sparse = self.sparse or ROWS in (result.schema.metadata or {})
@@ -297,12 +315,17 @@ class LoadedStep:
                 raise length_error(f"step {self.step.name}", given, count)
             return answer
         assert answer.lost is not None
-        of = answer.lost.column(ROW)
-        if of.null_count:
-            raise BadOutput(f"step {self.step.name} returned an exception without saying for which `_row`")
+        of, places = answer.lost.column(ROW), sorted(answer.failed)
+        numbers = self._checked_rows(answer.table.column(ROW), given)
+        if of.null_count:  # an exception at the row's own place says it, too: the others have `_row` from their rows
+            if count != given or np.isin(np.array(places)[of.is_null().to_numpy()], numbers).any():
+                raise BadOutput(
+                    f"step {self.step.name} returned an exception without saying for which `_row`, and not at that "
+                    "row's place in a list of all rows"
+                )
+            of = pa.chunked_array([[at if o is None else o for o, at in zip(of.to_pylist(), places, strict=True)]])
         errors = [answer.failed[i] for i in sorted(answer.failed)]
         failed = dict(zip(self._checked_rows(of, given).tolist(), errors, strict=True))
-        numbers = self._checked_rows(answer.table.column(ROW), given)
         others = ~np.isin(np.arange(given), list(failed))
         kept = others[numbers]
         among = np.cumsum(others) - 1
@@ -311,7 +334,7 @@ class LoadedStep:
 
 
 def _row(rows: pa.Table, number: int) -> dict[str, Any]:
-    return rows.slice(number, 1).to_pylist()[0]  # type: ignore[no-any-return]
+    return to_rows(rows.slice(number, 1))[0]
 
 
 def _own(value: Any) -> Any:
@@ -331,7 +354,9 @@ def _filled(lacks: pa.ChunkedArray, old: pa.ChunkedArray, new: pa.ChunkedArray) 
     mask = np.asarray(lacks.to_numpy(), dtype=bool)
     if mask.all():
         return old
-    parts = [pa.table({"": picked(old, np.flatnonzero(mask))}), pa.table({"": picked(new, np.flatnonzero(~mask))})]
+    own, others = np.flatnonzero(mask), np.flatnonzero(~mask)
+    changed = handed_back(picked(new, others), picked(old, others), "rows")
+    parts = [pa.table({"": picked(old, own)}), pa.table({"": changed})]
     order = np.argsort(np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)]), kind="stable")
     return picked(together([p for p in parts if p.num_rows]).column(0), order)
 
