@@ -11,6 +11,7 @@ from gristmill.commit import generation as generations
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.io.registry import format_options
 from gristmill.io.schema import wider
+from gristmill.models.pins import pins
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Files
 from gristmill.plan.job import Sink
@@ -31,7 +32,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         job.steps, _pinned(r), job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r), sink.drop),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
-        files=files, secrets=tuple(secrets_in(job)),
+        files=files, secrets=tuple(secrets_in(job)), pins=pins(r.fingerprint.code),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ class PrepareWorker:
     """Makes windows of shards, in order; each a Portion, then a last one, with the failure that ended them if any."""
 
     def __init__(self, recipe: Recipe, name: str) -> None:
+        from gristmill.models import pins
         from gristmill.models.registry import check_planned, open_preparer
 
         check_planned(recipe.model)
@@ -55,6 +56,7 @@ class PrepareWorker:
         self._name = name
         self._recipe = recipe
         self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]
+        pins.check(recipe.pins)
         self._watch = Watch(recipe.running.batch_timeout)
         self._stopping = threading.Event()
 

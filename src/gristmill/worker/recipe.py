@@ -63,6 +63,7 @@ class Recipe:
     batch: BatchPlan
     secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
     files: Files = LOCAL
+    pins: tuple[Any, ...] = ()  # models.pins: the user's modules as planned
 
 
 @dataclass(frozen=True)

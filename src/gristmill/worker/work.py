@@ -108,6 +108,7 @@ class ShardWorker:
     """Scores shards, one after the other, preparing the next while the model is busy with this one."""
 
     def __init__(self, stages: ShardStages, name: str) -> None:
+        from gristmill.models import pins
         from gristmill.models.registry import open_planned
 
         self._recipe = stages.recipe
@@ -115,6 +116,7 @@ class ShardWorker:
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
+        pins.check(stages.recipe.pins)  # after all was imported: what was changed since is refused, too
         self._files = stages.recipe.files
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._stopping = threading.Event()

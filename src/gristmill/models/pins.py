@@ -1,0 +1,73 @@
+"""The user's modules as they were planned, so that no worker of a run computes with others."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.errors import PlanChanged
+from gristmill.models.modules import local_file, named, read
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A module: digests of those statements of it that the plan rests on ("": of its file, where that is no source),
+    and the path, size and time of the file that had them, None where it had them no more.
+    """
+
+    module: str
+    parts: Mapping[str, str]
+    stamp: tuple[str, int, int] | None = None
+
+
+def pins(code: Mapping[str, str]) -> tuple[Pin, ...]:
+    """Those of the modules that the digests of a job's code name. A script that runs is none: workers are sent what
+    they need of it and do not import it.
+    """
+    parts: dict[str, dict[str, str]] = {}
+    for name, digest in code.items():
+        module, _, part = name.removeprefix("module ").partition(": ")
+        if name.startswith("module ") and module != named("__main__"):
+            parts.setdefault(module, {})[part] = digest
+    return tuple(_pinned(module, digests) for module, digests in parts.items())
+
+
+def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
+    file = local_file(module)
+    if file is None or not file.is_file():
+        return Pin(module, parts)
+    stamp = _stamp(file)  # before its content is looked at: what is written later has another one
+    return Pin(module, parts, stamp if _holds(file, module, parts) else None)
+
+
+def check(planned: tuple[Pin, ...]) -> None:
+    """Raises PlanChanged where a module has changed since it was planned in what the plan rests on. Where it is not
+    found under its name it is not looked at: whatever imports it says so.
+    """
+    importlib.invalidate_caches()
+    for pin in planned:
+        file = local_file(pin.module)
+        if file is None or not file.is_file():
+            continue
+        if _stamp(file) != pin.stamp and not _holds(file, pin.module, pin.parts):
+            raise PlanChanged(
+                f"{file}: module {pin.module} was changed after the run was planned, and answers of two versions must "
+                "not stand in one result: put it back and run again, or --restart (restart=True) with what is there now"
+            )
+
+
+def _stamp(file: Path) -> tuple[str, int, int]:
+    stat = file.stat()
+    return str(file), stat.st_size, stat.st_mtime_ns
+
+
+def _holds(file: Path, module: str, parts: Mapping[str, str]) -> bool:
+    if file.suffix != ".py":
+        return parts == {"": hashlib.sha256(file.read_bytes()).hexdigest()}
+    source = read(file, module)
+    if "statements" in source.parts and "statements" not in parts:  # they run, whatever is used of it
+        return False
+    return all(part in source.parts and source.digest(part) == digest for part, digest in parts.items())
