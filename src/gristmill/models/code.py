@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.errors import BadModel
+from gristmill.models.edited import must_be_as_written
 from gristmill.models.files import named_files
 from gristmill.models.modules import (
     ALL,
@@ -288,6 +289,9 @@ class _Look:
         else:
             self.put(f"{module}:{name}", _source_digest(function) if users else "")
             state = state | _own_state(function)
+        file = local_file(named(function.__globals__.get("__name__") or "")) if users else None
+        if file is not None:
+            must_be_as_written(function.__code__, file)
         if (inner := vars(function).get("__wrapped__")) is not None:
             self.add(name, inner, owner=name.rpartition(".")[0] if stands else None)
         for label, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

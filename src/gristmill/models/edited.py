@@ -1,0 +1,63 @@
+"""Whether code that is in memory is still what its file says: a file may be saved while its slow imports run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+import types
+from pathlib import Path
+
+from gristmill.errors import BadJob
+
+_IMPORTED = time.time()
+_SLACK = 0.1  # seconds that the clock of a disk, or of a process, may be coarse
+
+
+def must_be_as_written(code: types.CodeType, file: Path) -> None:
+    """Raises BadJob where the file was written after this process began, and no longer holds the code."""
+    if Path(code.co_filename).name != file.name or file.suffix != ".py":
+        return  # made from a text, or compiled
+    stat = file.stat()
+    if max(stat.st_mtime, stat.st_ctime) < _began() - _SLACK:
+        return
+    if _signature(code) not in _signatures(file, stat.st_mtime_ns, stat.st_size):
+        raise BadJob(
+            f"{file} was changed after this process imported it ({code.co_name} is another one now): start again"
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _began() -> float:
+    """When this process began, or, where the system does not tell, when this was imported."""
+    with contextlib.suppress(OSError, AttributeError, ValueError), open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return min(_IMPORTED, time.time() - age)
+    return _IMPORTED
+
+
+@functools.lru_cache(maxsize=64)
+def _signatures(file: Path, *stamp: int) -> frozenset[str]:
+    """Of all code in a file as it is now."""
+    try:
+        waiting = [compile(file.read_bytes(), str(file), "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found = set()
+    while waiting:
+        code = waiting.pop()
+        found.add(_signature(code))
+        waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return frozenset(found)
+
+
+def _signature(code: types.CodeType) -> str:
+    consts = [_signature(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags)
+    return repr((code.co_name, code.co_code.hex(), consts, names))
+
+
+def _constant(value: object) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
