@@ -15,12 +15,16 @@ from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Verb
 from gristmill.commit.publication import Publication
-from gristmill.errors import BadJob, BadSource, CorruptStore, PlanChanged
+from gristmill.errors import BadSource, CorruptStore, PlanChanged
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import Files
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.shard import Selection
 from gristmill.planning import Resolved
+
+RESTART = "--restart (restart=True) to score everything anew"
+ACCEPT = "--accept (accept=True) to publish that run as it is"
+RETRY = "retry-dead --accept-code-change (accept_code_change=True) to score"
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def _quietly(text: str) -> None:
 @dataclass(frozen=True)
 class Held:
     """What a sink holds: its latest publication, all claims, and the claim that can still become the next publication,
-    if there is one: the last that was made from the latest. `tell` is told which source files are read again.
+    if there is one (`generation.pending`). `tell` is told which source files are read again.
     """
 
     root: str
@@ -60,8 +64,7 @@ class Held:
         latest = publication.latest(root, files)
         number = 0 if latest is None else latest.number
         claims = tuple(generations.generations(root, files))
-        open_ = [g for g in claims if not g.lost and g.predecessor == number]
-        return Held(root, files, latest, claims, open_[-1] if open_ else None, tell)
+        return Held(root, files, latest, claims, generations.pending(claims, number), tell)
 
     def claim(self, kind: Verb, r: Resolved) -> Generation:
         """Begin the next generation on top of what is published; one that is unfinished there is given up for good.
@@ -191,49 +194,109 @@ def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: boo
     append gives it up and adds what is new to the result, if that is of this job; where nothing is new, nothing is to
     do, and what is not an append is left to be finished by its own job. Raises PlanChanged in all other cases.
     """
-    ways = []
     if held.latest is None:
         if not receipts.listed(begun.receipts, begun.files):
             return Choice(held.claim("new", r), False, r)
     else:
-        _, lines, grown = _compared(held, r)
-        if not lines and begun.kind != "append":
+        found = Difference.result(held, r)
+        if not found.lines and begun.kind != "append":
             publishing.withdraw(begun, held.latest)
             held.tell(f"an unfinished {begun.kind} of something else is here (generation {begun.number}): it is left")
             return Choice(None, True, r, held.latest)
-        if append and (grown or not lines):
+        if append and (found.grown or not found.lines):
             return _finished(held, held.latest, uri, r, append)
-        if grown or not lines:
-            ways.append("--append (append=True) to give it up and score only what is new")
-        if begun.kind == "retry-dead" and all(line.startswith("code:") for line in lines):
-            ways.append("retry-dead to begin it anew")
-    ways.append("--restart (restart=True) to score everything anew")
-    raise PlanChanged(f"{problem}\nput it back to go on with that run, or use {', or '.join(ways)}")
+    raise PlanChanged(f"{problem}\n{_ways(held, begun, r)}")
 
 
-def _compared(held: Held, r: Resolved) -> tuple[dict[str, str], list[str], bool]:
-    """The inputs of the published result, what differs between that and a job, and whether that is new files alone."""
-    members = held.members()
-    stored = held.inputs(members, r)
-    lines = compared(members[-1], r.fingerprint, stored)
-    only_inputs = all(line.startswith("input:") for line in lines)
-    return stored, lines, bool(lines) and only_inputs and fingerprint.new_inputs_only(stored, r.fingerprint)
+@dataclass(frozen=True)
+class Difference:
+    """What differs between a published result, whose inputs are `stored`, and a job."""
+
+    stored: Mapping[str, str]
+    lines: list[str]
+    r: Resolved
+
+    @staticmethod
+    def result(held: Held, r: Resolved) -> Difference:
+        """With all of the source's files."""
+        members = held.members()
+        stored = held.inputs(members, r)
+        return Difference(stored, compared(members[-1], r.fingerprint, stored), r)
+
+    def known(self, held: Held) -> Difference:
+        """With those of the source's files alone that the result has rows of."""
+        some = restricted(self.r, list(self.stored))
+        return Difference(self.stored, compared(held.members()[-1], some.fingerprint, self.stored), some)
+
+    @property
+    def code(self) -> bool:
+        """Whether nothing but code differs."""
+        return all(line.startswith("code:") for line in self.lines)
+
+    @property
+    def grown(self) -> bool:
+        """Whether nothing differs but that the source has new files, which can be told."""
+        if not self.lines or not all(line.startswith("input:") for line in self.lines) or self.some:
+            return False
+        return fingerprint.new_inputs_only(self.stored, self.r.fingerprint)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the source has files that the result has no rows of, which can be told."""
+        return not self.some and any(path not in self.stored for path in self.r.fingerprint.inputs)
+
+    @property
+    def some(self) -> bool:
+        """Whether only some rows of the source are taken, so that which of them are new cannot be told."""
+        return self.r.job.source.limit is not None or self.r.job.source.sample is not None
+
+
+def _ways(held: Held, begun: Generation | None, r: Resolved) -> str:
+    """What can be done about a job that is not that of what is here, as a sentence. Every way is accepted as things
+    stand; what comes after "then" once that is done.
+    """
+    kind = None if begun is None else begun.kind
+    found = [] if begun is None else [_put_back(begun, r)]
+    why = ""
+    if held.latest is not None:
+        result = Difference.result(held, r)
+        known = result.known(held)
+        if kind is None and result.fresh and not result.grown:
+            found.append("put it back, then --append (append=True) to score only the new files")
+        if kind is None and result.grown:
+            found.append("--append (append=True) to score only the new files")
+        if kind is not None and (result.grown or not result.lines):
+            found.append("--append (append=True) to give it up and score only what is new")
+        if known.code and held.latest.body["rows_dead"]:
+            again = "to begin it anew" if kind == "retry-dead" else "to score the dead rows again"
+            found.append(f"{RETRY} only the dead rows with the new code" if known.lines else f"retry-dead {again}")
+        if kind == "append" and known.lines and known.code:
+            why = "what is published was scored by the code as it was, and one result is not to be of two: "
+    first, *rest = [*found, RESTART]
+    return why + ", or ".join([first if first.startswith("put ") else f"use {first}", *rest])
+
+
+def _put_back(begun: Generation, r: Resolved) -> str:
+    """The way back to an unfinished run: on with it, or, where a gate did not hold for its dead rows, to accept it."""
+    if not (_refused(begun) and (generations.read_progress(begun) or {}).get("rows_dead")):
+        return "put it back to go on with that run"
+    then = ""
+    if begun.planned and all(line.startswith("code:") for line in compared(begun, r.fingerprint, r.fingerprint.inputs)):
+        then = f", then {RETRY} its dead rows with the new code"
+    return f"put it back, then {ACCEPT}{then}"
 
 
 def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bool) -> Choice:
-    stored, lines, grown = _compared(held, r)
-    if not lines:
+    found = Difference.result(held, r)
+    if not found.lines:
         return Choice(None, True, r, held.given_up())
-    some = r.job.source.limit is not None or r.job.source.sample is not None
-    if append and grown:
-        if some:
-            raise BadJob("--append together with limit or sample: which rows are new cannot be told")
-        fewer = restricted(r, [p for p in r.fingerprint.inputs if p not in stored])
+    if append and found.grown:
+        fewer = restricted(r, [p for p in r.fingerprint.inputs if p not in found.stored])
         return Choice(held.claim("append", fewer), False, fewer, latest)
-    ways = "--restart (restart=True) to score everything anew" + (
-        ", or --append (append=True) to score only the new files" if grown and not some else ""
-    )
-    raise PlanChanged(f"{uri}: holds a result of something else:\n{fingerprint.listed(lines)}\nuse {ways}")
+    problem = f"{uri}: holds a result of something else:\n{fingerprint.listed(found.lines)}"
+    if append and found.some:
+        problem += "\nof a source with limit or sample it cannot be told which rows are new, and nothing is appended"
+    raise PlanChanged(f"{problem}\n{_ways(held, None, r)}")
 
 
 def compared(planned: Generation, now: Fingerprint, inputs: Mapping[str, str]) -> list[str]:

@@ -69,7 +69,10 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
     touched = {
         f.file.path: f
         for f in r.files
-        if f.file.path in known and f.file.size == known[f.file.path][0] and _seen(f.file) != known[f.file.path]
+        if f.file.path in stored
+        and f.file.path in known
+        and f.file.size == known[f.file.path][0]
+        and _seen(f.file) != known[f.file.path]
     }
     out = dict(stored)
     if touched:
@@ -86,7 +89,7 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
         inspections.note_same(members[-1], [f.file for path, f in same.items() if path not in reasons])
     now = {f.file.path: f for f in r.files}
     for path in inspections.noted_same(members):
-        if path in now and path not in touched and _seen(now[path].file) == known[path]:
+        if path in now and path in stored and path not in touched and _seen(now[path].file) == known[path]:
             out[path] = fingerprint.input_digest(now[path])
     return out
 

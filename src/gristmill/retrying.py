@@ -9,10 +9,10 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.choosing import Choice, Held, compared, restricted
+from gristmill.choosing import ACCEPT, RESTART, RETRY, Choice, Held, compared, restricted
 from gristmill.commit import publication
 from gristmill.commit.generation import Generation
-from gristmill.commit.reading import dead_letters, letters_of
+from gristmill.commit.reading import committed_letters, dead_letters, letters_of
 from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.plan import fingerprint
@@ -61,9 +61,10 @@ def choose(
     held = Held.by(root, files, tell)
     r = held.known(r)
     base = publication.published(root, files)
+    letters = dead_letters(letters_of(root, base.live(), files), files)
     begun = held.unfinished if held.unfinished is not None and held.unfinished.planned else None
-    if begun is not None and begun.kind in ("new", "restart") and not _differs(held, begun, r):
-        raise BadJob(f"{uri}: an unfinished --{begun.kind} is here: finish it before dead letters are scored again")
+    if begun is not None and begun.kind != "retry-dead":
+        _refuse(held, begun, uri, r, letters.num_rows)
     aside = begun if begun is not None and begun.kind != "retry-dead" else None
     begun = None if aside is not None else begun
     members = held.members()
@@ -73,16 +74,15 @@ def choose(
         return Choice(begun, True, r, base)
     lines = compared(members[-1], r.fingerprint, stored)
     code = [line for line in lines if line.startswith("code:")]
+    if letters.num_rows == 0 and len(code) == len(lines):
+        return Choice(None, True, r, base)
     if len(code) != len(lines) or (code and not accept_code_change):
         way = (
-            "--accept-code-change (accept_code_change=True) scores the dead letters with the new code"
+            "use retry-dead --accept-code-change (accept_code_change=True) to score the dead letters with the new code"
             if len(code) == len(lines)
-            else "put it back"
+            else f"put it back, then retry-dead to score the dead letters again, or use {RESTART}"
         )
         raise PlanChanged(f"{uri}: the job is not the one whose letters these are:\n{fingerprint.listed(lines)}\n{way}")
-    letters = dead_letters(letters_of(root, base.live(), files), files)
-    if letters.num_rows == 0:
-        return Choice(None, True, r, base)
     if aside is not None and aside.kind == "append":
         tell("the unfinished append is put aside: the next run with --append (append=True) begins it anew")
     generation = held.claim("retry-dead", r)
@@ -94,10 +94,26 @@ def choose(
     )
 
 
-def _differs(held: Held, begun: Generation, r: Resolved) -> list[str]:
-    """What differs between the plan of an unfinished generation and a job; files that came since do not."""
-    planned = held.inputs([begun], r)
-    return compared(begun, restricted(r, list(planned)).fingerprint, planned)
+def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) -> None:
+    """Raises BadJob beside an unfinished restart of this very job, which will replace the letters; and beside an append
+    where it alone has dead rows, which are nobody's letters before it is published.
+    """
+    inputs = held.inputs([begun] if begun.base is None else [*held.members(), begun], r)
+    same = not compared(begun, restricted(r, list(inputs)).fingerprint, inputs)  # files that came since do not count
+    if begun.kind in ("new", "restart"):
+        if same:
+            raise BadJob(
+                f"{uri}: an unfinished run of this job is here, whose result will replace these letters: use run "
+                "to go on with it, or --restart (restart=True) to begin it anew"
+            )
+    elif not letters and (dead := committed_letters(begun).num_rows):
+        ways = f"put it back, then {ACCEPT}, then {RETRY} its dead rows with the new code, or use {RESTART}"
+        if same:
+            ways = f"use {ACCEPT}, then retry-dead to score its dead rows again, or {RESTART}"
+        raise BadJob(
+            f"{uri}: no row of the published result is dead; the {dead:,} dead rows are those of a run with --append "
+            f"that has not finished, and is not published: {ways}"
+        )
 
 
 def _selection(r: Resolved, letters: pa.Table) -> Selection:

@@ -46,6 +46,7 @@ from gristmill.errors import (
     GateFailed,
     GristmillError,
     Interrupted,
+    PlanChanged,
     RunFailed,
     SinkBusy,
     SourceChanged,
@@ -402,6 +403,8 @@ class Run:
                     break
         except BaseException as e:
             if not isinstance(e, GateFailed):
+                if self._plan is None and isinstance(e, (PlanChanged, BadJob)):
+                    generations.refuse(self.generation)
                 self._say(phase="failed")
             raise
         finally:
@@ -625,10 +628,8 @@ class Run:
             gating.audit(planning.audits(self.spec), staged)
 
     def _how_to_look(self) -> str:
-        """How to read the dead letters before they are published: `gristmill dead` shows those of a live result."""
-        if publication.latest(self.root, self._files) is None:
-            return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
-        return f"they are in {join(generations.meta(self.sink.uri), self.generation.name, 'work', 'dead-*')}"
+        """How to read the dead letters before they are published."""
+        return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
 
     @contextlib.contextmanager
     def _gate_noted(self) -> Iterator[None]:

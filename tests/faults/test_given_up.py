@@ -152,11 +152,12 @@ class Scene:
         ways = {
             r"--append \(": "append",
             r"--restart \(": "restart",
-            r"or use .*retry-dead to begin": "retry",
+            r"or .*retry-dead to ": "retry",
             r"--accept-code-change": "retry, accepting",
-            r"finish it|run the job again|run again": "run",
+            r"use run to go on|run the job again|run again": "run",
             r"put it back": verb,
         }
+        answer = re.sub(r"put it back(, then [^,]*)+", "put it back", answer)  # the first of several steps
         found = [way for pattern, way in ways.items() if re.search(pattern, answer)]
         assert found, f"no way out is told: {answer}"
         way = chance.choice(found)

@@ -149,13 +149,7 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 @words.debug
 def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool, debug: bool) -> int:
     """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
-    from gristmill.commit.reading import dead as dead_letters
-    from gristmill.commit.reading import unfinished
-
-    root, files = _existing(sink)
-    if unfinished(root, files) is not None:
-        say(f"{sink}: nothing is published: these are the dead letters so far of a run that has not finished")
-    letters = dead_letters(root, files=files)
+    letters = _letters(sink, *_existing(sink))
     most = limit or letters.num_rows
     if by is not None:
         return _grouped(letters, by, most, as_json)
@@ -169,6 +163,36 @@ def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool,
     if letters.num_rows > most:
         sys.stdout.write(f"({most:,} of {letters.num_rows:,}: --limit 0 shows all, --by error counts them)\n")
     return 0
+
+
+_RUNS = {
+    "append": "a run with --append",
+    "restart": "a run with --restart",
+    "retry-dead": "a retry-dead",
+    "new": "a run",
+}
+
+
+def _letters(sink: str, root: str, files: Any) -> Any:
+    """Those of a run that has not finished, where it has some, saying so; else those of the published result."""
+    from gristmill.commit.publication import success
+    from gristmill.commit.reading import committed_letters, dead, unfinished
+
+    begun, body = unfinished(root, files), success(root, files)
+    if begun is None:
+        return dead(root, files=files)
+    letters = committed_letters(begun)
+    if body is None:
+        say(f"{sink}: nothing is published: these are the dead letters so far of a run that has not finished")
+        return letters
+    if not letters.num_rows:
+        return dead(root, files=files)
+    of_before = f" (which has {body['rows_dead']:,} of its own: gm.dead({sink!r}))" if body["rows_dead"] else ""
+    say(
+        f"{sink}: these are the dead letters so far of {_RUNS[begun.kind]} that has not finished; they are not "
+        f"in the published result{of_before}"
+    )
+    return letters
 
 
 def _existing(sink: str) -> tuple[str, Any]:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from gristmill.plan.fingerprint import input_digest
 from gristmill.plan.shard import ShardTable
 
 Verb = Literal["new", "restart", "append", "retry-dead"]
+_REFUSED = "refused"
 _CLAIM = re.compile(r"^(\d{4,})\.json$")
 
 
@@ -95,6 +96,21 @@ def generations(root: str, files: Files = LOCAL) -> list[Generation]:
     folder = join(root, META, "generations")
     numbers = sorted(int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e)))
     return [_claimed(files, root, number) for number in numbers]
+
+
+def pending(claims: Sequence[Generation], published: int) -> Generation | None:
+    """The claim that can still become the publication after number `published`: the last that was made from it, but
+    for one whose first rows were refused, which is nothing.
+    """
+    for found in reversed(claims):
+        if not found.lost and found.predecessor == published and _REFUSED not in found.files.names(found.folder):
+            return found
+    return None
+
+
+def refuse(generation: Generation) -> None:
+    """Note that a generation is nothing: its first rows do not fit the result that they would be added to."""
+    generation.files.write_over(join(generation.folder, _REFUSED), b"")
 
 
 def _claimed(files: Files, root: str, number: int) -> Generation:

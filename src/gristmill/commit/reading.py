@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.commit.generation import Generation, decode_schema, generations
+from gristmill.commit.generation import Generation, decode_schema, generations, pending
 from gristmill.commit.places import opened
 from gristmill.commit.publication import Live, Publication, latest, published
 from gristmill.commit.receipt import standing
@@ -97,15 +97,23 @@ DEAD = pa.schema(
 )
 
 
-def dead(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> pa.Table:
+def dead(
+    sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None, generation: int | None = None
+) -> pa.Table:
     """The dead letters of a sink, schema DEAD; `payload` is JSON text. Where nothing is published yet, those that the
-    unfinished run has committed.
+    unfinished run has committed, and also where that is the `generation` that is asked for.
     """
     root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
-    if (begun := unfinished(root, files)) is not None:
-        parts = [part for done in standing(begun.receipts, files).values() for part in done.parts]
-        return dead_letters([join(root, p.work) for p in parts if p.role == "dead"], files)
+    begun = unfinished(root, files)
+    if begun is not None and (begun.predecessor == 0 or begun.number == generation):
+        return committed_letters(begun)
     return dead_letters(letters_of(root, published(root, files).live(), files), files)
+
+
+def committed_letters(begun: Generation) -> pa.Table:
+    """The dead letters of the shards that an unfinished generation has committed."""
+    parts = [part for done in standing(begun.receipts, begun.files).values() for part in done.parts]
+    return dead_letters([join(begun.root, p.work) for p in parts if p.role == "dead"], begun.files)
 
 
 def letters_of(root: str, live: Sequence[Live], files: Files) -> list[str]:
@@ -114,9 +122,10 @@ def letters_of(root: str, live: Sequence[Live], files: Files) -> list[str]:
 
 
 def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
-    """The generation that has rows where nothing is published; None where something is, or no run has got so far."""
-    known = generations(root, files) if latest(root, files) is None else []
-    return known[-1] if known and known[-1].planned else None
+    """The generation that may become the next result, and has a plan; None where no run has got so far."""
+    found = latest(root, files)
+    begun = pending(generations(root, files), 0 if found is None else found.number)
+    return begun if begun is not None and begun.planned else None
 
 
 def dead_letters(paths: Sequence[str], files: Files = LOCAL) -> pa.Table:

@@ -110,7 +110,8 @@ class Report:
         return read(self.sink) if self.opened is None else read(self.opened[0], files=self.opened[1])
 
     def dead(self) -> Any:
-        """The dead letters as an Arrow table."""
+        """The dead letters as an Arrow table; of a run that has not published, those of its committed shards."""
         from gristmill.commit.reading import dead
 
-        return dead(self.sink) if self.opened is None else dead(self.opened[0], files=self.opened[1])
+        root, files = (self.sink, None) if self.opened is None else self.opened
+        return dead(root, files=files, generation=self.generation)

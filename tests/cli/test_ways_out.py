@@ -1,0 +1,88 @@
+"""What the commands say after a run that did not publish, as a person at a terminal meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+SCORE = """
+def score(rows):
+    return [{"s": BODY} for r in rows]
+"""
+JOB = """
+source: {uri: "in/"}
+model: {call: "fn:score", batch_format: rows}
+sink: {uri: "out/", keep: [id]}
+engine: {workers: 0}
+"""
+
+
+def code(path: Path, body: str) -> None:
+    """The function, with what it makes of a row `r`."""
+    (path / "fn.py").write_text(SCORE.replace("BODY", body))
+
+
+def day(path: Path, number: int, rows: int = 200) -> None:
+    """Another file for the source."""
+    (path / "in").mkdir(exist_ok=True)
+    ids = range(number * rows, (number + 1) * rows)
+    pq.write_table(pa.table({"id": ids, "x": [float(i) for i in ids]}), path / "in" / f"day={number}.parquet")
+
+
+@pytest.fixture
+def gated(folder: Any) -> Any:
+    """A result of one day, and an append of the next of whose rows a tenth fails: a gate does not hold."""
+    (folder.path / "job.yaml").write_text(JOB)
+    code(folder.path, "r['x'] / (r['id'] < 200 or r['id'] % 10)")
+    day(folder.path, 0)
+    assert folder.run("run", "job.yaml").code == 0
+    day(folder.path, 1)
+    assert folder.run("run", "job.yaml", "--append").code == 3
+    return folder
+
+
+def test_dead_shows_the_rows_of_an_append_whose_gate_did_not_hold(gated: Any) -> None:
+    """`gristmill dead` is where the gate's message points: it shows them, and says whose they are."""
+    shown = gated.run("dead", "out", "--json", "--limit", "0")
+    assert [json.loads(json.loads(x)["payload"])["id"] for x in shown.out.splitlines()] == list(range(200, 400, 10))
+    assert "a run with --append that has not finished" in shown.err and "not in the published result" in shown.err
+
+
+def test_fixed_code_after_an_append_whose_gate_did_not_hold(gated: Any) -> None:
+    """Rows of the old code are published: every command says the same two ways, and both work."""
+    old = (gated.path / "fn.py").read_text()
+    code(gated.path, "r['x'] / 2")
+    new = (gated.path / "fn.py").read_text()
+    for verb in (["run", "job.yaml"], ["run", "job.yaml", "--append"], ["retry-dead", "out", "--job", "job.yaml"]):
+        said = gated.run(*verb)
+        assert said.code in (2, 4) and "begin it anew" not in said.err
+        assert "put it back, then --accept" in said.err and "--restart (restart=True) to score everything" in said.err
+        assert "then retry-dead --accept-code-change" in said.err
+    (gated.path / "fn.py").write_text(old)
+    assert gated.run("run", "job.yaml", "--accept").code == 0
+    (gated.path / "fn.py").write_text(new)
+    assert "retry-dead --accept-code-change" in gated.run("run", "job.yaml").err
+    assert gated.run("retry-dead", "out", "--job", "job.yaml", "--accept-code-change").code == 0
+    assert gated.run("verify", "out").code == 0 and "no dead letters" in gated.run("dead", "out").out
+
+
+def test_a_refused_append_is_nothing(folder: Any) -> None:
+    """A plain run after an append whose rows do not fit says that files are new; without them nothing is to do."""
+    (folder.path / "job.yaml").write_text(JOB)
+    code(folder.path, "r['x'] if r['id'] < 200 else 'text'")
+    day(folder.path, 0)
+    assert folder.run("run", "job.yaml").code == 0
+    day(folder.path, 1)
+    for _ in range(2):
+        refused = folder.run("run", "job.yaml", "--append")
+        assert refused.code == 4 and "column: s was double, is string" in refused.err
+    plain = folder.run("run", "job.yaml")
+    assert plain.code == 4 and "is new" in plain.err and "--append" in plain.err and "column: s" not in plain.err
+    assert "done and published" in folder.run("status", "out").out
+    (folder.path / "in" / "day=1.parquet").unlink()
+    assert "nothing to do" in folder.run("run", "job.yaml").out
