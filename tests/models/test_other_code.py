@@ -179,6 +179,15 @@ SAME = {
     "cycles": "class N: pass\na, b, c = N(), N(), N()\na.o, b.o, c.o = {b, c}, {a, c}, {a, b}\na.n, b.n, c.n = 'abc'\n"
     "V = {a, b, c}",
 }
+# The same, of values that are other in every process and are named as such.
+PASSING = {
+    "the time": "import time\nV = time.time()",
+    "a name": "from uuid import uuid4\nV = f'run-{uuid4().hex[:8]}'",
+    "a number": "V = os.getpid()",
+    "a folder": "import tempfile\nfrom pathlib import Path\nV = Path(tempfile.mkdtemp(dir=os.path.dirname(__file__)))",
+    "now": "import datetime\nV = datetime.datetime.now().isoformat()",
+    "no seed": "import numpy as np\nV = np.random.default_rng()",
+}
 LOOK = """
 import importlib, json, os, sys
 from gristmill.models import code
@@ -239,3 +248,30 @@ def test_what_is_the_same_in_every_process(tmp_path: Path) -> None:
     once, again = (looked_at(cases, tmp_path, "1", seed) for seed in "12")
     for case, found in once.items():
         assert found == again[case], case
+
+
+def test_what_passes_with_a_process_is_named(tmp_path: Path) -> None:
+    """The time, a process's number: no difference, and said not to be compared, also where another module has it."""
+    cases = {name: (f"{text}\ndef score(x): return V", {}) for name, text in PASSING.items()}
+    cases["of another module"] = (
+        "from conf import V\ndef score(x): return V",
+        {"conf.py": "import time\nV = time.time()"},
+    )
+    once, again = (looked_at(cases, tmp_path, "1", seed) for seed in "12")
+    for case, found in once.items():
+        assert found == again[case], case
+        assert "not compared: score.V (other in every process)" in found, case
+
+
+def test_what_only_looks_passing_counts(tmp_path: Path) -> None:
+    """A seed, a year, a name that is bound again: their values shape answers."""
+    texts = {
+        "a seed": "import random\nV = random.Random(K)",
+        "a year": "import datetime\nV = datetime.datetime.now().year + K",
+        "bound again": "import time\nV = time.time()\nV = K",
+    }
+    cases = {name: (f"{text}\ndef score(x): return V", {}) for name, text in texts.items()}
+    once, other = (looked_at(cases, tmp_path, k, "1") for k in "12")
+    for case, found in once.items():
+        assert found != other[case], case
+        assert not any("not compared" in name for name in found), case

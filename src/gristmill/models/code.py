@@ -26,6 +26,7 @@ from gristmill.models.modules import (
     changed_names,
     imported_by,
     is_local_module,
+    is_passing,
     is_users,
     local_file,
     named,
@@ -343,6 +344,9 @@ class _Look:
             self.module(label, value, names, changed=changed, above=above)
         elif (id(values), name) not in self.seen:
             self.seen[id(values), name] = values
+            if not is_code(value) and is_passing(named(values.get("__name__") or ""), name):
+                self.walk.missed[f"{label} (other in every process)"] = None
+                return
             self.add(label, value, changed=changed)
 
     def module(

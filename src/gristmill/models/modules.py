@@ -33,6 +33,16 @@ _CHANGING = {
     "setdefault", "sort", "update", "fill", "put",
 }  # fmt: skip
 
+# Calls whose values are other in every process, the last only without a seed; and what only writes such a value down.
+_PASSING = {
+    "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns",
+    "time.process_time", "uuid.uuid1", "uuid.uuid4", "os.getpid", "os.getppid", "os.urandom", "tempfile.mkdtemp",
+    "tempfile.mkstemp", "tempfile.TemporaryDirectory", "datetime.datetime.now", "datetime.datetime.utcnow",
+    "secrets.token_hex", "secrets.token_urlsafe", "numpy.random.default_rng", "random.Random", "random.SystemRandom",
+}  # fmt: skip
+_SEEDED = {"numpy.random.default_rng", "random.Random"}
+_WRITTEN = {"str", "int", "float", "round", "Path", "hex", "isoformat", "timestamp", "name"}
+
 
 def named(module: str) -> str:
     """A module's name as others import it: a script that runs is `__main__` to itself, and its file to everyone."""
@@ -174,6 +184,7 @@ class Source:
     ours: set[str] = field(default_factory=lambda: {"print"})  # Gristmill's, whose options are compared apart
     pure: set[str] = field(default_factory=lambda: {"property", "staticmethod", "classmethod"})  # decorators
     changed: set[str] = field(default_factory=set)  # see `changed_names`
+    passing: set[str] = field(default_factory=set)  # names whose value is other in every process
     _uses: dict[str, tuple[set[str], list[tuple[str, str]]]] = field(default_factory=dict)
 
     def reached(self, name: str) -> list[str]:
@@ -285,6 +296,8 @@ def _file(stmt: ast.stmt, number: int, source: Source) -> None:
         for name in names:
             source.parts.setdefault(name, []).append(stmt)
             source.names.setdefault(name, set()).add(name)
+        if stmt.value is not None and _passes(stmt.value, source):
+            source.passing.update(names)
         if isinstance(stmt.value, ast.Call) and _root(stmt.value) & source.ours:
             source.ours.update(names)
         elif stmt.value is not None and not _harmless(stmt.value, source):
@@ -337,6 +350,45 @@ def _harmless(node: ast.expr, source: Source) -> bool:
     calls = (p for p in ast.walk(node) if isinstance(p, ast.Call))
     named = any(isinstance(p, ast.NamedExpr) for p in ast.walk(node))
     return not named and all(_root(call) & source.ours for call in calls)
+
+
+def _passes(value: ast.expr, source: Source) -> bool:
+    """Whether an expression is the time, a process's number or the like, and nothing else."""
+    if isinstance(value, ast.Call) and (name := _dotted(value.func, source.imports)) in _PASSING:
+        return name not in _SEEDED or not (value.args or value.keywords)
+    if isinstance(value, ast.Call):
+        known = (value.func.id if isinstance(value.func, ast.Name) else getattr(value.func, "attr", "")) in _WRITTEN
+        inner = [value.func.value] if isinstance(value.func, ast.Attribute) else value.args[:1]
+        return known and bool(inner) and _passes(inner[0], source)
+    if isinstance(value, ast.JoinedStr):
+        parts = [part.value for part in value.values if isinstance(part, ast.FormattedValue)]
+        return bool(parts) and all(_passes(part, source) for part in parts)
+    if isinstance(value, ast.Attribute):
+        return value.attr in _WRITTEN and _passes(value.value, source)
+    return isinstance(value, ast.Subscript) and _passes(value.value, source)
+
+
+def _dotted(node: ast.expr, imports: dict[str, tuple[str, str]]) -> str:
+    chain: list[str] = []
+    while isinstance(node, ast.Attribute):
+        chain.insert(0, node.attr)
+        node = node.value
+    return ".".join(filter(None, [*imports.get(node.id, ()), *chain])) if isinstance(node, ast.Name) else ""
+
+
+def is_passing(module: str, name: str) -> bool:
+    """Whether the source of a module says that a name's value is other in every process, wherever it is imported from.
+
+    A name that is bound more than once may be anything.
+    """
+    file = local_file(module)
+    if file is None or file.suffix != ".py":
+        return False
+    source = read(file, module)
+    if name in source.passing:
+        return source.names[name] == {name} and len(source.parts[name]) == 1
+    other, inner = source.imports.get(name, ("", ""))
+    return bool(inner) and (other, inner) != (module, name) and is_passing(other, inner)
 
 
 def _root(node: ast.expr) -> set[str]:
