@@ -576,7 +576,11 @@ class Run:
             form, options = self.resolved.sink_format, self.sink.options
             done = merge(self._files, self.generation, done, form, self.plan.schema, options)
         self._refuse_late()
-        publishing.link_parts(self._files, self.generation, done)
+        try:
+            publishing.link_parts(self._files, self.generation, done)
+        except CorruptStore:
+            self._refuse_late()  # whoever has given this generation up has removed its files
+            raise
         live = [*(f for f in whole.live if f.role != "manifest"), *live_of(self.generation, done)]
         if self.plan.about["sink_format"] == "npy":
             live.append(publishing.manifest(self.generation, done, whole.live))

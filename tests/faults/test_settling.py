@@ -57,7 +57,7 @@ def npy(root: str) -> Any:  # noqa: F811
 
 def appended(source: str, root: str, kind: str) -> Any:  # noqa: F811
     """An append in a process apart, which is killed or stopped where it replaces the manifest."""
-    harm = {"at": 0, "kind": kind, "ops": ["replace"], "path": "/manifest.parquet"}
+    harm = {"at": 0, "kind": kind, "ops": ["replace"], "path": f"{root}/manifest.parquet"}
     return processes.start(
         "jobs:run", source=source, sink=root, format="npy", fn="vector", workers=0, shard_rows=10,
         journal=f"{root}.journal",
