@@ -68,7 +68,7 @@ def kept(field: str, value: Any) -> bool:
     digits = number.removeprefix("-")
     if digits != number.lstrip("+-") or (digits[:1] == "0" and digits[1:2].isalnum()) or value in (float("inf"),):
         return False
-    return float(number) == value and ("." in number or "e" in number or int(number) == int(value))
+    return float(number) == value if "." in number or "e" in number else int(number) == value
 
 
 @settings(max_examples=25, deadline=None)
