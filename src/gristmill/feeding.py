@@ -172,7 +172,7 @@ class ShardFeed:
     def _distrust(self) -> None:
         failure = next(iter(self._doubted.values()))
         self.fatal = self.fatal or RunFailed(
-            f"the model fails on every row tried ({failure.type}: {failure.message})\n{failure.traceback}"
+            f"{failure.who} fails on every row tried ({failure.type}: {failure.message})\n{failure.traceback}"
         )
 
     # ------------------------------------------------ the run tells
@@ -243,7 +243,7 @@ class ShardFeed:
         elif error.kind in ("model", "memory", "sick"):
             assert self.probe is not None and self.probe.rows is not None
             if self.probe.rows >= MOST_PROBED:
-                self._fail(error, "the model fails on every one of the first rows")
+                self._fail(error, f"{error.who} fails on every one of the first rows")
             else:  # bad rows may stand at the beginning: the run is asked for more of them
                 rows = self.probe.rows
                 self.probed = {"schema": None, "rows": rows, "ok": 0, "dead": rows, "figures": {}}

@@ -379,8 +379,20 @@ def _check_on_null(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> None:
     else:
         why = "declares none of its columns not null" if info.columns else "does not say which columns it reads"
         column = next(iter(info.columns or schema.names), "x")
-        way = f"say takes={{{column!r}: 'float64 not null'}} (takes: {{{column}: float64 not null}}), or use where"
+        kind = f"{_declared(schema, column)} not null"
+        way = f"say takes={{{column!r}: {kind!r}}} (takes: {{{column}: {kind}}}), or use where"
     raise BadJob(f"on_null is {job.on_null!r}, and {info.name} {why}, so that it would change nothing: {way}")
+
+
+def _declared(schema: pa.Schema, column: str) -> str:
+    """A column's own type as `takes=` writes it; any where it cannot."""
+    from gristmill.models.returns import parse_type
+
+    try:
+        found = str(schema.field(column).type)
+        return found if parse_type(found) == schema.field(column).type else "any"
+    except (KeyError, ValueError):
+        return "any"
 
 
 def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:

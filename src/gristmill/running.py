@@ -503,7 +503,10 @@ class Run:
         if probed is None:
             return base
         found = generations.decode_schema(base), generations.decode_schema(probed)
-        return generations.encode_schema(shipping.added_schema(*found, self.sink))
+        schema = shipping.added_schema(*found, self.sink)
+        if self._base is not None:
+            shipping.check_exact(self._base, schema, self.sink.uri)
+        return generations.encode_schema(schema)
 
     # ------------------------------------------------ events
 

@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.commit import generation as generations
+from gristmill.commit.publication import Publication
+from gristmill.commit.reading import readable_dataset
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.io.registry import format_options
-from gristmill.io.schema import wider
+from gristmill.io.schema import real, wider
 from gristmill.models.pins import pins
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Files
@@ -117,6 +119,8 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
             continue
         now = probed.field(old.name).type
         both = wider(old.type, now)
+        if both is None and sink.evolve and old.name not in sink.partition_by:
+            both = real(old.type, now)  # of which each value is compared, those of the result by `check_exact`
         free = sink.evolve or pa.types.is_null(old.type)  # nulls alone have bound nobody
         if both is None or (both != old.type and not free and not _narrows(now, old.type)):
             lines.append(f"column: {old.name} was {old.type}, is {now}")
@@ -126,12 +130,40 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
             lines += [] if sink.evolve else [f"column: {new.name} is new ({new.type})"]
             fields.append(new)
     if lines:
+        why = ", which no type holds without loss" if sink.evolve else ""
         raise PlanChanged(
             f"{sink.uri}: the rows of this run have other columns than the result that they would be added to:\n"
-            f"{fingerprint.listed(lines)}\nuse --restart (restart=True) to score everything anew"
+            f"{fingerprint.listed(lines)}{why}\nuse --restart (restart=True) to score everything anew"
             + ("" if sink.evolve else ", or --evolve (evolve=True) to widen types and add columns for all rows")
         )
     return pa.schema(fields)
+
+
+def check_exact(base: Publication, schema: pa.Schema, uri: str) -> None:
+    """Raises PlanChanged where a column of whole numbers is to be one of floats, and the result has one that a float
+    may not hold.
+    """
+    then, role = generations.decode_schema(base.body["output_schema"]), "rows"
+    t = pa.types
+    names = [
+        f.name
+        for f in schema
+        if f.name in then.names and t.is_integer(then.field(f.name).type) and t.is_floating(f.type)
+    ]
+    if not names:
+        return
+    if base.body["sink_format"] == "npy":
+        role = "ids"
+    for batch in readable_dataset(base, role).to_batches(columns=names):
+        for name in names:
+            try:
+                batch.column(name).cast(schema.field(name).type)
+            except pa.ArrowInvalid as e:
+                raise PlanChanged(
+                    f"{uri}: column {name!r} was {then.field(name).type}, is {schema.field(name).type}, in which not "
+                    f"every value of the result is the same ({e}): --evolve cannot widen it; give whole numbers, or "
+                    "use --restart (restart=True) to score everything anew"
+                ) from None
 
 
 def _narrows(kind: pa.DataType, to: pa.DataType) -> bool:

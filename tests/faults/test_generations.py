@@ -27,7 +27,7 @@ import victims
 import gristmill as gm
 from gristmill import running
 from gristmill.commit import publication
-from gristmill.errors import BadJob, PlanChanged, RunFailed
+from gristmill.errors import BadJob, CorruptStore, PlanChanged, RunFailed
 
 BEFORE_PLAN = {"at": 0, "kind": "ENOSPC", "ops": ["create"], "path": "plan.json"}
 BEFORE_PUBLISHING = {"at": 0, "kind": "ENOSPC", "ops": ["create"], "path": "/published/"}
@@ -517,12 +517,24 @@ def test_a_retry_does_not_mind_files_that_came_since(source: str, root: str) -> 
 
 
 def test_a_sink_that_was_copied_without_its_records(source: str, root: str, quick: Path) -> None:
-    """It can be read and, by --restart --overwrite, replaced; nothing of what it was stays."""
+    """It can be read and, by --restart, replaced: its _SUCCESS says which files are its own, and nothing of them stays.
+    A file that it does not list so is somebody's, and stays.
+    """
     run(source, root, args={"bad": [3]})
     copy = str(quick / "copy")
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_gristmill"))
     assert gm.read(copy).count_rows() == 29
-    with pytest.raises(BadJob, match="no run of gristmill wrote"):
-        run(source, copy, restart=True)
-    run(source, gm.sink(copy, keep=["id"], overwrite=True), restart=True)
+    theirs = Path(copy, "part-0000001.g1.parquet")
+    ours = theirs.read_bytes()
+    for content in (ours + b"changed", None):
+        if content is not None:
+            theirs.write_bytes(content)
+            with pytest.raises(BadJob, match=r"1 files that no run of gristmill wrote \(part-0000001") as refused:
+                run(source, copy, restart=True)
+            assert "--overwrite (overwrite=True)" in str(refused.value) and theirs.read_bytes() == content
+            theirs.write_bytes(ours)
+    with pytest.raises(CorruptStore, match=r"--restart \(restart=True\)"):
+        run(source, copy)
+    shutil.rmtree(Path(copy, "_gristmill"))
+    run(source, copy, restart=True)
     sound(copy, 30)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gristmill.errors import BadJob
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.jsonlog import JsonLines, JsonLog
-from gristmill.observe.progress import Bar, Lines, Several, bar_line, line, make_observer
+from gristmill.observe.progress import Bar, Lines, Several, Warnings, bar_line, line, make_observer
 from gristmill.observe.streams import Sturdy
 from gristmill.observe.tables import columns
 
@@ -156,7 +156,7 @@ def test_several_observers_hear_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kinds"), [("auto", Lines), ("lines", Lines), ("bar", Bar), ("json", JsonLines), ("off", Silent)]
+    ("kind", "kinds"), [("auto", Lines), ("lines", Lines), ("bar", Bar), ("json", JsonLines), ("off", Warnings)]
 )
 def test_the_kinds_of_observer(kind: Any, kinds: type) -> None:
     """A pipe gets lines unless something else is asked for; without stderr there is silence."""

@@ -148,3 +148,44 @@ def test_a_column_that_comes_later_is_appended_with_evolve(kind: str, tmp_path: 
 
 def _all(table: pa.Table) -> pa.Table:
     return table.append_column("s", table["x"])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_whole_numbers_become_floats_with_evolve_where_each_is_exact(kind: str, form: str, tmp_path: Path) -> None:
+    """The result's and the new rows': then the column is one of floats for all, and reads so."""
+    write(tmp_path / "in", "a", 0, kind)
+    job(tmp_path, format=form).run()
+    write(tmp_path / "in", "b", 10, kind, qty=np.arange(10) / 2)
+    with pytest.raises((gm.BadSource, gm.PlanChanged), match="evolve=True"):
+        job(tmp_path, format=form).run(append=True)
+    report = job(tmp_path, format=form, evolve=True).run(append=True)
+    table = gm.read(report.sink).to_table()
+    assert table["qty"].to_pylist() == [*[float(i % 7) for i in range(10)], *[i / 2 for i in range(10)]]
+    assert table.schema.field("qty").type == pa.float64() and gm.verify(report.sink, deep=True).ok
+    assert job(tmp_path, format=form).run().state == "nothing to do"
+
+
+def test_evolve_says_why_it_does_not_widen(tmp_path: Path) -> None:
+    """A whole number of the result that a float does not hold; and types that nothing holds."""
+    write(tmp_path / "in", "a", 0, "jsonl", qty=np.arange(10) + 2**53)
+    job(tmp_path).run()
+    write(tmp_path / "in", "b", 10, "jsonl", qty=np.arange(10) / 2)
+    with pytest.raises(gm.GristmillError, match=r"column 'qty' was int64, is double, in which not every value"):
+        job(tmp_path, evolve=True).run(append=True)
+    (tmp_path / "in" / "b.jsonl").unlink()
+    assert job(tmp_path).run().state == "nothing to do"
+
+
+def test_evolve_says_that_no_type_holds_both(tmp_path: Path) -> None:
+    """Numbers and text."""
+    write(tmp_path / "in", "a", 0, "parquet")
+    job(tmp_path, worded).run()
+    write(tmp_path / "in", "b", 10, "parquet")
+    with pytest.raises(gm.PlanChanged, match=r"(?s)s was int64, is string.*which no type holds without loss"):
+        job(tmp_path, worded, evolve=True).run(append=True)
+
+
+def worded(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, and later text."""
+    return {"s": [str(i) if i >= 10 else int(i) for i in batch["id"]]}

@@ -201,6 +201,19 @@ def strangers(root: str, live: set[str], files: Files = LOCAL) -> list[str]:
     return sorted(found)
 
 
+def _listed(root: str, files: Files) -> set[str]:
+    """The files of a sink that its _SUCCESS lists, and that are what it says."""
+    live = _readable(publication.latest(root, files))
+    return {f.name for f, same in zip(live, files.map(lambda f: _same(root, f, files), live), strict=True) if same}
+
+
+def _same(root: str, f: Live, files: Files) -> bool:
+    try:
+        return files.same(join(root, f.name), "", f.bytes, f.sha256)
+    except FileNotFoundError:
+        return False
+
+
 def refuse_foreign(root: str, overwrite: bool, files: Files = LOCAL, *, manifest: bool = False) -> None:
     """Raises BadJob if a sink that no run of ours has used holds files already (fault 34), or a file that is not ours
     has the name of the `manifest` that this run will write.
@@ -208,10 +221,11 @@ def refuse_foreign(root: str, overwrite: bool, files: Files = LOCAL, *, manifest
     if overwrite:
         return
     if not files.holds(meta(root)):
-        if names := strangers(root, set(), files):
+        # A sink whose records are lost may be begun anew: of the files that its _SUCCESS lists it knows what they are.
+        if names := strangers(root, _listed(root, files), files):
             raise BadJob(
                 f"{root}: holds {len(names)} files that no run of gristmill wrote ({names[0]}, …): give another sink, "
-                "or --overwrite (overwrite=True) to write beside them"
+                "or --overwrite (overwrite=True) to write beside them, with --restart (restart=True) over a result"
             )
     elif manifest and MANIFEST in files.names(root):
         known = publication.latest(root, files)

@@ -23,7 +23,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join, sha256_of
 from gristmill.errors import BadSource, CorruptStore
 from gristmill.io.parquet_sink import read_as
-from gristmill.io.schema import wider
+from gristmill.io.schema import real, wider
 from gristmill.plan.contracts import Files
 from gristmill.plan.counts import Counts
 
@@ -150,7 +150,7 @@ def _misfit(path: str, f: Live, schema: pa.Schema) -> str | None:
 def _same_values(stored: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of one type, at any depth, read as the other: the same, a wider one, another unit of time."""
     t = pa.types
-    if stored == wanted or wider(stored, wanted) == wanted:
+    if stored == wanted or wanted in (wider(stored, wanted), real(stored, wanted)):
         return True
     if t.is_dictionary(stored) or t.is_dictionary(wanted):
         return _same_values(*(k.value_type if t.is_dictionary(k) else k for k in (stored, wanted)))

@@ -28,9 +28,13 @@ ROOMY = 60  # columns from which the count says what it counts
 
 
 def make_observer(kind: Kind, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> Observer:
-    """The observer that `kind` names, writing to `stream`; "auto" is a bar on a terminal and lines elsewhere."""
-    if kind == "off" or stream is None:
+    """The observer that `kind` names, writing to `stream`; "auto" is a bar on a terminal and lines elsewhere, "off"
+    tells warnings alone.
+    """
+    if stream is None:
         return Silent()
+    if kind == "off":
+        return Warnings(stream, clock)
     if kind == "json":
         from gristmill.observe.jsonlog import JsonLines
 
@@ -108,6 +112,18 @@ class Lines:
 
     def close(self) -> None:
         """Nothing: the stream is its opener's."""
+
+
+class Warnings(Lines):
+    """Nothing of how far a run is; what it warns of all the same."""
+
+    def progress(self, now: Progress) -> None:
+        """Nothing."""
+
+    def note(self, note: Note) -> None:
+        """A warning or an error."""
+        if note.level in _LEVELS:
+            super().note(note)
 
 
 def line(now: Progress) -> str:

@@ -565,7 +565,8 @@ class Failure:
 
     `kind`: "row", "output" (a broken contract), "load" (the model cannot load), "source" (source changed),
     "space" (disk), "io" (a disk that may recover), "model" (every row tried fails), "memory" (as "model"),
-    "sick" (a row that worked in this process fails now), "other". `exit_code` is that of a GristmillError, or 1.
+    "sick" (a row that worked in this process fails now), "other". `exit_code` is that of a GristmillError, or 1. `step`
+    is the name of the step that failed, "" for the model.
     """
 
     kind: str
@@ -574,6 +575,12 @@ class Failure:
     traceback: str = ""
     exit_code: int = 1
     pickled: bytes | None = None
+    step: str = ""
+
+    @property
+    def who(self) -> str:
+        """The step, or the model."""
+        return f"step {self.step}" if self.step else "the model"
 
 
 Emit = Callable[[Event], None]

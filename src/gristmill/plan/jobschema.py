@@ -190,7 +190,8 @@ def _placed(document: Document, path: Path, cls: Any, values: Mapping[str, Any])
         return cls(**values)
     except BadJob as e:
         # Such messages name the field; where it was given a place of its own, that is the one to show.
-        named = next((name for name in values if re.search(rf"\b{name}\b", str(e))), None)
+        found = {name: match.start() for name in values if (match := re.search(rf"\b{name}\b", str(e)))}
+        named = min(found, key=lambda name: found[name], default=None)
         raise type(e)(f"{document.place(path if named is None else (*path, named))}: {e}") from None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -113,7 +114,8 @@ def _with_fields(value: Any, tree: Mapping[str, Any], path: tuple[str, ...]) -> 
     try:
         return dataclasses.replace(value, **new)
     except BadJob as e:
-        raise type(e)(f"{_first(tree).said}: {e}") from None
+        blamed = [sub.said for key, sub in tree.items() if isinstance(sub, Change) and re.search(rf"\b{key}\b", str(e))]
+        raise type(e)(f"{', '.join(blamed) or _first(tree).said}: {e}") from None
 
 
 def _below(value: Any, name: str, sub: Mapping[str, Any], path: tuple[str, ...]) -> Any:

@@ -152,7 +152,10 @@ class Isolation:
         found.dead.extend(told_dead(int(rows[i]), self._stage, e, self._step) for i, e in sorted(answer.failed.items()))
 
     def _blame(self, row: int, error: BaseException) -> DeadRow:
-        failure = self._doubt.failed(error, self._out_of_memory(error))
+        try:
+            failure = self._doubt.failed(error, self._out_of_memory(error))
+        except ModelBroken as e:
+            raise ModelBroken(replace(e.failure, step=self._step)) from error
         return DeadRow(row, self._stage, failure.type, failure.message, failure.traceback, self._step)
 
 
