@@ -191,8 +191,9 @@ def _refused(begun: Generation) -> bool:
 
 def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: bool, problem: str) -> Choice:
     """What a run does beside an unfinished one that is of something else. One that has committed nothing is nothing. An
-    append gives it up and adds what is new to the result, if that is of this job; where nothing is new, nothing is to
-    do, and what is not an append is left to be finished by its own job. Raises PlanChanged in all other cases.
+    append gives it up and adds what is new to the result, if that is of this job. Where nothing is new, nothing is to
+    do, and what is not an append is left to be finished by its own job, unless its files stand in the sink. Raises
+    PlanChanged in all other cases.
     """
     if held.latest is None:
         if not receipts.listed(begun.receipts, begun.files):
@@ -200,7 +201,8 @@ def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: boo
     else:
         found = Difference.result(held, r)
         if not found.lines and begun.kind != "append":
-            publishing.withdraw(begun, held.latest)
+            if publishing.linked(begun, held.latest):  # which only what can never be published may lose
+                return Choice(None, True, r, held.given_up())
             held.tell(f"an unfinished {begun.kind} of something else is here (generation {begun.number}): it is left")
             return Choice(None, True, r, held.latest)
         if append and (found.grown or not found.lines):

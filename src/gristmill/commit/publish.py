@@ -95,13 +95,10 @@ def give_up(latest: Publication) -> Publication:
     return made
 
 
-def withdraw(generation: Generation, latest: Publication) -> None:
-    """Take the visible names of an unfinished generation away, if a run of it was stopped after it had linked them. Its
-    work stays, so that it can still be finished.
-    """
-    files, root, live = generation.files, generation.root, {f.name for f in latest.live()}
-    if strange := set(strangers(root, live, files)):
-        _each(files, files.remove, [join(root, name) for name in committed(generation) if name in strange])
+def linked(generation: Generation, latest: Publication) -> bool:
+    """Whether files of an unfinished generation stand in the sink: a run was stopped just before it published."""
+    strange = set(strangers(generation.root, {f.name for f in latest.live()}, generation.files))
+    return bool(strange) and not strange.isdisjoint(committed(generation))
 
 
 # ---------------------------------------------------------------- what a publication replaces
