@@ -70,11 +70,11 @@ format: $(VENV)/.install
 MINUTES ?= 10
 SEED ?= 1
 soak fuzz: $(VENV)/.install
-	PYTHONPATH=tests $(BIN)/python -m soak $@ --minutes $(MINUTES) --seed $(SEED) $(if $(ONLY),--only $(ONLY)) $(ARGS)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m soak $@ --minutes $(MINUTES) --seed $(SEED) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 N ?= 1000
 races readers: $(VENV)/.install
-	PYTHONPATH=tests $(BIN)/python -m soak $@ --times $(N) --seed $(SEED) $(ARGS)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m soak $@ --times $(N) --seed $(SEED) $(ARGS)
 
 explore: $(VENV)/.install
 	STEP=$(or $(STEP),5) $(BIN)/python -m pytest -m soak --timeout=0 -s tests/protocol $(ARGS)

@@ -29,3 +29,14 @@ def test_the_files_that_are_named_test_it(number: int, name: str) -> None:
         assert (HERE / name).exists() or (HERE / f"{name}.py").exists()
     else:
         assert f"def test_fault_{number}_" in (HERE / f"{name}.py").read_text()
+
+
+READ = re.compile(r"^\| [^|]+ \| [^|]+ \| ([a-z]+/test_[^|]+) \|$", re.MULTILINE)
+
+
+def test_the_files_of_what_was_found_by_reading_are_there() -> None:
+    """Each row names files of tests."""
+    chapter = PAGE.partition("### Found by reading")[2].partition("\n## ")[0]
+    names = [name.strip() for row in READ.findall(chapter) for name in row.split(",")]
+    assert len(names) > 20
+    assert [name for name in names if not (HERE / f"{name}.py").exists()] == []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,27 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SqlWhere"]
 
-# Functions whose answer is another one on the next attempt: a shard that is tried again would keep other rows.
-_FICKLE = frozenset(
-    [
-        "random",
-        "setseed",
-        "uuid",
-        "gen_random_uuid",
-        "uuidv4",
-        "uuidv7",
-        "nextval",
-        "currval",
-        "now",
-        "current_timestamp",
-        "get_current_timestamp",
-        "get_current_time",
-        "current_date",
-        "today",
-        "transaction_timestamp",
-        "current_localtime",
-        "current_localtimestamp",
-    ]
+# Of these DuckDB's list of functions says nothing, or the wrong thing; some are words without parentheses.
+_CLOCKS = frozenset(
+    ["current_localtime", "current_localtimestamp", "current_timestamp", "current_time", "localtime", "localtimestamp"]
 )
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": 1,
@@ -44,23 +27,26 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
-    "lock_configuration": "true",
 }
+_LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 
 class SqlWhere:
     """A condition such as `lang = 'en' AND length(text) > 0`, in DuckDB's SQL. Where it is null it does not hold.
 
-    `columns` are those of `schema` that it reads. It can be pickled; a worker compiles it again. Raises BadJob where
-    the expression is not a condition on one row of `schema`, with the columns there are.
+    `columns` are those of `schema` that it reads: of two that differ only in case, the one written just so. Instants
+    are read and shown in UTC, on every machine. It can be pickled; a worker compiles it again. Raises BadJob where the
+    expression is not a condition on one row of `schema`, with the columns there are; where it may be another one on
+    another attempt; and where it reads two names that DuckDB, which ignores case, takes for one.
     """
 
     def __init__(self, expression: str, schema: pa.Schema) -> None:
         self.expression = expression
         self._connection: Any = None
         self._lock = threading.Lock()
-        names = list(dict.fromkeys(_columns(self, schema.names)))
+        names = set(_columns(self, schema.names))
         self.columns: tuple[str, ...] = tuple(n for n in schema.names if n in names)
+        _check_apart(self, [schema.field(n) for n in self.columns])
         self._check(schema)
 
     def __repr__(self) -> str:
@@ -102,7 +88,9 @@ class SqlWhere:
                 import duckdb
             except ImportError as e:
                 raise MissingExtra(f"{self._named}: conditions need DuckDB: pip install duckdb") from e
-            found = self._connection = duckdb.connect(":memory:", config=_CONFIG)
+            found = duckdb.connect(":memory:", config=_CONFIG)
+            found.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
+            self._connection = found
         return found
 
     def _check(self, schema: pa.Schema) -> None:
@@ -124,26 +112,83 @@ def _columns(where: SqlWhere, names: list[str]) -> Iterator[str]:
     """The columns that an expression may mean. Raises BadJob for what is more than a condition on one row."""
     if not str(where.expression or "").strip():
         raise BadJob(f"condition {where.expression!r} is empty: give one such as \"lang = 'en'\"")
-    node = _parsed(where)
-    by_name = {n.lower(): n for n in names} | {n: n for n in names}  # DuckDB's names ignore case
-    for part in _nodes(node["where_clause"]):
+    fickle = _fickle(where._db())
+    for part in _nodes(_parsed(where)["where_clause"]):
         if part.get("class") == "SUBQUERY":
             raise BadJob(f"{where._named} selects from elsewhere: only the row's own columns can be used")
-        if part.get("class") == "FUNCTION" and part.get("function_name", "").lower() in _FICKLE:
-            raise _fickle(where, part["function_name"])
+        if part.get("class") == "FUNCTION":
+            name = part.get("function_name", "").lower()
+            if name in fickle or (name == "age" and len(part["arguments"]) < 2):  # since today
+                raise _unlike(where, name)
         if part.get("class") == "STAR" or part.get("type") == "STAR":
             yield from names
         if part.get("class") == "COLUMN_REF":
             path = [str(p) for p in part.get("column_names", ())]
-            found = [by_name.get(p, by_name.get(p.lower())) for p in path[:2]]
-            yield from (f for f in found if f is not None)
-            if found == [None] and path[0].lower() in _FICKLE:
-                raise _fickle(where, path[0])
+            first = _meant(where, path[0], names)
+            yield from first
+            if len(path) > 1 and _folded(path[0]) == "rows":
+                yield from _meant(where, path[1], names)
+            if len(path) == 1 and not first and path[0].lower() in fickle:
+                raise _unlike(where, path[0])
 
 
-def _fickle(where: SqlWhere, name: str) -> BadJob:
-    hint = "use sample= for a random part, or write the time out"
-    return BadJob(f"{where._named} calls {name}, which gives another answer on another attempt: {hint}")
+def _folded(name: str) -> str:
+    """A name as DuckDB compares it: the case of ASCII letters does not count."""
+    return name.translate(_LOWER)
+
+
+def _meant(where: SqlWhere, name: str, names: Sequence[str]) -> list[str]:
+    """The column that a name in an expression stands for, none or one. Raises BadJob where it may be one of several."""
+    if name in names:
+        return [name]
+    alike = [n for n in names if _folded(n) == _folded(name)]
+    if len(alike) > 1:
+        listed = ", ".join(map(repr, alike))
+        raise BadJob(
+            f"{where._named}: {name!r} may be any of the columns {listed}: write the one that is meant just so"
+        )
+    return alike
+
+
+def _check_apart(where: SqlWhere, fields: Iterable[pa.Field], path: str = "") -> None:
+    """Raises BadJob where two of the names, or of the fields in their structs, are one to DuckDB."""
+    known: dict[str, str] = {}
+    for field in fields:
+        name = f"{path}{field.name}"
+        other = known.setdefault(_folded(field.name), name)
+        if other != name:
+            raise BadJob(
+                f"{where._named} reads {other!r} and {name!r}, which are one name to SQL, as it ignores case: rename "
+                "one in the source, or filter with a function, as in gm.filter(f) or steps: [{filter: 'module:f'}]"
+            )
+        inner = [field.type.field(i) for i in range(field.type.num_fields)]
+        _check_apart(where, inner, f"{name}.")
+
+
+_known_fickle: list[frozenset[str]] = []
+
+
+def _fickle(db: Any) -> frozenset[str]:
+    """Functions whose answer may be another one on the next attempt, by which a shard would keep other rows: those
+    that DuckDB does not call consistent, and macros made of them.
+    """
+    if not _known_fickle:
+        listed = db.execute(
+            "SELECT function_name, stability, macro_definition FROM duckdb_functions() "
+            "WHERE function_type IN ('scalar', 'macro')"
+        ).fetchall()
+        found = _CLOCKS | {n for n, stability, _ in listed if stability not in (None, "CONSISTENT")}
+        found -= {"error"}  # always the same
+        macros = {n: set(re.findall(r"\w+", text)) for n, _, text in listed if text}
+        while more := {n for n, words in macros.items() if n not in found and words & found}:
+            found |= more
+        _known_fickle.append(found)
+    return _known_fickle[0]
+
+
+def _unlike(where: SqlWhere, name: str) -> BadJob:
+    hint = "use sample= for a random part, or write the time or value out"
+    return BadJob(f"{where._named} calls {name}, which may give another answer on another attempt: {hint}")
 
 
 def _readable(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
