@@ -489,13 +489,25 @@ def test_an_append_whose_gate_fails_jams_nothing(source: str, root: str, cure: s
 
 
 def test_an_abandoned_restart_leaves_the_result_as_it_is(source: str, root: str) -> None:
-    """Begun with other code and given up: with the code put back there is nothing to do."""
+    """Begun with other code and let be: with the code put back there is nothing to do, and its own code goes on."""
     run(source, root)
-    run(source, root, harm=BEFORE_PUBLISHING, args={"bad": [3]}, restart=True)
+    some = {"at": 1, "kind": "ENOSPC", "ops": ["create"], "path": "/receipts/", "times": 999}
+    run(source, root, harm=some, args={"bad": [3]}, restart=True)
     assert run(source, root).state == "nothing to do"
     with pytest.raises(PlanChanged, match="an unfinished run is here"):
         run(source, root, args={"bad": [4]})
     assert run(source, root, args={"bad": [3]}).generation == 2
+    sound(root, 30, dead=1)
+
+
+def test_an_abandoned_restart_that_had_linked_its_files_is_given_up(source: str, root: str) -> None:
+    """Else who reads by a glob would find two results: they go, and with them what they are names of."""
+    run(source, root)
+    run(source, root, harm=BEFORE_PUBLISHING, args={"bad": [3]}, restart=True)
+    assert not gm.verify(root).ok
+    assert run(source, root).state == "nothing to do"
+    sound(root, 30)
+    assert run(source, root, args={"bad": [3]}, restart=True).generation == 3
     sound(root, 30, dead=1)
 
 
