@@ -34,7 +34,7 @@ def jsonl(path: Path, x: np.ndarray) -> None:
 
 def csv(path: Path, x: np.ndarray) -> None:
     """The same as columns."""
-    path.write_text("id,x\n" + "".join(f"{r['id']},{r['x']:04.1f}\n" for r in rows_of(x)))
+    path.write_text("id,x\n" + "".join(f"{r['id']},{r['x']:4.1f}\n" for r in rows_of(x)))
 
 
 def parquet(path: Path, x: np.ndarray) -> None:

@@ -321,8 +321,8 @@ def hanging_step(batch: Batch, marker: str) -> Batch:
 
 
 def _killed_at(stage: str, ids: Any, bad: str) -> None:
-    """The file `bad` says at which ids a stage ends its process; slow where it says "slow"."""
-    with open(bad) as file:
+    """The file "bad" in a folder says at which ids a stage ends its process; slow where it says "slow"."""
+    with open(os.path.join(bad, "bad")) as file:
         told = json.load(file)
     if set(told.get(stage, ())) & {int(i) for i in ids}:
         segfault()
