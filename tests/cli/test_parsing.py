@@ -140,7 +140,7 @@ def test_a_wrong_flag_is_a_usage_error(more: tuple[str, ...], said: str) -> None
     ("more", "said"),
     [
         (("--limit", "0"), "--limit: source limit is 0: give a whole number of at least 1"),
-        (("--limit", "3", "--sample", "3"), "--limit: source has both limit and sample"),
+        (("--limit", "3", "--sample", "3"), "--limit, --sample: source has both limit and sample"),
         (("--min-ok", "3"), "--min-ok: gates.min_ok is 3.0: give a share between 0 and 1"),
         (("--key", "id"), "--key: sink has key=['id'] but no row_id"),
         (("--format", "csv"), "--format csv: it names what is written: parquet, jsonl or npy"),
