@@ -22,17 +22,27 @@ import pyarrow.fs as pafs
 KEY, SECRET = "AKIAME", "hu/sh+word"
 
 
-def free_port() -> int:
-    """A port that nothing listens on, and neither on the one 10,000 above, where the server puts its second one."""
-    while True:
-        port = random.randrange(20_000, 50_000)
+# Not the generator that tests seed, which draws the same ports again and again.
+_CHANCE = random.SystemRandom()
+
+
+def free_ports(*names: str) -> dict[str, int]:
+    """By name a port that nothing listens on, nor on the one 10,000 above, where the server puts its second one; all
+    are apart from each other.
+    """
+    found: dict[str, int] = {}
+    while len(found) < len(names):
+        port = _CHANCE.randrange(20_000, 29_900)
+        if port in found.values():
+            continue
         with socket.socket() as one, socket.socket() as other:
             try:
                 one.bind(("127.0.0.1", port))
                 other.bind(("127.0.0.1", port + 10_000))
             except OSError:
                 continue
-            return port
+        found[names[len(found)]] = port
+    return found
 
 
 class S3Server:
@@ -41,7 +51,7 @@ class S3Server:
     def __init__(self, weed: Path, folder: Path) -> None:
         who = {"name": "me", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
         (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
-        ports = {f"-{name}.port": free_port() for name in ("s3", "master", "filer", "volume", "admin")}
+        ports = free_ports(*(f"-{name}.port" for name in ("s3", "master", "filer", "volume", "admin")))
         self._command = [str(weed), "mini", "-dir", str(folder / "data"), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
         self._command += [f"{name}={port}" for name, port in ports.items()]
         self._command += ["-s3.config", str(folder / "s3.json"), "-admin.ui=false", "-webdav=false"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
-import socket
 import subprocess
 import time
 import urllib.error
@@ -23,21 +21,9 @@ import pytest
 from gristmill.errors import BadSource, GristmillError
 from gristmill.io.paths import changed, resolve
 from gristmill.plan.job import source
+from s3server import free_ports
 
 KEY, SECRET = "AKIAME", "hu/sh+word"
-
-
-def free_port() -> int:
-    """A port that nothing listens on, and neither on the one 10,000 above, where the server puts its second one."""
-    while True:
-        port = random.randrange(20_000, 50_000)
-        with socket.socket() as one, socket.socket() as other:
-            try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-            return port
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +32,7 @@ def endpoint(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     folder = tmp_path_factory.mktemp("s3")
     who = {"name": "me", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
-    ports = {f"-{name}.port": free_port() for name in ("s3", "master", "filer", "volume", "admin")}
+    ports = free_ports(*(f"-{name}.port" for name in ("s3", "master", "filer", "volume", "admin")))
     command = [str(weed), "mini", "-dir", str(folder / "data"), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
     command += [f"{name}={port}" for name, port in ports.items()]
     command += ["-s3.config", str(folder / "s3.json"), "-admin.ui=false", "-webdav=false"]
