@@ -533,7 +533,7 @@ def test_results_half_sent(tmp_path: Path) -> None:
         "print([x for x in found if isinstance(x, int)], type(found[5]).__name__)\n"
         f"tries = pathlib.Path({str(tmp_path)!r})\n"
         "def kills(x):\n"
-        # Twice for each of four inputs: fewer deaths in all than `retries`, whichever input is with a worker when it dies.
+        # Twice for each of four inputs: fewer deaths in all than `retries`, whichever input they hit.
         "    if x % 5 == 3 and len(list(tries.glob(f'{x}-*'))) < 2:\n"
         "        (tries / f'{x}-{os.getpid()}').touch()\n"
         "        threading.Timer(0.001, lambda: os.kill(os.getpid(), 9)).start()\n"

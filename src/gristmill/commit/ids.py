@@ -15,28 +15,24 @@ MEMORY = "256MB"  # what counting holds at once; more ids are counted on disk
 
 
 def said(result: Publication) -> str | None:
-    """As `repeated`; where that cannot be found out, for want of memory or room on disk, why. The result stands."""
-    import duckdb
-
-    try:
-        return repeated(result)
-    except (duckdb.Error, OSError, pa.ArrowException) as e:
-        return f"whether row ids repeat was not found out: {type(e).__name__}: {e}"
-
-
-def repeated(result: Publication) -> str | None:
     """What is to be said of ids that other rows of the result have, too; None where each is one row's alone.
 
-    Only ids made from `key` can repeat. Reads their column, a batch at a time, and holds at most MEMORY of it.
+    Only ids made from `key` can repeat. Reads their column, a batch at a time, and holds at most MEMORY of it. Where it
+    cannot be found out, for want of memory or room on disk, says why. The result stands.
     """
     options = result.body["fingerprint"]["options"]
     column, key = (json.loads(options.get(f"sink.{name}", "null")) for name in ("row_id", "key"))
     if not key or column is None:
         return None
-    rows = readable_dataset(result, "ids" if result.body["sink_format"] == "npy" else "rows")
-    if column not in rows.schema.names:
-        return None
-    repeats = _repeats(rows.scanner(columns=[column]).to_reader())
+    import duckdb
+
+    try:
+        rows = readable_dataset(result, "ids" if result.body["sink_format"] == "npy" else "rows")
+        if column not in rows.schema.names:
+            return None
+        repeats = _repeats(rows.scanner(columns=[column]).to_reader())
+    except (duckdb.Error, OSError, pa.ArrowException) as e:
+        return f"whether row ids repeat was not found out: {type(e).__name__}: {e}"
     said = f"row ids repeat: {repeats:,} {'row has' if repeats == 1 else 'rows have'} the id of another row"
     return f"{said}; the key ({', '.join(key)}) is not unique" if repeats else None
 

@@ -224,15 +224,18 @@ def _missing(value: Any) -> bool:
 
 
 def _open(value: Any) -> Any:
-    if _missing(value) or value is np.ma.masked:
+    if _missing(value):
         return None
     if not isinstance(value, np.ndarray):
         return tensor_to_numpy(value)
+    masked = type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray)  # `np.ma` is slow to import
+    if masked and value is np.ma.masked:
+        return None
     if value.ndim == 0:
         return value[()]
     if value.ndim > 1:
         return list(value)
-    if isinstance(value, np.ma.MaskedArray):
+    if masked:
         return [None if m else v for v, m in zip(value.data, np.ma.getmaskarray(value), strict=True)]
     if value.dtype.kind == "O":
         return list(value)

@@ -78,11 +78,14 @@ def to_numpy(column: pa.ChunkedArray) -> np.ndarray:
     their nulls (whole numbers, booleans). Other lists: an array for each row of numbers without nulls. All else is
     objects as `to_plain` gives them, null being None.
     """
-    array = _stored(_one_chunk(column))
-    kind = array.type
+    array = _one_chunk(column)
     plain = numbers(array)
+    if plain is None:
+        array = _stored(array)
+        plain = numbers(array)
     if plain is not None:
         return plain
+    kind = array.type
     if pa.types.is_fixed_size_list(kind) and is_matrix(array):
         return _matrix(array)
     if pa.types.is_nested(kind):
@@ -410,7 +413,8 @@ class _Found:
             )
         if values.ndim > 1 and values.shape[-1] == 0:
             raise self.error(f"returned an array of shape {values.shape} as column {column!r}")
-        if isinstance(values, np.ma.MaskedArray):
+        # The type first: `np.ma` is imported when it is named, which takes longer than many a model.
+        if type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray):
             if values.ndim > 1 and np.ma.is_masked(values):
                 raise self.error(f"returned masked values in an array of shape {values.shape} as column {column!r}")
             if values.ndim > 1:

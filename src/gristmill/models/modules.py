@@ -463,7 +463,7 @@ def _attribute(target: ast.expr, root: str) -> set[str]:
 def add_version(module: str, found: dict[str, str]) -> None:
     """The version of the installed distribution that a module is of."""
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("gristmill", "__main__"):
+    if top in sys.stdlib_module_names or top in ("gristmill", "__main__") or f"version of {top}" in found:
         return
     from importlib.metadata import PackageNotFoundError, version
 
