@@ -182,9 +182,8 @@ def create(generation: Generation, about: Mapping[str, Any], live: Sequence[Live
     Raises SinkBusy where another generation has become the successor: nothing of this one is or will be published.
     """
     root, number = generation.root, generation.predecessor + 1
-    listed: dict[str, Any] = {"files": [asdict(f) for f in live]}
-    if len(live) > INLINE_FILES:
-        listed = _write_table(generation, live)
+    many = len(live) > INLINE_FILES
+    listed = _write_table(generation, live) if many else {"files": [asdict(f) for f in live]}
     body = {"format": 1, "publication": number, "generation": generation.number, **about, **listed}
     standing = _first(root, body, generation.files)
     if standing.generation != generation.number:
@@ -220,7 +219,7 @@ def _first(root: str, body: Mapping[str, Any], files: Files) -> Publication:
 def _write_table(generation: Generation, live: Sequence[Live]) -> dict[str, str]:
     files, path = generation.files, join(generation.folder, f"live.{secrets.token_hex(4)}.arrow")
     with files.create(path) as out:
-        rows = pa.Table.from_pylist([asdict(f) for f in live], schema=_LISTED)
+        rows = pa.table({name: [getattr(f, name) for f in live] for name in _LISTED.names}, _LISTED)
         with pa.ipc.new_file(out, _LISTED, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
             writer.write_table(rows)
         files.sync(out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Counts:
 
     def discrepancy(self) -> str | None:
         """What does not add up, as a sentence; None when all does."""
-        below = [name for name, value in asdict(self).items() if value < 0]
-        if below:
-            return f"{below[0]} is {getattr(self, below[0])}"
+        if min(self.values()) < 0:
+            name, value = next((n, v) for n, v in vars(self).items() if v < 0)
+            return f"{name} is {value}"
         if self.rows_in != self.expanded + self.filtered + self.dead:
             return (
                 f"{self.rows_in} source rows, but {self.expanded} went on + {self.filtered} filtered + "
