@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pyarrow as pa
 import pytest
@@ -24,6 +25,12 @@ os.environ.update(COLUMNS="120", NO_COLOR="1")
 _CACHE = tempfile.TemporaryDirectory(prefix="gristmill-tests-")
 os.environ["GRISTMILL_CACHE"] = _CACHE.name
 os.environ.pop("FORCE_COLOR", None)
+
+# How fast examples are made and run is the machine's affair, not what a property says.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 GRACE_S = 5.0  # a worker that was told to stop may still be leaving
 
