@@ -90,6 +90,19 @@ def test_fault_55_killers_in_retry_dead(quick: Path) -> None:
     scored_are(root, 100, {})
 
 
+def test_fault_55_killers_among_rows_that_raise(quick: Path) -> None:
+    """A retry in which nothing works: rows are tried to find out whether the model does, and those that kill are found
+    by that, too. The run ends, with each row dead of its own.
+    """
+    source, root = victims.write_input(str(quick / "in"), 40, files=1), str(quick / "out")
+    bad = {"raising": [*range(20, 64)], "model": [64, 79]}  # tried first are the others, 20 of which raise on the way
+    job = deadly_job(source, root, written(quick / "bad", **bad), workers=1, shard_rows=1000, batch_rows=1)
+    job.run()
+    scored_are(root, 40, bad)
+    Run(job.spec, Verbs(retry=True)).run()
+    scored_are(root, 40, bad)
+
+
 @pytest.mark.parametrize("stage", ["map", "post"])
 def test_fault_45_two_killers_among_2000_rows(quick: Path, stage: str) -> None:
     """One shard with two of them, in calls that take a while: nobody else is dead."""

@@ -27,7 +27,7 @@ from gristmill.worker.prepare import Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import Applied, LoadedStep, post_step
 
-Guard = Callable[[np.ndarray], None]
+Guard = Callable[[np.ndarray], None]  # is told which rows go to user code next; none where others than those at hand do
 PostStep = Callable[[int, LoadedStep, pa.Table, Identity], Applied]
 
 
@@ -65,6 +65,8 @@ class Predict:
         self._tried_with: int | None = None  # the budget on trial that the batch at hand was cut with
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
+        self._before: Guard | None = None  # is told of each call of the model, those that only try it included
+        self._doomed: frozenset[int] = frozenset()
         self._doubt = Doubt(self._works_elsewhere)
         self._kept: list[tuple[list[Row], np.ndarray, pa.Table]] = []  # rows, their positions, their outputs
         self._is_out_of_memory = is_out_of_memory
@@ -92,6 +94,7 @@ class Predict:
             alive[np.asarray(gone, dtype=np.int64)] = False
         dead: list[DeadRow] = list(doomed)
         figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
+        self._doomed = frozenset(d.row for d in doomed)
         isolation = self._isolation(task, window, before)
         sweeps = task.kind == "score" and not task.careful
         for batch in itertools.chain(apart, self._batches(window.prepared, np.flatnonzero(alive), sweeps)):
@@ -188,6 +191,7 @@ class Predict:
 
     def _isolation(self, task: Task, window: Window, before: Guard | None) -> Isolation:
         prepared = self._at_hand = window.prepared
+        self._before = before
         self._doubt.proven = task.proven
 
         def call(index: np.ndarray) -> pa.Table:
@@ -225,15 +229,17 @@ class Predict:
         """
         self._release_memory()
         if self._good is not None:
-            return self._tried(*self._good)
+            return self._tried(*self._good, np.empty(0, dtype=np.int64))  # of another window: no row here is to blame
         prepared = self._at_hand
         assert prepared is not None
-        refused = {r.row for r in prepared.refused}
+        gone = {r.row for r in prepared.refused} | self._doomed
         spread = np.unique(np.linspace(0, prepared.rows - 1, num=min(16, prepared.rows)).astype(np.int64))
-        alive = [i for i in range(len(spread)) if int(spread[i]) not in refused]
-        return any(self._tried(prepared, spread[i : i + 1]) for i in alive) or None
+        alive = [spread[i : i + 1] for i in range(len(spread)) if int(spread[i]) not in gone]
+        return any(self._tried(prepared, row, row) for row in alive) or None
 
-    def _tried(self, prepared: Prepared, index: np.ndarray) -> bool:
+    def _tried(self, prepared: Prepared, index: np.ndarray, suspects: np.ndarray) -> bool:
+        if self._before is not None:
+            self._before(suspects)
         try:
             self._model.predict(prepared, index)
         except KeyboardInterrupt:

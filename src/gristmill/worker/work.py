@@ -388,7 +388,7 @@ class CarefulScore:
         dead = [killer(place[g.rows[0]], Stage.MODEL, g.deaths) for g in known.dead("model") if g.rows[0] in place]
 
         def before(rows: np.ndarray) -> None:
-            known.note("model", who, rows)
+            known.note("model", who, rows) if len(rows) else known.clear()
             self._before(rows)
 
         def post(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> Applied:
