@@ -6,6 +6,9 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -267,6 +270,36 @@ def test_dead_letters_are_scored_again_after_a_fix(sink_with_dead: Folder) -> No
     done = sink_with_dead.run("retry-dead", "out", "--accept-code-change")
     assert done.code == 0 and figure(done.out, "ok") == 60
     assert sorted(gm.read(str(sink_with_dead.path / "out")).to_table()["id"].to_pylist()) == list(range(60))
+
+
+@pytest.mark.parametrize("first", ["python", "command"])
+def test_a_script_and_the_command_on_it_are_one_job(folder: Folder, first: str) -> None:
+    """Run in either order, or again for dead rows only: the functions are the script's own."""
+    (folder.path / "job.py").write_text(
+        "import os\nimport gristmill as gm\n\n"
+        "def f(batch):\n    if not os.path.exists('mended') and (batch['x'] == 7).any():\n"
+        "        raise ValueError('seven')\n    return {'y': batch['x'] * 2}\n\n"
+        "job = gm.Job('rows.parquet', f, gm.sink('out', keep=['id']), workers=0)\n"
+        "if __name__ == '__main__':\n    job.run()\n"
+    )
+    command = str(Path(sysconfig.get_path("scripts"), "gristmill"))
+
+    def ended(*arguments: str) -> int:
+        done = subprocess.run(arguments, cwd=folder.path, capture_output=True, text=True, timeout=120)
+        assert done.returncode in (0, 2), done.stderr
+        return done.returncode
+
+    orders = [
+        (sys.executable, "job.py"),
+        (command, "run", "job.py"),
+        (sys.executable, "-m", "gristmill", "run", "job.py"),
+    ]
+    for words in orders if first == "python" else reversed(orders):
+        ended(*words)
+    assert folder.run("dead", "out").out.count("seven") >= 1
+    (folder.path / "mended").touch()
+    ended(command, "retry-dead", "out", "--job", "job.py")
+    assert gm.read(str(folder.path / "out")).count_rows() == 60
 
 
 def test_retry_dead_wants_the_job_of_this_very_sink(sink_with_dead: Folder) -> None:

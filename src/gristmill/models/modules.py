@@ -22,6 +22,7 @@ from typing import Any
 
 ALL = "*"
 _OURS = Path(__file__).resolve().parents[1]
+_SCRIPTS = sysconfig.get_path("scripts")
 # Where one of these is used, any name of the module may be meant.
 _BY_NAME = {"globals", "locals", "vars", "eval", "exec", "compile", "__import__", "import_module", "modules"}
 # Where a class knows those made from it, any class of any module may be meant.
@@ -52,13 +53,23 @@ def named(module: str) -> str:
     file = getattr(main, "__file__", None)
     if file is None or not os.path.isfile(file):  # a notebook or a prompt
         return module
+    folder, name = os.path.split(file)
+    if folder == _SCRIPTS and "." not in name:  # an installed command, which is no module of its package's name
+        return module
     spec = getattr(main, "__spec__", None)
     return spec.name if spec is not None and spec.name else Path(file).stem
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is Gristmill's, whose version counts apart: never a part of the user's code."""
+    return module.partition(".")[0] == "gristmill"
 
 
 def local_file(module: str) -> Path | None:
     """The file of a module outside site-packages and the standard library, else None."""
     main: Any = sys.modules.get("__main__")
+    if is_ours(module):  # also where its command is what runs
+        return None
     if module not in ("", "__main__") and module == named("__main__"):
         path = Path(main.__file__).resolve()
         return None if _installed(path) else path
@@ -72,7 +83,7 @@ def local_file(module: str) -> Path | None:
 def _found_file(module: str) -> Path | None:
     """The same. Raises LookupError where there is no such module, which is not kept: a notebook may write it later."""
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("gristmill", "__main__"):
+    if top in sys.stdlib_module_names or top == "__main__":
         return None
     try:
         spec = importlib.util.find_spec(module)
@@ -325,7 +336,7 @@ def _file_import(stmt: ast.Import | ast.ImportFrom, source: Source) -> None:
         source.imports[name] = (module, inner)
         source.runs.add(module)
         top = module.partition(".")[0]
-        if top == "gristmill":
+        if is_ours(module):
             source.ours.add(name)
         elif top in sys.stdlib_module_names:
             source.pure.add(name)
