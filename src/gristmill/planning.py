@@ -448,9 +448,11 @@ def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] |
     added = [*(info.outputs or ()), *(n for n in (sink and sink.row_id, sink and sink.model_version) if n)]
     for name in added:
         if names.count(name) + added.count(name) > 1:
+            flag = next((f for f in ("row_id", "model_version") if sink and getattr(sink, f) == name), "output")
+            others = ",".join(n for n in names if n != name)
             raise BadJob(
-                f"column {name!r} would stand twice in the output: rename the new one (--output NAME, output=) or "
-                f"leave the old one out (--keep {','.join(n for n in names if n != name) or 'none'})"
+                f"column {name!r} would stand twice in the output: rename the new one (--{flag.replace('_', '-')} "
+                f"NAME, {flag}=) or leave the old one out (--keep {others or repr('')})"
             )
     return keep
 

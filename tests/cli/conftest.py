@@ -104,3 +104,11 @@ def folder(tmp_path: Path) -> Folder:
     table = pa.table({"id": list(n), "x": [float(i) for i in n], "t": [f"text {i}" for i in n]})
     pq.write_table(table, tmp_path / "rows.parquet")
     return Folder(tmp_path)
+
+
+@pytest.fixture
+def sink_with_dead(folder: Folder) -> Folder:
+    """A sink `out` with 59 rows and one dead letter."""
+    done = folder.apply("bad")
+    assert done.code == 0 and "gristmill dead out" in done.out
+    return folder

@@ -177,14 +177,6 @@ def test_a_person_can_look_after_a_gate_has_failed(folder: Folder, rows: int) ->
 # ---------------------------------------------------------------- looking at a sink
 
 
-@pytest.fixture
-def sink_with_dead(folder: Folder) -> Folder:
-    """A sink `out` with 59 rows and one dead letter."""
-    done = folder.apply("bad")
-    assert done.code == 0 and "gristmill dead out" in done.out
-    return folder
-
-
 def test_dead_letters_are_readable(sink_with_dead: Folder) -> None:
     """Where the row stood, what was wrong, what it held; counted by error; as JSON."""
     listed = sink_with_dead.run("dead", "out")

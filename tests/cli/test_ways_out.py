@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import gristmill as gm
+
+Folder = Any  # conftest.Folder
 
 SCORE = """
 def score(rows):
@@ -86,3 +91,44 @@ def test_a_refused_append_is_nothing(folder: Any) -> None:
     assert "done and published" in folder.run("status", "out").out
     (folder.path / "in" / "day=1.parquet").unlink()
     assert "nothing to do" in folder.run("run", "job.yaml").out
+
+
+def test_retry_dead_is_about_the_sink_that_is_named(sink_with_dead: Folder) -> None:
+    """Copied, moved, from another folder that has a sink, a source and a module of the same names: that very sink is
+    mended, by the job as it was started, and no other.
+    """
+    here = sink_with_dead.path
+    (here / "scoring.py").write_text((here / "scoring.py").read_text().replace("== 7", "== 7000"))
+    told = "--accept-code-change"
+    shutil.copytree(here / "out", here / "backup")
+    before = gm.status(str(here / "out"))
+    assert (done := sink_with_dead.run("retry-dead", "backup", told)).code == 0 and "backup: done" in done.out, done.err
+    assert (gm.dead(str(here / "backup")).num_rows, gm.dead(str(here / "out")).num_rows) == (0, 1)
+    assert gm.status(str(here / "out")) == before
+    other = here / "other"
+    other.mkdir()
+    (other / "scoring.py").write_text("def bad(batch): return {'score': batch['x'] * -1}\n")
+    shutil.copy(here / "rows.parquet", other)
+    shutil.copytree(here / "out", other / "out")
+    (here / "out").rename(here / "moved")
+    assert (done := type(sink_with_dead)(other).run("retry-dead", "../moved", told)).code == 0, done.err
+    assert gm.dead(str(here / "moved")).num_rows == 0 and gm.dead(str(other / "out")).num_rows == 1
+    assert sorted(gm.read(str(here / "moved")).to_table()["score"].to_pylist()) == list(range(60))
+    assert not (here / "out").exists()
+
+
+def test_retry_dead_of_what_is_not_published(folder: Folder) -> None:
+    """After a gate that failed: what is missing is a result, not the job."""
+    (folder.path / "scoring.py").write_text("def f(batch): return [ValueError('no')] * 30 + list(batch['x'][30:])\n")
+    assert folder.apply("f", "out", "--batch-rows", "60").code == 3
+    assert "nothing is published" in folder.run("retry-dead", "out").err
+
+
+@pytest.mark.parametrize("way", [("--row-id", "other"), ("--keep", "")])
+def test_a_name_that_would_stand_twice(folder: Folder, way: tuple[str, str]) -> None:
+    """Both ways out that the message names are taken."""
+    options = {"--fn": "scoring:double", "--keep": "id", "--row-id": "id"}
+    refused = folder.run("apply", "rows.parquet", "out", *(t for o in options.items() for t in o))
+    assert refused.code == 2 and "--row-id NAME" in refused.err and "--keep ''" in refused.err
+    options[way[0]] = way[1]
+    assert folder.run("apply", "rows.parquet", "out", *(t for o in options.items() for t in o)).code == 0

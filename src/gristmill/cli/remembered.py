@@ -17,6 +17,7 @@ from gristmill.plan.contracts import Files
 from gristmill.plan.job import JobSpec
 from gristmill.plan.secret import Secret
 
+STARTED_IN = "; started in "
 _SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$|key(_?id)?$", re.IGNORECASE)
 
 
@@ -33,7 +34,7 @@ def remember(spec: JobSpec, root: str, files: Files) -> None:
         try:
             if _holds_secret(spec):
                 raise BadJob("a secret stands in the job")
-            text = f"# What last published this sink; started in {os.getcwd()}\n{dump(spec)}"
+            text = f"# What last published this sink{STARTED_IN}{os.getcwd()}\n{dump(spec)}"
         except BadJob:
             files.remove(path)
             return
@@ -63,14 +64,19 @@ def _named_secret(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(_named_secret(item) for item in value)
 
 
-def recall(root: str, files: Files) -> JobSpec:
-    """The job that last published the sink. Raises BadJob where none is known."""
+def recall(root: str, files: Files) -> tuple[JobSpec, str]:
+    """The job that last published the sink, and the folder that it was started in, where its relative paths and its
+    modules are. Raises BadJob where none is known.
+    """
     from gristmill.plan.jobfile import read_job_file
 
     try:
         with files.local(_path(root)) as path:
-            return read_job_file(path, environ=os.environ)
+            with open(path, encoding="utf-8") as file:
+                folder = file.readline().rstrip("\n").partition(STARTED_IN)[2]
+            return read_job_file(path, environ=os.environ), folder
     except FileNotFoundError:
         raise BadJob(
-            f"{root}: the job that wrote it is not known here (it was run from Python): give it with --job JOB"
+            f"{root}: the job that wrote it is not known here (it was run from Python, or has a secret): give it with "
+            "--job JOB, or call gm.retry_dead(job)"
         ) from None

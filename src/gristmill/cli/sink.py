@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -310,6 +311,7 @@ def retry_dead(sink: str, job: str | None, accept_code_change: bool, **given: An
 def _job_of(root: str, files: Any, job: str | None, given: Mapping[str, Any]) -> JobSpec:
     """The job that wrote the sink: the one that is named, which must write to this very sink, or the remembered one."""
     from gristmill.cli.remembered import recall
+    from gristmill.commit.publication import success
     from gristmill.plan.jobfile import load
     from gristmill.plan.overlay import changes_of, overlay
     from gristmill.running import sink_root
@@ -317,11 +319,37 @@ def _job_of(root: str, files: Any, job: str | None, given: Mapping[str, Any]) ->
     if job is None:
         if given["variables"] or given["profile"]:
             raise BadJob("--var and --profile are for a job file: name it with --job")
-        return overlay(recall(root, files), changes_of(given["sets"]))
+        if success(root, files) is None:
+            raise BadJob(
+                f"{root}: nothing is published, so that there are no dead letters to score again: run its job "
+                "(--accept publishes what a gate held back)"
+            )
+        known, folder = recall(root, files)
+        spec = overlay(_started_in(known, folder, root), changes_of(given["sets"]))
+        if spec.sink is not None and not _same(sink_root(spec.sink), root):  # it was moved or copied: this one is meant
+            spec = replace(spec, sink=replace(spec.sink, uri=root))
+        return spec
     spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
     if spec.sink is None or not _same(sink_root(spec.sink), root):
         where = "no sink" if spec.sink is None else f"the sink {spec.sink.uri}"
         raise BadJob(f"--job {job}: it has {where}, not {root}: name the job that wrote that sink")
+    return spec
+
+
+def _started_in(spec: JobSpec, folder: str, root: str) -> JobSpec:
+    """The job, with this process in the folder that it was started in: there its paths and modules are. Raises BadJob
+    where that is no more.
+    """
+    if folder and folder != os.getcwd():
+        here = os.getcwd()
+        try:
+            os.chdir(folder)
+        except OSError:
+            raise BadJob(
+                f"{root}: the job that wrote it was started in {folder}, which is no folder here: give the job with "
+                "--job JOB"
+            ) from None
+        sys.path[:] = [folder if path in ("", here) else path for path in sys.path]
     return spec
 
 

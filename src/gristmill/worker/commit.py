@@ -193,7 +193,8 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
         columns = {output.row_id: row_ids(scored, output, task), **columns}
     if output.model_version is not None and output.model_version not in columns:  # the driver refuses such a name
         columns[output.model_version] = _constant(output.digest, rows.num_rows)
-    fields = {f.name: f for f in rows.schema}
+    ours = (output.row_id, output.model_version)  # whatever the rows have under these names is left out
+    fields = {f.name: f for f in rows.schema if f.name not in ours}
     schema = pa.schema([fields.get(n, pa.field(n, c.type)) for n, c in columns.items()])
     table = pa.Table.from_arrays(list(columns.values()), schema=schema)
     if task.schema is not None and not table.schema.equals(task.schema):
