@@ -24,6 +24,7 @@ from gristmill.models.suggest import did_you_mean
 from gristmill.models.takes import takes_of
 from gristmill.plan.contracts import ModelInfo, Place, Prepared, Refusal
 from gristmill.plan.failing import SomeFailed
+from gristmill.plan.processes import UserCode
 from gristmill.plan.secret import reveal
 from gristmill.plan.specs import Call, FunctionModel
 
@@ -42,13 +43,15 @@ class LoadedCall:
         self._built = built
 
     def __call__(self, batch: Any) -> Any:
-        return self._function(batch)
+        with UserCode():
+            return self._function(batch)
 
     def close(self) -> None:
         """Calls the `close` method of a class that has one."""
         close = getattr(self._built, "close", None)
         if callable(close):
-            close()
+            with UserCode():
+                close()
 
 
 def load_call(call: Call) -> LoadedCall:
@@ -63,7 +66,8 @@ def load_call(call: Call) -> LoadedCall:
     if not inspect.isclass(target):
         _refuse_async(target, call.name)
         return LoadedCall(call.name, functools.partial(target, **args) if args else target)
-    built = target(**args)
+    with UserCode():
+        built = target(**args)
     if not callable(built):
         raise BadModel(f"class {call.name} has no __call__ method: add one that takes a batch and returns its rows")
     _refuse_async(type(built).__call__, call.name)

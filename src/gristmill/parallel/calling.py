@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from gristmill.parallel import shipping
 from gristmill.parallel.sealed import Bundle, Unread, opened, seal_back
 from gristmill.parallel.shipping import Fault, Parcel, fault_of
 from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
-from gristmill.plan.processes import thread_variables
+from gristmill.plan.processes import UserCode, thread_variables
 
 FLUSH = 0.05  # seconds: results are not held back longer than this while a chunk goes on
 
@@ -135,18 +135,14 @@ class CallWorker:
         emit(Outcome(self._name, item.key, batch.answers()))
 
     def _call(self, number: int, value: Any, batch: _Batch) -> None:
-        worker = os.getpid()
         self._arm()
         try:
-            result = self._stages.function(*value) if isinstance(value, tuple) else self._stages.function(value)
+            with UserCode():
+                result = self._stages.function(*value) if isinstance(value, tuple) else self._stages.function(value)
         except BaseException as e:  # also SystemExit: an input's failure never ends the worker
-            if os.getpid() != worker:
-                _end_of_a_child(e)
             self._disarm()
             batch.failed(number, fault_of(e))
         else:
-            if os.getpid() != worker:
-                _end_of_a_child(None)
             self._disarm()
             batch.returned(number, result)
 
@@ -183,28 +179,6 @@ def late_at(folder: str | None, worker: str) -> str | None:
         own = itertools.takewhile(lambda line: __file__ not in line, frames)
         return "\n".join(reversed(list(own)))
     return None
-
-
-def _end_of_a_child(error: BaseException | None) -> NoReturn:
-    """The end of a process that a call has forked, and that comes out of it as the worker does: it is not the worker,
-    and has nothing to send or to do.
-    """
-    code = 0
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        code = error.code or 0
-    elif error is not None:
-        code = 1
-        with contextlib.suppress(Exception):
-            if isinstance(error, SystemExit):
-                print(error.code, file=sys.stderr)
-            else:
-                import traceback
-
-                traceback.print_exception(type(error), error, error.__traceback__)
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code & 0xFF)
 
 
 class Told(io.TextIOBase):

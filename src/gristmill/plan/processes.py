@@ -1,18 +1,19 @@
 """What an interpreter of a worker is started with: where it imports from, how many threads its libraries have, which
 signals it does not heed, that it prints whole lines; and that it is a worker, so that importing a module starts nothing
-twice.
+twice, and no process that user code forks goes on as it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
-from typing import TextIO
+from types import FrameType, TracebackType
+from typing import NoReturn, TextIO
 
 from gristmill.errors import BadJob
 from gristmill.plan.options import ENGINE
@@ -66,6 +67,40 @@ def _importing() -> Iterator[tuple[str, str, int]]:
             if getattr(spec, "_initializing", False):  # importlib's own mark
                 yield name, frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
+
+
+class UserCode:
+    """Around each call of user code. A process that the call forks, and that comes out of it as the caller does, ends
+    here: it is not the caller, and has nothing to send, to write or to do.
+    """
+
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._process:
+            _end_of_a_child(error)
+
+
+def _end_of_a_child(error: BaseException | None) -> NoReturn:
+    code = 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        code = error.code or 0
+    elif error is not None:
+        code = 1
+        with contextlib.suppress(Exception):
+            if isinstance(error, SystemExit):
+                print(error.code, file=sys.stderr)
+            else:
+                import traceback
+
+                traceback.print_exception(type(error), error, error.__traceback__)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def thread_variables(count: int) -> dict[str, str]:

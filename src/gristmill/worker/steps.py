@@ -26,6 +26,7 @@ from gristmill.io.plain import to_rows
 from gristmill.models.batches import LACKS, ROWS, from_result, owned, to_batch, told_nulls
 from gristmill.models.given import handed_back, same
 from gristmill.plan.failing import SomeFailed
+from gristmill.plan.processes import UserCode
 from gristmill.plan.specs import Step
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
 from gristmill.worker.identity import digest_of_row, digests_of
@@ -73,9 +74,10 @@ class LoadedStep:
             return None
         assert self.call is not None
         try:
-            result = self.call(self._good())
-            if self.step.kind == "flat_map":
-                list(result)
+            with UserCode():
+                result = self.call(self._good())
+                if self.step.kind == "flat_map":
+                    list(result)
         except KeyboardInterrupt:
             raise
         except BaseException:  # any failure is the answer to the question asked here
@@ -172,11 +174,12 @@ class LoadedStep:
             given = self._given(rows.slice(start, STEP_ROWS))
             for number, row in enumerate(to_rows(given), start):
                 try:
-                    result = self.call(row)
-                    if isinstance(result, BaseException):
-                        dead.append(told_dead(number, self.stage, result, self.step.name))
-                        continue
-                    pieces = list(self._pieces(result))
+                    with UserCode():  # also where a generator goes on in it
+                        result = self.call(row)
+                        if isinstance(result, BaseException):
+                            dead.append(told_dead(number, self.stage, result, self.step.name))
+                            continue
+                        pieces = list(self._pieces(result))
                 except (BadOutput, KeyboardInterrupt):
                     raise
                 except BaseException as e:
