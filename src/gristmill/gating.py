@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from gristmill.errors import GateFailed
+from gristmill.errors import BadSource, GateFailed
 from gristmill.plan.counts import Counts
 from gristmill.plan.options import Gates
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What `audit=` hooks are given: the result as it would be published, before it is."""
+    """What `audit=` hooks are given: the result as it would be published, before it is; of an append or a retry that is
+    the whole of it, what was published before and what is added.
+
+    `paths` are the files of its rows, and `ids` those of the other columns beside an npy sink's vectors, file for file;
+    `filesystem` is pyarrow's that opens them. With `merge` these are the parts, which are joined afterwards.
+    """
 
     counts: Counts
     paths: tuple[str, ...]
+    ids: tuple[str, ...]
     schema: pa.Schema
     format: str
-    filesystem: Any = None  # pyarrow's, that opens `paths`; None for local ones
+    filesystem: Any
+    rows: Callable[[], Any] = field(repr=False)
 
     def dataset(self) -> Any:
-        """A pyarrow Dataset over the staged parts (Parquet sinks)."""
-        import pyarrow.dataset as ds
-
-        return (
-            ds.dataset(list(self.paths), format="parquet", filesystem=self.filesystem)
-            if self.paths
-            else ds.dataset(self.schema.empty_table())
-        )
+        """A pyarrow Dataset of it, as `gm.read` will give it. Raises BadSource for an npy sink, which has no tables."""
+        if self.format == "npy":
+            raise BadSource(
+                "an npy sink has no tables to give an audit a dataset of: numpy.load the files in `paths`, in that "
+                "order; those in `ids` are Parquet files of the other columns, one for each"
+            )
+        return self.rows()
 
 
 def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -122,15 +128,13 @@ def told(counts: Counts, errors: Mapping[str, float]) -> str:
     return f"{dead} of {counts.ok + dead} rows ({dead / (counts.ok + dead):.2%}) are dead letters{worst(errors)}"
 
 
-def audit(hooks: Iterable[Any], staged: Any) -> None:
-    """Give the staged result to every hook; one that returns False, or raises, refuses it: GateFailed, its words."""
+def refusals(hooks: Iterable[Any], staged: Staged) -> Iterator[str]:
+    """Give the staged result to every hook; says of each that returns False, or raises, that it refuses it, and why."""
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         try:
-            verdict = hook(staged)
+            refused = f"audit {name} refused the result" if hook(staged) is False else None
         except Exception as e:
-            raise GateFailed(
-                f"audit {name} refused the result: {type(e).__name__}: {e}; nothing new was published"
-            ) from e
-        if verdict is False:
-            raise GateFailed(f"audit {name} refused the result; nothing new was published")
+            refused = f"audit {name} refused the result: {type(e).__name__}: {e}"
+        if refused is not None:
+            yield refused

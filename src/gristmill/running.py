@@ -35,7 +35,7 @@ from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.places import opened
-from gristmill.commit.publication import Publication, live_of
+from gristmill.commit.publication import Live, Publication, live_of
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join
 from gristmill.engines.interpreter import SPARES
@@ -572,7 +572,8 @@ class Run:
         self._say(phase="publishing", **self._tally.ended(counts))
         with self._gate_noted():
             self._gates(counts, done)
-        whole = self._whole(counts, done)
+            whole = self._whole(counts, done)
+            self._audited(whole, live_of(self.generation, done))
         if self.sink.merge:
             from gristmill.commit.merge import merge
 
@@ -629,10 +630,30 @@ class Run:
             self._note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
         if not self._verbs.accept and not retry:
             gating.final(self.spec.gates, counts, errors, self._look, self.generation.kind == "append")
-        if self.spec.audit:
-            paths = tuple(join(self.root, p.work) for x in done for p in x.parts if p.role == "rows")
-            staged = gating.Staged(counts, paths, self.plan.schema, self.plan.about["sink_format"], self._files.arrow())
-            gating.audit(planning.audits(self.spec), staged)
+
+    def _audited(self, whole: reporting.Whole, new: Sequence[Live]) -> None:
+        """Ask the audits about the whole result with its `new` files. Raises GateFailed where one refuses it, unless
+        that was accepted.
+        """
+        if not self.spec.audit:
+            return
+        root, files, about = self.root, self._files, self.plan.about
+        live = [*whole.live, *new]
+        parts, ids = ([f for f in live if f.role == role] for role in ("rows", "ids"))
+        staged = gating.Staged(
+            whole.counts,
+            tuple(reading.readable(root, parts, files)),
+            tuple(reading.readable(root, ids, files)),
+            self.plan.schema,
+            about["sink_format"],
+            reading.opener(root, live, files),
+            lambda: reading.dataset_of(root, files, parts, about),
+        )
+        for refused in gating.refusals(planning.audits(self.spec), staged):
+            if not self._verbs.accept:
+                ways = "the same job again with --accept (accept=True) publishes it all the same"
+                raise GateFailed(f"{refused}; nothing new was published ({ways})")
+            self._note("warning", f"{refused}, which was accepted")
 
     def _how_to_look(self) -> str:
         """How to read the dead letters before they are published."""

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.running import retry_dead
 
 
 @pytest.fixture
@@ -126,7 +127,6 @@ def test_append_scores_only_new_files(numbers: str, tmp_path: Path) -> None:
 
 def test_errors_are_of_all_dead_rows_after_append_and_retry(numbers: str, tmp_path: Path) -> None:
     """Errors by kind add up to the dead rows: of both files after an append, of those still dead after a retry."""
-    from gristmill.running import retry_dead
 
     def job(*bad: int) -> gm.Job:
         model, sink = gm.model(functions.picky, bad=bad), gm.sink(str(tmp_path / "out"), keep=["id"])
@@ -159,7 +159,6 @@ def test_one_bad_row_alone_is_a_dead_letter(numbers: str, tmp_path: Path) -> Non
 
 def test_dead_letters_are_scored_again_after_a_fix(numbers: str, tmp_path: Path) -> None:
     """retry-dead with changed code needs to be told so, then scores the dead rows alone, as a new generation."""
-    from gristmill.running import retry_dead
 
     job = gm.Job(numbers, gm.model(functions.picky, bad=[3, 500]), gm.sink(str(tmp_path / "out"), keep=["id"]))
     assert job.run().rows_dead == 2
@@ -184,7 +183,6 @@ def test_rows_that_fail_without_a_sink_are_told(numbers: str) -> None:
 
 def test_a_word_that_fails_is_retried_without_its_neighbours(tmp_path: Path) -> None:
     """After flat_map, only the dead copies are scored again; counts of source and derived rows both add up."""
-    from gristmill.running import retry_dead
 
     texts = ["one two three", "", "four bad five", "bad"]
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
@@ -498,6 +496,76 @@ def test_an_audit_can_refuse(numbers: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
+def test_a_refused_result_is_published_with_accept(numbers: str, tmp_path: Path) -> None:
+    """The refusal names the way, which holds for every audit and for a retry, and what was accepted is said."""
+
+    def doubts(staged: Any) -> None:
+        raise ValueError("never seen the like")
+
+    flag, out = tmp_path / "fixed", str(tmp_path / "out")
+
+    def some(batch: dict[str, Any]) -> dict[str, Any]:
+        if 3 in batch["id"] and not flag.exists():
+            raise ValueError("three")
+        return {"y": batch["id"]}
+
+    def job(*audits: Any) -> gm.Job:
+        return gm.Job(numbers, some, out, workers=0, audit=audits)
+
+    with pytest.raises(gm.GateFailed, match=r"refuses refused the result; nothing .*same job again with --accept"):
+        job(functions.refuses, doubts).run()
+    report = job(functions.refuses, doubts).run(accept=True)
+    assert (report.rows_ok, gm.read(out).count_rows(), gm.verify(out).ok) == (999, 999, True)
+    assert [n for n in report.notes if "refused" in n] == [
+        "audit refuses refused the result, which was accepted",
+        f"audit {doubts.__qualname__} refused the result: ValueError: never seen the like, which was accepted",
+    ]
+    flag.touch()
+    with pytest.raises(gm.GateFailed, match="refuses refused the result; nothing"):
+        retry_dead(job(functions.refuses).spec)
+    assert gm.read(out).count_rows() == 999
+    assert job(functions.refuses).run(accept=True).rows_ok == gm.read(out).count_rows() == 1000
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "npy"])
+def test_an_audit_sees_the_whole_result_that_would_be_published(tmp_path: Path, form: str) -> None:
+    """After an append and a retry too: old rows and new, keys of folders included, as they are read afterwards."""
+    seen: list[Any] = []
+    flag, source, out = tmp_path / "fixed", tmp_path / "in", str(tmp_path / "out")
+    source.mkdir()
+
+    def some(batch: dict[str, Any]) -> dict[str, Any]:
+        if 7 in batch["id"] and not flag.exists():
+            raise ValueError("seven")
+        return {"v": np.stack([batch["id"], batch["id"]], axis=1).astype(np.float32)}
+
+    def sees(staged: Any) -> None:
+        if form == "npy":
+            with pytest.raises(gm.BadSource, match=r"numpy.load the files in `paths`"):
+                staged.dataset()
+            ids = [pq.read_table(p)["id"].to_pylist() for p in staged.ids]
+            assert [np.load(p)[:, 0].tolist() for p in staged.paths] == ids
+            found = [i for part in ids for i in part]
+        else:
+            rows = staged.dataset().to_table()
+            assert set(rows.column_names) == {"id", "day", "v"} and None not in rows["day"].to_pylist()
+            found = rows["id"].to_pylist()
+        seen.append((staged.counts.ok, staged.counts.dead + staged.counts.derived_dead, sorted(found)))
+
+    def job() -> gm.Job:
+        sink = gm.sink(out, format=form, keep=["id", "day"], partition_by=["day"])
+        return gm.Job(str(source), some, sink, workers=0, audit=sees)
+
+    pq.write_table(pa.table({"id": range(10), "day": ["a", "b"] * 5}), source / "a.parquet")
+    job().run()
+    pq.write_table(pa.table({"id": range(10, 15), "day": ["a", "c", "a", "c", "b"]}), source / "b.parquet")
+    job().run(append=True)
+    flag.touch()
+    retry_dead(job().spec)
+    lived = [i for i in range(15) if i != 7]
+    assert seen == [(9, 1, lived[:9]), (14, 1, lived), (15, 0, list(range(15)))]
+
+
 def test_an_audit_is_one_function_or_several_and_not_for_previews(numbers: str, tmp_path: Path) -> None:
     """What holds for the whole result need not hold for its first rows; what cannot be called is refused at once."""
 
@@ -537,6 +605,7 @@ def test_scripts_without_a_main_guard_and_from_standard_input(numbers: str, tmp_
     """A job written in a script without `if __name__`, or piped to python, runs once and does not respawn."""
     script = f"""
 import gristmill as gm
+from gristmill.running import retry_dead
 print("once")
 def twice(batch):
     return {{"y": batch["x"] * 2}}

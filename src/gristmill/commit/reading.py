@@ -40,16 +40,22 @@ def read(sink: str, storage: Mapping[str, Any] | None = None, files: Files | Non
 
 def readable_dataset(result: Publication, role: str) -> Any:
     """A pyarrow Dataset of a result's files of one role: its "rows", or the "ids" beside npy's vectors."""
+    parts = [f for f in result.live() if f.role == role]
+    return dataset_of(result.root, result.files, parts, result.body)
+
+
+def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Mapping[str, Any]) -> Any:
+    """A pyarrow Dataset of Parquet or JSON lines files, published or not; `about` is what a plan and a publication say
+    of them: output_schema, partition_by, sink_format.
+    """
     import pyarrow.dataset as ds
 
-    root, files = result.root, result.files
-    body, schema = result.body, decode_schema(result.body["output_schema"])
-    parts = [f for f in result.live() if f.role == role]
+    schema = decode_schema(about["output_schema"])
     if not parts:
         return ds.dataset(schema.empty_table())
     paths = readable(root, parts, files)
-    form, system, keys = ds.ParquetFileFormat(), _opener(root, parts, files), body["partition_by"]
-    if body["sink_format"] == "jsonl":
+    form, system, keys = ds.ParquetFileFormat(), opener(root, parts, files), about["partition_by"]
+    if about["sink_format"] == "jsonl":
         inside = pa.schema([f for f in schema if f.name not in keys])
         form, system = ds.IpcFileFormat(), as_arrow(system, inside)
     hive = ds.HivePartitioning(pa.schema([schema.field(k) for k in keys]))
@@ -60,7 +66,7 @@ def readable_dataset(result: Publication, role: str) -> Any:
     return ds.FileSystemDataset(fragments, schema, form, system)
 
 
-def _opener(root: str, parts: Sequence[Live], files: Files) -> Any:
+def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
     """The pyarrow file system that opens the files of a result, also when the next one has replaced it."""
     import pyarrow.fs as pafs
 
