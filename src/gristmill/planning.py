@@ -17,6 +17,7 @@ import pyarrow as pa
 from gristmill import machine
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
 from gristmill.commit.inspections import Inspections, looked_at
+from gristmill.commit.reading import published_alone
 from gristmill.engines import registry as engines
 from gristmill.errors import BadJob, BadModel, BadSource, GateFailed
 from gristmill.observe import units
@@ -128,6 +129,9 @@ def resolve(
     doubled: list[str] = []
     revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
     fs, listed = paths.resolve(revealed, doubled.append)
+    listed = published_alone(listed)
+    if not listed:
+        raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
     source_format = registry.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())

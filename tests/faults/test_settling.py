@@ -14,7 +14,7 @@ import processes
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from test_generations import more, root, run, sound, source  # noqa: F401 - fixtures
+from test_generations import BEFORE_PUBLISHING, more, root, run, sound, source  # noqa: F401 - fixtures
 
 import gristmill as gm
 from gristmill.commit import ids
@@ -121,3 +121,23 @@ def test_ids_that_cannot_be_counted_are_no_failure(
     assert any("whether row ids repeat was not found out" in note for note in report.notes)
     verdict = gm.verify(root)
     assert verdict.ok and "was not found out" in verdict.lines[-1]
+
+
+@pytest.mark.parametrize("form", ["folder", "glob", "below"])
+def test_a_sink_as_the_source_of_the_next_job(source: str, root: str, form: str, tmp_path: Path) -> None:  # noqa: F811
+    """A restart that is stopped between linking its files and publishing: who reads the sink's folder as a source gets
+    the result that stands, each row once, as `gm.read` does; and so after the next run.
+    """
+    run(source, root)
+    run(source, root, args={"bad": [3]}, restart=True, harm=BEFORE_PUBLISHING)
+    assert len(list(Path(root).glob("*.parquet"))) > len(gm.read(root).files), "files of both are there"
+    uri = {"folder": root, "glob": f"{root}/*.parquet", "below": f"{Path(root).parent}/**/part-*.parquet"}[form]
+    for out in ("one", "two"):
+        report = gm.Job(uri, first_two, gm.sink(str(tmp_path / out)), workers=0).run()
+        assert report.read().to_table().sort_by("id") == gm.read(root).to_table(columns=["id", "y"]).sort_by("id")
+        run(source, root, args={"bad": [3]}, restart=True)
+
+
+def first_two(batch: dict[str, Any]) -> dict[str, Any]:
+    """Rows as they are."""
+    return {"id": batch["id"], "y": batch["y"]}

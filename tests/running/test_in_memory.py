@@ -6,11 +6,13 @@ import datetime as dt
 import math
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,3 +126,19 @@ def test_columns_of_arrays_and_frames_keep_their_types() -> None:
     assert scored(pd.DataFrame({"x": pd.Series([stamp])}))[0].nanosecond == 1
     with pytest.raises(BadSource, match="column 'x': it is a str"):
         scored({"x": "abc"})
+
+
+def test_a_reader_is_read_once_and_given_as_often_as_a_job_looks(tmp_path: Path) -> None:
+    """A RecordBatchReader gives its rows once: plan, preview, stream and run of one job all see them."""
+    table = pa.table({"x": list(range(10))})
+    job = gm.Job(table.to_reader(max_chunksize=3), score, str(tmp_path / "out"), workers=0)
+    assert job.plan().rows == 10
+    assert job.preview(3).num_rows == 3
+    assert [sum(t.num_rows for t in job.stream()) for _ in range(2)] == [10, 10]
+    assert job.run().rows_ok == 10 and job.run().state == "nothing to do"
+    assert gm.read(str(tmp_path / "out")).to_table()["y"].to_pylist() == table["x"].to_pylist()
+
+
+def score(batch: dict[str, Any]) -> dict[str, Any]:
+    """A row-wise function."""
+    return {"y": batch["x"]}

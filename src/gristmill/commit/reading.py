@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from gristmill.commit.receipt import standing
 from gristmill.commit.store import LOCAL, join
 from gristmill.errors import BadSource
 from gristmill.io.jsonread import as_arrow
-from gristmill.plan.contracts import Files
+from gristmill.plan.contracts import Files, SourceFile
 from gristmill.plan.failing import storable
 
 
@@ -71,6 +72,34 @@ def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
     import pyarrow.fs as pafs
 
     return files.arrow({join(root, f.name): join(root, f.work) for f in parts}) or pafs.LocalFileSystem()
+
+
+_PART = re.compile(r"(part-\d{7,}|merged)\.g\d+\.")
+
+
+def published_alone(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Files of a source without those of sinks on this machine that are no part of what is published there: of a run
+    that was stopped while it published, or of the result that it replaced.
+    """
+    known: dict[str, frozenset[str] | None] = {}
+    return [f for f in files if "://" in f.path or not _PART.match(os.path.basename(f.path)) or _is_live(f.path, known)]
+
+
+def _is_live(path: str, known: dict[str, frozenset[str] | None]) -> bool:
+    """Whether the sink that a file lies in, if it lies in one, has it in its result. `known` are sinks met so far."""
+    folder, inside = os.path.split(os.path.abspath(path))
+    while True:
+        if folder not in known:
+            sink = os.path.isdir(join(folder, "_gristmill", "generations"))
+            result = latest(folder) if sink else None
+            known[folder] = frozenset(live.name for live in result.live()) if result else frozenset() if sink else None
+        names = known[folder]
+        if names is not None:
+            return inside.replace(os.sep, "/") in names
+        above, name = os.path.split(folder)
+        if above == folder:
+            return True
+        folder, inside = above, f"{name}/{inside}"
 
 
 def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:

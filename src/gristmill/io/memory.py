@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ import pyarrow as pa
 from gristmill.errors import BadSource
 from gristmill.io.lossless import Lossy
 from gristmill.io.values import from_python, is_from, tensor_to_numpy
+
+# A reader gives its rows once, and a job may look at its source many times: they are kept for as long as the reader is.
+_READ: weakref.WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = weakref.WeakKeyDictionary()
 
 
 def as_table(data: Any, column: str) -> pa.Table:
@@ -27,7 +31,9 @@ def as_table(data: Any, column: str) -> pa.Table:
         if isinstance(data, pa.RecordBatch):
             return pa.Table.from_batches([data])
         if isinstance(data, pa.RecordBatchReader):
-            return data.read_all()
+            if (known := _READ.get(data)) is None:
+                known = _READ[data] = data.read_all()
+            return known
         if is_from("polars", data, "DataFrame"):
             return _table({name: data[name] for name in data.columns})
         if hasattr(data, "iloc"):
