@@ -146,3 +146,37 @@ def test_what_killed_among_the_first_rows_is_suspected_in_the_first_shard_by_its
     heir = of_task(Task("score", Shard(0, (pieces[1],)), folder=str(tmp_path), attempt="a.3"))
     who = Identity(np.zeros(20, dtype=np.int32), np.arange(20))
     assert [(first, last) for first, last, _ in heir.runs("model", who)] == [(0, 5), (5, 6), (6, 20)]
+
+
+def backwards(frame: Any) -> Any:
+    """The last row first."""
+    return frame.sort_values("id", ascending=False).assign(seen=lambda f: f["id"] * 7)
+
+
+def doubled_backwards(rows: list[dict]) -> list[dict]:
+    """Each row twice, the last one first."""
+    return [{**row, "copy": copy} for row in reversed(rows) for copy in "ba"]
+
+
+@pytest.mark.parametrize("window_bytes", [1, 16 << 20])
+def test_rows_are_in_the_order_of_the_source_whatever_order_steps_give_them(tmp_path: Path, window_bytes: int) -> None:
+    """Before and after the model, in a window or in many; the rows made of one are in the step's own order."""
+    for name, copies, steps in (
+        ("plain", [""], [gm.step(backwards, batch_format="pandas")]),
+        ("several", ["b", "a"], [gm.step(doubled_backwards, batch_format="rows")]),
+    ):
+        job = gm.Job(
+            pa.table({"id": range(10)}),
+            lambda b: {"y": b["id"] * 2},
+            gm.sink(str(tmp_path / name), keep=["id", "seen"] if name == "plain" else ["id", "copy"]),
+            steps=steps,
+            post=[gm.step(backwards, batch_format="pandas")],
+            workers=0,
+            window_bytes=window_bytes,
+        )
+        found = job.run().read().to_table()
+        assert found["id"].to_pylist() == [i for i in range(10) for _ in copies]
+        assert found["y"].to_pylist() == [2 * i for i in found["id"].to_pylist()]
+        assert found["seen"].to_pylist() == [7 * i for i in found["id"].to_pylist()]
+        if name == "several":
+            assert found["copy"].to_pylist() == copies * 10

@@ -143,15 +143,20 @@ class LoadedStep:
         return self.together(parts, rows, dead)
 
     def together(self, parts: Sequence[Applied], like: pa.Table, dead: Sequence[DeadRow]) -> Applied:
-        """What several calls made of rows `like`, of which others are `dead`. Raises BadOutput where types differ."""
+        """What several calls made of rows `like`, of which others are `dead`, in the order of the rows it was made of,
+        whatever order a step gave it. Raises BadOutput where types differ.
+        """
         try:
             rows = _concatenated([p.rows for p in parts], like)
         except Lossy as e:
             raise BadOutput(f"step {self.step.name} returned other types from batch to batch: {e}") from e
-        digests = None
+        digests, origin = None, _joined([p.origin for p in parts])
         if any(p.digests is not None for p in parts):
             digests = _joined([np.zeros(len(p.origin), np.uint32) if p.digests is None else p.digests for p in parts])
-        return Applied(rows, _joined([p.origin for p in parts]), [*dead, *(d for p in parts for d in p.dead)], digests)
+        if (np.diff(origin) < 0).any():
+            order = np.argsort(origin, kind="stable")
+            rows, origin, digests = picked(rows, order), origin[order], None if digests is None else digests[order]
+        return Applied(rows, origin, [*dead, *(d for p in parts for d in p.dead)], digests)
 
     def _checked_rows(self, column: pa.ChunkedArray, given: int) -> np.ndarray:
         try:
