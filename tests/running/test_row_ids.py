@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.observe.summary import after
+from gristmill.running import retry_dead
 
 ROWS = 600
 
@@ -81,3 +83,71 @@ def test_nan_answers_tell_how_they_are_published(tmp_path: Path) -> None:
     had, made = gm.dead(str(tmp_path / "out"))["message"].to_pylist()
     assert "column 'x', as the row had in its own before; on_nan keep" in had
     assert "column 'y'; on_nan keep" in made
+
+
+def mixed(rows: list[dict]) -> list[dict]:
+    """A key of whole numbers and fractions, whose type depends on which of them stand together."""
+    return [{"k": row["id"] + (0.5 if row["id"] % 4 == 0 else 0)} for row in rows]
+
+
+def until_mended(batch: dict[str, np.ndarray], flag: str) -> dict[str, np.ndarray]:
+    """Fails for row 5 until the flag is there."""
+    if not Path(flag).exists() and (batch["id"] == 5).any():
+        raise ValueError("row 5")
+    return {"y": batch["id"]}
+
+
+def ids(report: gm.Report) -> dict[int, str]:
+    """The id of each row."""
+    table = report.read().to_table()
+    return dict(zip(table["id"].to_pylist(), table["rid"].to_pylist(), strict=True))
+
+
+def test_a_key_of_numbers_gives_the_same_id_by_any_cut_and_retry(tmp_path: Path) -> None:
+    """A whole number is the same key beside fractions, alone in a shard, and retried alone."""
+    flag, rows = tmp_path / "mended", [{"id": i} for i in range(12)]
+
+    def made(out: str, **options: Any) -> gm.Job:
+        sink = gm.sink(str(tmp_path / out), keep=["id"], row_id="rid", key=["k"])
+        model = gm.model(until_mended, flag=str(flag))
+        steps = [gm.step(mixed, batch_format="rows")]
+        return gm.Job(rows, model, sink, steps=steps, workers=0, gates={"min_ok": 0.5}, **options)
+
+    with pytest.warns(gm.GristmillWarning):
+        made("retried").run()
+    flag.touch()
+    whole, cut = ids(made("whole").run()), ids(made("cut", shard_rows=1).run())
+    assert whole == cut == ids(retry_dead(made("retried").spec))
+    assert len(set(whole.values())) == 12
+
+
+def nothing_left(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same answer for all rows, under the key's name; row 2 fails."""
+    return {"id": [ValueError("two") if i == 2 else 0 for i in batch["id"]]}
+
+
+def test_ids_are_made_of_the_key_that_the_model_was_given(tmp_path: Path) -> None:
+    """A model that puts its answer in the key's place does not give all rows one id."""
+    rows = [{"id": i} for i in range(5)]
+    found = {}
+    for name, fn in (("kept", lambda b: {"y": b["id"]}), ("replaced", nothing_left)):
+        sink = gm.sink(str(tmp_path / name), row_id="rid", key=["id"])
+        report = gm.Job(rows, gm.model(fn), sink, workers=0, gates={"min_ok": 0.5}).run()
+        found[name] = report.read().to_table()["rid"].to_pylist()
+    del found["kept"][2]
+    assert found["replaced"] == found["kept"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [Decimal("0.1"), Decimal("0.10000000000000000000000001")],
+        [[2**53] * 1500, [2**53] * 700 + [2**53 + 1] * 800],
+        [[1, None], [1, 0]],
+    ],
+)
+def test_keys_that_differ_give_other_ids(tmp_path: Path, keys: list[Any]) -> None:
+    """However little, in whatever type."""
+    table = pa.table({"id": [0, 1], "k": pa.array(keys)})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"], row_id="rid", key=["k"])
+    assert len(set(ids(gm.Job(table, lambda b: {"y": b["id"]}, sink, workers=0).run()).values())) == 2

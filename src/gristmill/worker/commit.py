@@ -15,11 +15,12 @@ from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import join
 from gristmill.errors import BadJob, BadOutput, RunFailed
 from gristmill.io.lossless import Lossy, lossless
-from gristmill.io.plain import to_rows
+from gristmill.io.picking import picked
 from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.counts import Counts
 from gristmill.plan.failing import storable
 from gristmill.plan.secret import Secret, scrub_values
+from gristmill.worker.identity import said
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare
 from gristmill.worker.recipe import Output, Recipe, Task
@@ -234,7 +235,8 @@ def _constant(value: str, rows: int) -> pa.DictionaryArray:
 def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
     """Stable ids: 32 hex digits of blake2b over the key columns (or source path and position) and the copy.
 
-    The same row gets the same id in every run, on every machine, wherever shards are cut.
+    The same row gets the same id in every run, on every machine, wherever shards are cut. A key is what the row had
+    when the model was given it, also where the model or a post step puts something else in its place.
     """
     import hashlib
 
@@ -243,8 +245,11 @@ def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
         for name in output.key:
             if name not in scored.rows.column_names:
                 raise BadJob(f"key names column {name!r}: the rows have {', '.join(scored.rows.column_names)}")
-        keys = to_rows(scored.rows.select(list(output.key)))
-        texts = [json.dumps(list(k.values()), default=str, ensure_ascii=False) for k in keys]
+        given = scored.window.rows
+        names = [n for n in output.key if n in given.column_names]
+        had = picked(given.select(names), scored.place) if names else given
+        keys = [said((had if n in names else scored.rows).column(n)) for n in output.key]
+        texts = [json.dumps(key, default=str, ensure_ascii=False) for key in zip(*keys, strict=True)]
     else:
         paths = task.paths
         texts = [f"{paths[p]}\0{n}" for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]

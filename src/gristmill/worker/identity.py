@@ -157,6 +157,18 @@ def numbered(origin: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return number, of
 
 
+# ---------------------------------------------------------------- values
+
+
+def said(column: pa.ChunkedArray) -> list[Any]:
+    """What each value of a column says, for JSON: the same whatever rows stand beside it, and different for values that
+    differ.
+    """
+    kind = column.type
+    alone = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return to_plain(column) if alone else [_plain(value) for value in to_plain(column)]
+
+
 # ---------------------------------------------------------------- digests
 
 
@@ -181,15 +193,19 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, int):
         return int(value)
-    if isinstance(value, (float, Decimal)):
-        value = float(value)
+    if isinstance(value, Decimal):
+        if value == value.to_integral_value():
+            return int(value)
+        return float(value) if Decimal(float(value)) == value else f"{value:f}".rstrip("0")
+    if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, Mapping):
         return sorted((str(k), _plain(v)) for k, v in value.items() if v is not None)
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist()) if value.dtype.kind not in "biuf" else _of_array(value)
+        held = value.dtype.kind in "bf" or (value.dtype.kind in "iu" and (abs(value.astype(np.float64)) < 2**53).all())
+        return _of_array(value) if held else _plain(value.tolist())
     if isinstance(value, np.generic):
         return _plain(value.item())
     if isinstance(value, (date, time)):

@@ -37,10 +37,13 @@ def _post_step(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> 
 
 @dataclass(frozen=True)
 class Scored:
-    """A scored window: output rows in source order with who they are, and the dead ones (row numbers of the window)."""
+    """A scored window: output rows in source order with their row numbers of the window and who they are, and the dead
+    ones (by row number, too).
+    """
 
     window: Window
     rows: pa.Table
+    place: np.ndarray
     identity: Identity
     counts: Counts
     results: tuple[str, ...] = ()
@@ -285,7 +288,7 @@ class Predict:
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
         sparse = any(ROWS in (t.schema.metadata or {}) for _, t in outputs) or any(s.sparse for s in self._post)
-        return Scored(window, rows, identity, counts, tuple(names), tuple(dead), figures, raw, sparse)
+        return Scored(window, rows, place, identity, counts, tuple(names), tuple(dead), figures, raw, sparse)
 
     def _joined(self, task: Task, outputs: list[tuple[np.ndarray, pa.Table]]) -> pa.Table:
         tables, name = [t for _, t in outputs], self._recipe.model.name
