@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +114,91 @@ def test_a_classifier_in_int8_tells_how_often_labels_agree(
     report = gm.Job(str(tmp_path / "in.parquet"), model, str(tmp_path / "out"), workers=1).run()
     assert "the same label for" in report.notes[0]
     assert report.rows_ok == 60
+
+
+def test_int8_is_made_anew_where_only_a_graphs_external_weights_changed(
+    tmp_path: Path, sentiment_classifier_onnx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retrained graph whose weights are in a file beside it has the same graph file, and another int8 model."""
+    import onnx
+
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    shutil.copytree(sentiment_classifier_onnx, folder)
+    (graph,) = folder.rglob("*.onnx")
+    made = onnx.load(graph)
+    rows = pa.table({"text": ["a fine film", "boring and long"]})
+    graphs, scores = [], []
+    spec = gm.TextClassifier(str(folder), text="text", all_scores=True, dtype="int8", backend="onnx")
+    for factor in (1.0, -1.7):
+        for weights in made.graph.initializer:
+            values = onnx.numpy_helper.to_array(weights)
+            if values.ndim == 2:
+                weights.CopyFrom(onnx.numpy_helper.from_array((values * factor).astype(values.dtype), weights.name))
+        kept = onnx.ModelProto()
+        kept.CopyFrom(made)
+        for old in graph.parent.glob(f"{graph.name}*"):
+            old.unlink()
+        onnx.save_model(kept, graph, save_as_external_data=True, location=f"{graph.name}_data", size_threshold=0)
+        graphs.append(graph.read_bytes())
+        scores.append(fidelity._scored(spec, rows, alone=False)[0])
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "empty"))
+    assert graphs[0] == graphs[1]
+    assert np.abs(scores[1] - scores[0]).max() > 0.01
+    np.testing.assert_array_equal(scores[1], fidelity._scored(spec, rows, alone=False)[0])
+
+
+MODELING = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+    def __init__(self, hidden_size=4, vocab_size=30522, **rest):
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+        super().__init__(**rest)
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.table = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        self.post_init()
+    def forward(self, input_ids=None, attention_mask=None, **rest):
+        return BaseModelOutput(last_hidden_state=self.table(input_ids) * FACTOR)
+"""
+
+
+def test_an_export_and_its_verdict_are_of_the_modeling_code_that_is_there(
+    tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an edit of a folder's own modeling code, backend="onnx" gives what that code says, and nothing is known of
+    how near its export is.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm / name, folder)
+    kinds = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
+    about = {"model_type": "own", "architectures": ["OwnModel"], "auto_map": kinds, "max_position_embeddings": 128}
+    (folder / "config.json").write_text(json.dumps({**about, "hidden_size": 4, "vocab_size": 30522}))
+    weights = {"table.weight": torch.rand(30522, 4, generator=torch.Generator().manual_seed(0))}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    pq.write_table(pa.table({"id": [0], "text": ["a fine film"]}), tmp_path / "in.parquet")
+    found = []
+    for factor in ("1", "3"):
+        (folder / "modeling_own.py").write_text(MODELING.replace("FACTOR", factor))
+        options = {"trust_remote_code": True, "pooling": "mean", "normalize": False, "text": "text"}
+        assert fidelity.verdict(gm.TextEmbedder(str(folder), backend="torch", **options)) is None
+        fidelity.remember(gm.TextEmbedder(str(folder), backend="torch", **options), 0.0)
+        job = gm.Job(
+            str(tmp_path / "in.parquet"), gm.TextEmbedder(str(folder), backend="onnx", **options),
+            str(tmp_path / "out"), workers=1,
+        )  # fmt: skip
+        found.append(np.array(job.run(restart=True).read().to_table()["embedding"].to_pylist()))
+    np.testing.assert_allclose(found[1], found[0] * 3, rtol=1e-5)

@@ -17,7 +17,7 @@ import numpy as np
 
 from gristmill.errors import BadModel
 from gristmill.models.extras import installed, require
-from gristmill.models.files import inside, model_folder, read_json
+from gristmill.models.files import digests_of, inside, model_folder, read_json
 from gristmill.models.onnx_graph import Value, read_graph
 from gristmill.models.pooling import TokenVectors
 from gristmill.models.text import Batch
@@ -233,11 +233,16 @@ class _Choice:
         return _DTYPES.get(saved, "float32")
 
 
-def configuration(files: EncoderFiles, *, code: bool = False) -> list[Path]:
-    """Files beside the weights that the output depends on; with `code` the folder's own Python files too."""
+def covered(files: EncoderFiles, *, code: bool = False) -> list[Path]:
+    """All files that the output depends on: weights, configuration, and with `code` the folder's own Python files."""
     folders = dict.fromkeys([files.root, files.folder])
     found = [folder / name for folder in folders for name in _CONFIGURATION if (folder / name).is_file()]
-    return found + (sorted(files.folder.glob("*.py")) if code else [])
+    return [*found, *(sorted(files.folder.glob("*.py")) if code else ()), *files.used]
+
+
+def digest(files: EncoderFiles, name: str, *, code: bool = False) -> str:
+    """The digest of all these files: what is kept of a network, in whatever form, is kept by it and by nothing less."""
+    return digests_of(files.root, covered(files, code=code), None, name).all
 
 
 def check_graph(files: EncoderFiles, task: str, name: str) -> Value | None:

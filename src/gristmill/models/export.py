@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from gristmill.errors import BadModel
-from gristmill.models.cache import built, file_digest, table_digest
-from gristmill.models.encoder import EncoderFiles
+from gristmill.models.cache import built
+from gristmill.models.encoder import EncoderFiles, digest
 from gristmill.models.extras import installed, require
 from gristmill.models.onnx import OnnxEncoder
 from gristmill.models.text import Batch
@@ -36,14 +36,14 @@ def exportable() -> bool:
 
 def ready(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
     """The ONNX file that these files ask for: there already, exported, quantised. Raises as `exported`."""
-    graph = files.graph or exported(files, task, name, code=code)
-    return quantised(graph, name) if files.quantise else graph
+    if files.quantise:
+        return quantised(files, task, name, code=code)
+    return files.graph or exported(files, task, name, code=code)
 
 
-def export_key(files: EncoderFiles, task: str) -> str:
-    """The name in the cache of a torch model's float32 ONNX file: its folder."""
-    digests = {p.name: file_digest(p) for p in (files.folder / "config.json", *files.weights)}
-    return f"exports/{table_digest(digests)[:40]}-{task}-{_OPSET}.{_FORMAT}"
+def export_key(digest: str, task: str) -> str:
+    """The name in the cache of what is made of the model with this digest: the folder of its float32 ONNX file."""
+    return f"exports/{digest[:40]}-{task}-{_OPSET}.{_FORMAT}"
 
 
 def exported(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
@@ -57,21 +57,22 @@ def exported(files: EncoderFiles, task: str, name: str, *, code: bool = False) -
         _LOG.warning("%s: no float32 ONNX file in %s: exporting one to the cache", name, files.root)
         _export(files, task, folder / "model.onnx", name, code)
 
-    return built(export_key(files, task), build) / "model.onnx"
+    return built(export_key(digest(files, name, code=code), task), build) / "model.onnx"
 
 
-def quantised(graph: Path, name: str) -> Path:
-    """A float32 graph with dynamic int8 arithmetic: weights by channel, activations by tensor, matrix products only.
+def quantised(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
+    """The float32 graph with dynamic int8 arithmetic: weights by channel, activations by tensor, matrix products only.
 
     From the cache, or made there now (seconds). Method: onnxruntime.quantization.quantize_dynamic. Needs onnx.
     """
     narrow = not _wide_products()
-    key = f"exports/{file_digest(graph)[:40]}-int8{'-7bit' if narrow else ''}.{_FORMAT}"
+    key = f"{export_key(digest(files, name, code=code), task)}-int8{'-7bit' if narrow else ''}"
 
     def build(folder: Path) -> None:
         require("onnx", "export", f"quantising {name}")
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
+        graph = files.graph or exported(files, task, name, code=code)
         log = logging.getLogger()
         level = log.level
         log.setLevel(logging.ERROR)  # it recommends preparation that is for static quantisation

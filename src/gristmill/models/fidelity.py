@@ -166,7 +166,7 @@ def remember(spec: TextSpec, difference: float | str) -> None:
 
 
 def _note(spec: TextSpec) -> Path:
-    from gristmill.models.registry import encoder_files
+    from gristmill.models.registry import describe
 
     task = "classify" if isinstance(spec, TextClassifier) else "embed"
-    return cache_folder() / f"{export_key(encoder_files(spec), task)}.fidelity.json"
+    return cache_folder() / f"{export_key(describe(spec, None).digest, task)}.fidelity.json"

@@ -16,7 +16,7 @@ from gristmill.models.encoder import (
     EncoderFiles,
     check_graph,
     check_packages,
-    configuration,
+    covered,
     find_encoder,
     model_root,
     open_encoder,
@@ -119,7 +119,7 @@ def files_of(spec: TextClassifier) -> EncoderFiles:
 
 
 def _digests(parts: _Parts, spec: TextClassifier) -> Digests:
-    files = [*configuration(parts.files, code=spec.trust_remote_code), *parts.files.used]
+    files = covered(parts.files, code=spec.trust_remote_code)
     return digests_of(parts.files.root, files, spec.sha256, spec.name)
 
 

@@ -17,7 +17,7 @@ from gristmill.models.encoder import (
     EncoderFiles,
     check_graph,
     check_packages,
-    configuration,
+    covered,
     find_encoder,
     model_root,
     open_encoder,
@@ -217,8 +217,8 @@ def _digests(parts: _Parts, spec: TextEmbedder) -> Digests:
         for m in read_json(root / "modules.json", spec.name).get("list") or ()
     ]
     found += [w for layer in parts.folder.after if isinstance(layer, Path) and (w := dense_weights(layer)) is not None]
-    files = [p for p in found if p.is_file()] + configuration(parts.files, code=spec.trust_remote_code)
-    return digests_of(root, [*files, *parts.files.used], spec.sha256, spec.name)
+    files = [p for p in found if p.is_file()] + covered(parts.files, code=spec.trust_remote_code)
+    return digests_of(root, files, spec.sha256, spec.name)
 
 
 # ---------------------------------------------------------------- in a worker
