@@ -229,6 +229,48 @@ def test_a_cache_is_asked_first() -> None:
     assert square.stats.snapshot()["cache_stats"] == "6"
 
 
+@pytest.mark.parametrize("features", [False, True])
+def test_a_cache_tells_instances_apart(features: bool) -> None:
+    """A method's answers are its instance's, also where a new one has the place in memory of one that is gone."""
+    memory = Memory()
+
+    class Scaled:
+        def __init__(self, factor: int) -> None:
+            self.factor = factor
+
+        @aio.dynamically(cache=memory, timeout_ms=0)
+        async def item(self, items: list[int]) -> list[int]:
+            return [item * self.factor for item in items]
+
+        @aio.inference.dynamically(cache=memory, timeout_ms=0)
+        async def row(self, features: Any) -> np.ndarray:
+            return features["x"] * self.factor
+
+        @aio.dynamically(cache=memory, timeout_ms=0)
+        @classmethod
+        async def named(cls, items: list[int]) -> list[str]:
+            return [cls.__name__ for _ in items]
+
+    class Other(Scaled):
+        pass
+
+    async def answered(one: Scaled) -> int:
+        found = await (one.row(x=np.array([7])) if features else one.item(7))
+        await asyncio.sleep(0.001)
+        return int(found[0]) if features else found
+
+    async def main() -> None:
+        kept = [Scaled(1), Scaled(100)]
+        for _ in range(2):
+            assert [await answered(one) for one in kept] == [7, 700]
+            assert [await kind.named(7) for kind in (Scaled, Other)] == ["Scaled", "Other"]
+        assert len(memory.kept) == 4
+        for factor in range(20):
+            assert await answered(Scaled(factor)) == 7 * factor
+
+    asyncio.run(main())
+
+
 def test_a_cache_written_for_the_original_library() -> None:
     """Generic, told apart by isinstance, with statistics of its own; and all of the other names of that module."""
     from gristmill.batched import types

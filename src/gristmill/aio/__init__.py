@@ -100,7 +100,8 @@ def dynamically(
     `max_batch_length` bounds the sum of the items' lengths in a batch. `priority_strategy`: "none" serves in order of
     arrival; "priority" lets calls of at most `small_batch_threshold` items go before larger ones, which keep a quarter
     of the places; "length" does that, too, and takes the items of one call shortest first. `cache` is asked for each
-    item before it is queued, and told the result.
+    item before it is queued, and told the result; of a method, for the item and a name of the instance, which is no
+    other's, nor of another process. Functions that share a cache share its answers.
 
     The other options are those of `gristmill.dynamically`.
     """

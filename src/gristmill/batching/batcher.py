@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class Batcher:
     """
 
     def __init__(self, work: Work, rules: Rules, options: Options) -> None:
+        self.name = os.urandom(8).hex()  # no other's, in any process, also when this one is gone
         self._work = work
         self._rules = rules
         self._options = options

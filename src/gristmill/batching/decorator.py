@@ -165,13 +165,13 @@ class Dynamic:
         raise TypeError(f"{_name(self._shared.function)} takes one item or a list of items, not {len(args)} arguments")
 
     async def _through(self, items: list[Any], timeout: float | None, priority: float | None) -> Sequence[Any]:
-        """The results of some items, from the cache where it has them."""
-        chosen = self._shared.settings
+        """The results of some items, from the cache where it has them; of a method, those of this owner."""
+        chosen, name = self._shared.settings, self._batcher.name
         if chosen.cache is None:
             return await self._batcher.acall(self._owner, items, timeout, priority)
         return await through(
             chosen.cache,
-            [chosen.layout.key(item) for item in items],
+            [(name, key) if self._is_bound else key for key in map(chosen.layout.key, items)],
             lambda places: self._batcher.acall(self._owner, [items[place] for place in places], timeout, priority),
         )
 
