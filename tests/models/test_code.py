@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -20,7 +21,7 @@ import pytest
 
 from gristmill.errors import BadModel
 from gristmill.models.code import callable_digests, digests, exact_digest, not_compared, value_digest
-from gristmill.parallel.kept import code_digest
+from gristmill.parallel.kept import checkpoint, code_digest
 from gristmill.plan.specs import Call
 
 Circle = namedtuple("Circle", "x y")
@@ -104,11 +105,12 @@ REGISTRY.update(it=recursive, part=functools.partial(recursive))
     ],
     ids=lambda callables: getattr(callables[0], "__qualname__", type(callables[0]).__name__),
 )
-def test_callables_that_differ(callables: tuple[Any, ...]) -> None:
+def test_callables_that_differ(callables: tuple[Any, ...], tmp_path: Path) -> None:
     """Two of them never share a digest, and each has its own again."""
-    found = [code_digest(c) for c in callables]
-    assert len(set(found)) == len(callables)
-    assert found == [code_digest(c) for c in callables]
+    with contextlib.closing(checkpoint(str(tmp_path))) as kept:
+        found = [code_digest(c, kept) for c in callables]
+        assert len(set(found)) == len(callables)
+        assert found == [code_digest(c, kept) for c in callables]
 
 
 def test_inputs_that_differ() -> None:

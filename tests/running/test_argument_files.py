@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gristmill as gm
+from gristmill.models import files
 
 
 class Weighted:
@@ -94,3 +99,105 @@ def test_words_are_no_files(rows: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def worded(batch: dict[str, Any], word: str, words: list[str]) -> dict[str, Any]:
     """Opens nothing."""
     return {"y": [word + words[0]] * len(batch["x"])}
+
+
+@dataclasses.dataclass
+class Files:
+    """What a caller keeps paths in."""
+
+    weights: Any
+    log: Any = None
+
+
+SHAPES = {
+    "set": lambda p: {p},
+    "frozenset": lambda p: frozenset([p]),
+    "deque": lambda p: collections.deque([p]),
+    "key": lambda p: {p: 1},
+    "dataclass": lambda p: Files([Files(p)]),
+    "partial": lambda p: functools.partial(first, weights=[p]),
+    "array": lambda p: np.array([p]),
+    "bytes": lambda p: p.encode(),
+    "pattern": lambda p: p.replace("model.bin", "mod*.bin"),
+    "deep pattern": lambda p: p.replace("m/model.bin", "**/*.bin"),
+    "address": lambda p: f"file://{p}",
+}
+
+
+def tripled(batch: dict[str, Any], given: Any = None) -> dict[str, Any]:
+    """Opens nothing: what is given counts all the same."""
+    return {"y": batch["x"] * 3}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_file_is_found_however_an_argument_names_it(rows: Path, tmp_path: Path, shape: str) -> None:
+    """In any container, as a key, in an object, as a pattern or an address."""
+    file = tmp_path / "m" / "model.bin"
+    file.parent.mkdir()
+    file.write_text("2")
+    job = gm.Job(str(rows), gm.model(tripled, given=SHAPES[shape](str(file))), str(tmp_path / "out"), workers=0)
+    assert job.run().rows_ok == 3
+    assert job.run().state == "nothing to do"
+    file.write_text("3")
+    with pytest.raises(gm.PlanChanged, match=r"file .*argument given.*changed"):
+        job.run()
+
+
+@pytest.mark.parametrize("held", ["fold0/model.pt", "0_Transformer/pytorch_model.bin", "model.json", "a/b/config.cfg"])
+def test_a_folder_is_compared_as_deep_as_it_goes(rows: Path, tmp_path: Path, held: str) -> None:
+    """Weights, or the configuration of a model, in a folder of the folder, also where that is a link."""
+    file = tmp_path / "stored" / held
+    file.parent.mkdir(parents=True)
+    file.write_text("2")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "current").symlink_to(tmp_path / "stored")
+    (tmp_path / "stored" / "again").symlink_to(tmp_path / "m")
+    job = gm.Job(str(rows), gm.model(tripled, given=str(tmp_path / "m")), str(tmp_path / "out"), workers=0)
+    report = job.run()
+    assert not any("not seen" in note for note in report.notes)
+    assert job.run().state == "nothing to do"
+    file.write_text("3")
+    with pytest.raises(gm.PlanChanged, match=r"file .*argument given.*changed"):
+        job.run()
+
+
+def test_folders_that_are_not_compared_are_said_once(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of pictures, say: a note, and no refusal, whatever comes into them; one that is empty needs none."""
+    (tmp_path / "out of it").mkdir()
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_text("1")
+    given = [str(tmp_path / "pictures"), str(tmp_path / "out of it")]
+    job = gm.Job(str(rows), gm.model(tripled, given=given), str(tmp_path / "out"), workers=0)
+    assert sum("pictures" in note and "not seen" in note for note in job.run().notes) == 1
+    for name in given:
+        (Path(name) / "b.png").write_text("2")
+    assert job.run().state == "nothing to do"
+    monkeypatch.setattr(files, "MOST_FILES", 1)
+    assert files.TOO_MANY in dict(files.named_files(given[0])).values()
+    (tmp_path / "w.bin").write_text("22")
+    monkeypatch.setattr(files, "MOST_BYTES", 1)
+    (digest,) = (d for _, d in files.named_files(str(tmp_path / "*.bin")))
+    assert digest.startswith(files.BY_TIMES)
+
+
+def test_a_checkpoint_is_of_the_weights_that_a_partial_names(tmp_path: Path) -> None:
+    """And not of the log that the function writes itself."""
+    weights, log, kept = tmp_path / "w.bin", tmp_path / "calls.log", str(tmp_path / "kept")
+    scored = functools.partial(scaled, str(weights), Files(None, str(log)))
+    for factor in (1, 100):
+        weights.write_text(str(factor))
+        for _ in range(2):
+            assert gm.map(scored, [1, 2], checkpoint=kept) == [factor, factor * 2]
+        assert len(log.read_text().splitlines()) == (2 if factor == 1 else 4)
+    assert gm.map(lambda x: scaled(str(weights), Files(None, str(log)), x), [1], checkpoint=kept) == [100]
+    weights.write_text("3")
+    assert gm.map(lambda x: scaled(str(weights), Files(None, str(log)), x), [1], checkpoint=kept) == [3]
+
+
+def scaled(weights: str, files: Files, x: int) -> float:
+    """Times what a file says; notes that it was called."""
+    with open(files.log, "a") as log:
+        log.write("called\n")
+    return x * json.loads(Path(weights).read_text())

@@ -18,7 +18,7 @@ from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.models.edited import must_be_as_written
-from gristmill.models.files import named_files
+from gristmill.models.files import BY_TIMES, NOT_COMPARED, named_files
 from gristmill.models.modules import (
     ALL,
     add_module,
@@ -36,7 +36,6 @@ from gristmill.models.values import Walk
 from gristmill.plan.fingerprint import FILE
 from gristmill.plan.specs import Call
 
-NOT_COMPARED = "not compared: "
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 _current: ContextVar[Walk | None] = ContextVar("current", default=None)
@@ -65,7 +64,7 @@ def digests(call: Call) -> dict[str, str]:
         for key, value in call.args.items():
             label = f"argument {key} of {name}"
             found[label] = _argument_digest(label, value, walk)
-            found.update({f"{FILE}{path} ({label})": digest for path, digest in named_files(value)})
+            found.update(_files(label, value))
         if call.takes is not None:
             found[f"columns taken by {name}"] = value_digest(dict(call.takes))
         return _with_missed(found, walk)
@@ -73,13 +72,28 @@ def digests(call: Call) -> dict[str, str]:
 
 def not_compared(code: dict[str, str]) -> str | None:
     """What is to be said of values that no digest tells apart, given the digests of a job's code; None for none."""
+    said = []
     names = sorted({name.partition(NOT_COMPARED)[2] for name in code if NOT_COMPARED in name})
-    if not names:
-        return None
-    return (
-        f"a change of these values is not seen: {', '.join(names)}; what shapes answers should be an argument of a "
-        "class that each worker builds: gm.model(Class, name=value)"
-    )
+    if names:
+        said.append(
+            f"a change of these values is not seen: {', '.join(names)}; what shapes answers should be an argument of a "
+            "class that each worker builds: gm.model(Class, name=value)"
+        )
+    files = {name.partition(FILE)[2]: digest for name, digest in code.items() if FILE in name}
+    unseen = sorted(f"{name}: {digest}" for name, digest in files.items() if digest.startswith(NOT_COMPARED))
+    if unseen:
+        said.append(
+            f"a change in these folders is not seen: {', '.join(unseen)}; give what shapes answers as files, or as a "
+            "folder of its own"
+        )
+    timed = sorted(name for name, digest in files.items() if digest.startswith(BY_TIMES))
+    if timed:
+        said.append(f"compared by names, sizes and times only, as they are larger than 64 GiB: {', '.join(timed)}")
+    return "; ".join(said) or None
+
+
+def _files(label: str, value: Any) -> dict[str, str]:
+    return {f"{FILE}{path} ({label})": digest for path, digest in named_files(value)}
 
 
 def _imported(text: str) -> Any:
@@ -239,11 +253,14 @@ class _Look:
         """What is called, by its name, and all that it refers to."""
         module = getattr(target, "__module__", None) or ""
         self.put(f"callable {_qualified(target)}", "" if _local_module(module) else module)
-        self.add("object", target)
+        self.add("object", target, given=True)
 
-    def add(self, label: str, value: Any, *, changed: bool = False, owner: str | None = None) -> None:
+    def add(
+        self, label: str, value: Any, *, changed: bool = False, owner: str | None = None, given: bool = False
+    ) -> None:
         """Any value that code refers to. What the code itself changes as it runs is other after each call: it is only
-        named. What stands in the source of a class or function `owner` need not be told again.
+        named. What stands in the source of a class or function `owner` need not be told again. Of one that was `given`,
+        as arguments are, the files that it names count too.
         """
         if is_code(value):
             if id(value) not in self.seen:
@@ -253,8 +270,10 @@ class _Look:
             self.walk.missed[f"{label} (the code itself changes it)"] = None
         else:
             before, self.walk.label = self.walk.label, label
-            self.put(label, exact_digest(value))
+            put = self.put(label, exact_digest(value))
             self.walk.label = before
+            if given:
+                self.found.update(_files(put, value))
             if callable(value):  # by the code of its class, which differences name better
                 self.add(label, type(value))
 
@@ -272,7 +291,7 @@ class _Look:
                 parts.update({"class": type(value), **getattr(value, "__dict__", {})})
             for name, part in parts.items():
                 if part is not None:
-                    self.add(label if is_code(part) else f"{label}.{name}", part, owner=owner)
+                    self.add(label if is_code(part) else f"{label}.{name}", part, owner=owner, given=True)
 
     def function(self, function: types.FunctionType, owner: str | None) -> None:
         """Its code, and what it refers to. Of an installed one the version, and what it was made of or put around."""
@@ -300,8 +319,8 @@ class _Look:
                 value = cell.cell_contents
             except ValueError:
                 continue  # a cell that is still empty holds nothing to compare
-            self.add(f"{name}.{label}", value, changed=label in state)
-        self.add(f"{name}.defaults", [function.__defaults__, function.__kwdefaults__])
+            self.add(f"{name}.{label}", value, changed=label in state, given=users)
+        self.add(f"{name}.defaults", [function.__defaults__, function.__kwdefaults__], given=users)
         for label, value in vars(function).items():
             if label != "__wrapped__" and (users or label in _HELD):
                 self.add(f"{name}.{label}", value, changed=f"{function.__name__}.{label}" in state)

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import itertools
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from gristmill.errors import BadModel
 from gristmill.models.cache import file_digest, table_digest
 from gristmill.models.suggest import nearest
+from gristmill.models.values import texts_in
+from gristmill.plan.secret import reveal
 
 # What folders of models hold: of torch, ONNX, TensorFlow, scikit-learn, llama.cpp, gradient boosting, sentencepiece.
 _WEIGHTS = {
     ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".pb", ".h5", ".keras", ".tflite", ".joblib", ".pkl",
     ".skops", ".npz", ".gguf", ".ubj", ".cbm", ".model",
 }  # fmt: skip
+_MODEL_FILE = re.compile(r"(model|config|tokenizer|vocab|meta|params|weights)\b|.*\.cfg$")
+# Up to these a folder that an argument names is compared by what its files hold.
+MOST_FILES = 10_000
+MOST_BYTES = 64 << 30
+NOT_COMPARED = "not compared: "
+NO_MODEL = f"{NOT_COMPARED}nothing in it looks like a model"
+TOO_MANY = f"{NOT_COMPARED}more than {MOST_FILES:,} files"
+UNREADABLE = f"{NOT_COMPARED}it cannot be read"
+BY_TIMES = "by names, sizes and times "  # before the digest of these
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -52,28 +69,93 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
     return found
 
 
+# Up to these a folder that an argument names is compared by what its files hold.
+MOST_FILES = 10_000
+MOST_BYTES = 64 << 30
+NO_MODEL = "not compared: no model in it"
+TOO_MANY = f"not compared: more than {MOST_FILES:,} files"
+BY_TIMES = "names, sizes and times "  # before the digest of these
+
+
 def named_files(value: Any) -> Iterator[tuple[str, str]]:
-    """The files and model folders of this machine that texts and paths in an argument name, with digests of what they
-    hold. A text that could be another thing, a word that a folder here happens to be called, is none.
+    """The files and folders of this machine that texts and paths anywhere in an argument name, with digests of what
+    they hold, or one of the words above. A text that could be another thing, a word that a folder here happens to be
+    called, is none; nor is a pattern (`*`) that finds none.
     """
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from named_files(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from named_files(item)
-    elif isinstance(value, (str, PurePath)) and 0 < len(str(value)) < 4096 and "\0" not in str(value):
-        path = Path(str(value)).expanduser()
-        with contextlib.suppress(OSError):  # it cannot be looked at: whoever opens it will say so
-            if path.is_dir() and any(p.suffix in _WEIGHTS for p in path.iterdir()):
-                found = [p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path))]
-                yield str(value), digests_of(path, found, None, str(value)).all
-            elif path.is_file() and (isinstance(value, PurePath) or path.suffix or len(path.parts) > 1):
-                yield str(value), file_digest(path)
+    for item in texts_in(value):
+        text = str(reveal(item)) if not isinstance(item, bytes) else os.fsdecode(item)
+        if not 0 < len(text) < 4096 or "\0" in text:
+            continue
+        if text.startswith("file:"):
+            text = url2pathname(urlsplit(text).path)
+        sure = os.path.dirname(text) != "" or not isinstance(item, str)
+        try:
+            digest = _named(os.path.expanduser(text), sure)
+        except OSError:
+            digest = UNREADABLE
+        if digest is not None:
+            yield os.fsdecode(item) if isinstance(item, bytes) else str(item), digest
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "__pycache__")) for part in path.parts)
+def _named(text: str, sure: bool) -> str | None:
+    """The digest of what a text names, None where it names nothing; `sure` says that it is no mere word."""
+    try:
+        kind = os.stat(text).st_mode
+    except (OSError, ValueError):
+        return _matching(text) if glob.has_magic(text) and (sure or os.path.splitext(text)[1]) else None
+    path = Path(text)
+    if stat.S_ISREG(kind):
+        return file_digest(path) if sure or path.suffix else None
+    if not stat.S_ISDIR(kind):
+        return None
+    found = _below(path)
+    if found is None:
+        return TOO_MANY if sure or any(p.suffix in _WEIGHTS for p in path.iterdir()) else None
+    if any(p.suffix in _WEIGHTS or (sure and _MODEL_FILE.match(p.name)) for p in found):
+        return _together(path, found)
+    return NO_MODEL if sure and found else None
+
+
+def _matching(pattern: str) -> str | None:
+    """The digest of the files that a text with `*`, `?` or `[…]` stands for."""
+    root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
+    if "**" in pattern and _below(root) is None:
+        return TOO_MANY
+    found = list(itertools.islice(glob.iglob(pattern, recursive=True), MOST_FILES + 1))
+    if len(found) > MOST_FILES:
+        return TOO_MANY
+    files = [path for path in map(Path, found) if path.is_file()]
+    return _together(root, files) if files else None
+
+
+def _together(root: Path, files: list[Path]) -> str:
+    stats = {_relative(p, root): p.stat() for p in files}
+    if sum(s.st_size for s in stats.values()) <= MOST_BYTES:
+        return digests_of(root, files, None, str(root)).all
+    return BY_TIMES + table_digest({name: f"{s.st_size} {s.st_mtime_ns}" for name, s in stats.items()})
+
+
+def _below(folder: Path) -> list[Path] | None:
+    """The files in a folder and its folders, also those that links lead to, without hidden ones; None where they are
+    too many.
+    """
+    found: list[Path] = []
+    entered: set[str] = set()
+    for at, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(at)
+        if real in entered:
+            folders.clear()
+            continue
+        entered.add(real)
+        folders[:] = sorted(name for name in folders if not _hidden(name))
+        found += [path for name in names if not _hidden(name) and (path := Path(at, name)).is_file()]
+        if len(found) > MOST_FILES or len(entered) > MOST_FILES:
+            return None
+    return found
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "__pycache__"))
 
 
 def _relative(path: Path, root: Path) -> str:

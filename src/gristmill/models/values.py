@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copyreg
 import enum
 import hashlib
@@ -10,12 +11,13 @@ import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 _SCALARS = (bool, int, float, str, bytes)
 _FLAT = {type(None), *_SCALARS}  # exactly these: their repr tells them apart, and C writes it
+_DEEPEST = 1000  # no value that is compared goes as deep; one may make itself anew without end
 _LONG = 200  # characters; a longer text is known by its sha256
 
 
@@ -123,6 +125,33 @@ def _subclass(value: Any, text: str, walk: Walk) -> str:
     kind = type(value)
     own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
     return own + text + (walk.text(more, exact=True) if more else "")
+
+
+def texts_in(value: Any) -> Iterator[str | bytes | os.PathLike[str]]:
+    """The texts and paths anywhere in a value: in containers, as keys of mappings, in what pickle would make an object
+    from. Tables and tensors hold data, and are not looked into.
+    """
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    seen: dict[int, Any] = {}
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, (str, bytes, os.PathLike)):
+            yield value
+        elif type(value) not in _FLAT and id(value) not in seen and depth < _DEEPEST:
+            seen[id(value)] = value  # which so keeps its id
+            waiting += [(part, depth + 1) for part in _parts(value)]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, (type, types.FunctionType, types.ModuleType)):
+        return ()
+    if isinstance(value, (Mapping, list, tuple, set, frozenset, collections.deque)):
+        held = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
+        return [*held, *vars(value).values()] if hasattr(value, "__dict__") else held
+    package = type(value).__module__.partition(".")[0]
+    if package == "numpy":
+        return value.tolist() if getattr(getattr(value, "dtype", None), "kind", "") in "OUS" and value.shape else ()
+    return () if package in ("torch", "pyarrow", "polars", "pandas") else (_state(value),)
 
 
 # ---------------------------------------------------------------- arrays and tables

@@ -4,6 +4,7 @@ found.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sqlite3
@@ -61,6 +62,14 @@ class Kept:
             for self._seen, key, value, fault in rows:
                 yield key, pickle.loads(value), None if fault is None else pickle.loads(fault)
 
+    def first(self, key: str, names: Iterable[str]) -> set[str]:
+        """The names that were noted under a key when this was first asked for: these, where it never was."""
+        with self._lock:
+            self._file.execute("create table if not exists firsts (key text primary key, names text)")
+            self._file.execute("insert or ignore into firsts values (?, ?)", (key, json.dumps(list(names))))
+            (found,) = self._file.execute("select names from firsts where key = ?", (key,)).fetchone()
+        return set(json.loads(found))
+
     def count(self) -> int:
         """How many there are."""
         return int(self._file.execute("select count(*) from results").fetchone()[0])
@@ -76,11 +85,21 @@ def checkpoint(folder: str) -> Kept:
     return Kept(os.path.join(os.path.abspath(os.path.expanduser(folder)), "results.sqlite"))
 
 
-def code_digest(function: Any) -> str:
-    """A digest of a callable: its source, that of local code it uses, its arguments and closure (see models.code)."""
+def code_digest(function: Any, kept: Kept) -> str:
+    """A digest of a callable: its source, that of local code it uses, its arguments and closure (see models.code), and
+    what the files hold that these name. One that came to be after the first call of a checkpoint counts as written by
+    the callable itself, and not at all.
+    """
     from gristmill.models.code import callable_digests, value_digest
+    from gristmill.models.files import NOT_COMPARED
+    from gristmill.plan.fingerprint import FILE
 
-    return value_digest(callable_digests(function))
+    found = dict(callable_digests(function))
+    files = {name: found.pop(name) for name in list(found) if name.startswith(FILE)}
+    code = value_digest(found)
+    known = kept.first(code, files) if files else ()
+    compared = {name: files[name] for name in known if name in files and not files[name].startswith(NOT_COMPARED)}
+    return value_digest([code, compared]) if compared else code
 
 
 def key_of(code: str, value: Any) -> str:

@@ -147,7 +147,8 @@ def _found(
     if how.checkpoint is None:
         inputs = Inputs(enumerate(owned(values)), length(values))
     else:
-        memory = _Memory(checkpoint(how.checkpoint), code_digest(function), how.ordered)
+        kept = checkpoint(how.checkpoint)
+        memory = _Memory(kept, code_digest(function, kept), how.ordered)
         stack.callback(memory.kept.close)
         if length(values) is not None:
             missing: list[Numbered] = []

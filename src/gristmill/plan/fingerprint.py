@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -220,8 +221,11 @@ def without_written(new: Fingerprint, old_code: Mapping[str, str]) -> Fingerprin
 
     def written(name: str) -> bool:
         place, found, rest = name.partition(f": {FILE}")
-        argument = f"{place}: {rest[rest.rfind('(') + 1 : -1]}"
-        return bool(found) and name not in old_code and old_code.get(argument) == new.code.get(argument)
+        if not found or name in old_code:
+            return False
+        ends = (f"{place}: {rest[at.end() : -1]}" for at in re.finditer(r" \(", rest))  # the path may have some too
+        given = next(argument for argument in ends if argument in new.code)
+        return old_code.get(given) == new.code[given]
 
     return dataclasses.replace(new, code={name: digest for name, digest in new.code.items() if not written(name)})
 
