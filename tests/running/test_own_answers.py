@@ -180,3 +180,70 @@ def test_rows_are_in_the_order_of_the_source_whatever_order_steps_give_them(tmp_
         assert found["seen"].to_pylist() == [7 * i for i in found["id"].to_pylist()]
         if name == "several":
             assert found["copy"].to_pylist() == copies * 10
+
+
+SORTED = [3.0, 1.0, 2.0, 6.0, 5.0, 4.0]
+
+
+def frames(how: str) -> Any:
+    """Ten times the id of each row, as a function of a frame that it has sorted, taken apart or labelled."""
+    import pandas as pd
+
+    def answer(df: Any) -> Any:
+        by = df.sort_values("x")
+        return {
+            "frame": lambda: pd.DataFrame({"y": by["id"] * 10, "z": by["x"]}),
+            "series": lambda: {"y": by["id"] * 10},
+            "two series": lambda: {"y": by["id"] * 10, "z": df["x"]},
+            "grouped": lambda: pd.concat([g.assign(y=g["id"] * 10)[["y"]] for _, g in df.groupby(df["x"] > 3)]),
+            "backwards": lambda: pd.DataFrame({"y": df["id"] * 10})[::-1],
+            "labels": lambda: pd.DataFrame({"y": (df["id"] * 10).to_numpy()}, index=list("fedcba")[: len(df)]),
+            "from one": lambda: pd.DataFrame({"y": (df["id"] * 10).to_numpy()}, index=range(1, len(df) + 1)),
+            "indexed": lambda: pd.DataFrame({"y": df.set_index("id")["x"] * 0 + (df["id"] * 10).to_numpy()}),
+            "counted": lambda: by.reset_index(drop=True).assign(y=(df["id"] * 10))[["y"]],
+            "array beside": lambda: {"y": by["id"] * 10, "z": by["x"].to_numpy()},
+            "repeated": lambda: pd.DataFrame({"y": df["id"] * 10}).iloc[[0, 0, 1, 2, 3, 4][: len(df)]],
+            "two halves": lambda: pd.concat([(df["id"] * 10).iloc[:3]] * 2).to_frame("y"),
+            "by id": lambda: pd.DataFrame({"y": by.set_index("id")["x"]}),
+        }[how]()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "how", ["frame", "series", "two series", "grouped", "backwards", "labels", "from one", "indexed", "counted"]
+)
+@pytest.mark.parametrize("stage", ["model", "step", "post"])
+def test_what_pandas_has_sorted_is_put_back_in_order(tmp_path: Path, how: str, stage: str) -> None:
+    """The index tells which row an answer is of, if it is the batch's own; labels of the function's own do not."""
+    pytest.importorskip("pandas")
+    plain, mine = gm.model(lambda b: {"other": b["id"]}), frames(how)
+    job = gm.Job(
+        pa.table({"id": range(6), "x": SORTED}),
+        gm.model(mine, batch_format="pandas") if stage == "model" else plain,
+        gm.sink(str(tmp_path), keep=["id", "y"] if stage == "step" else ["id"]),
+        steps=[gm.step(mine, batch_format="pandas")] if stage == "step" else [],
+        post=[gm.step(mine, batch_format="pandas")] if stage == "post" else [],
+        workers=0,
+    )
+    found = job.run().read().to_table()
+    assert found["id"].to_pylist() == list(range(6))
+    assert found["y"].to_pylist() == [10 * i for i in range(6)]
+
+
+@pytest.mark.parametrize("how", ["array beside", "repeated", "two halves", "by id"])
+def test_an_index_that_does_not_tell_which_row_is_which_is_refused(tmp_path: Path, how: str) -> None:
+    """What it could mean is said, with the way to say so."""
+    pytest.importorskip("pandas")
+    model = gm.model(frames(how), batch_format="pandas")
+    with pytest.raises(BadOutput, match=r"column 'y' of pandas .*sort_index\(\)"):
+        gm.Job(pa.table({"id": range(6), "x": SORTED}), model, str(tmp_path / "out"), workers=0).run()
+
+
+def test_a_filter_s_sorted_mask_is_of_its_rows(tmp_path: Path) -> None:
+    """A series of truth values in another order keeps the rows that it says."""
+    pytest.importorskip("pandas")
+    kept = gm.filter(lambda df: df.sort_values("x")["x"] > 3, batch_format="pandas")
+    source = pa.table({"id": range(6), "x": SORTED})
+    job = gm.Job(source, lambda b: {"y": b["x"]}, gm.sink(str(tmp_path), keep=["id"]), steps=[kept], workers=0)
+    assert job.run().read().to_table().to_pylist() == [{"id": i, "y": x} for i, x in enumerate(SORTED) if x > 3]

@@ -23,6 +23,7 @@ from gristmill.models.extras import require
 from gristmill.plan.failing import SomeFailed
 
 ROWS = b"gristmill.rows"  # marks a table that was dicts: what none of them has is null, as what one of them lacks
+ROW = "_row"  # the column by which a step is told, and tells, which row is which
 LACKS = "gristmill.lacks."  # before a column's name: a column of truth values, which dicts lacked it
 
 
@@ -267,7 +268,7 @@ def from_result(
     output: str,
     types: pa.Schema | None = None,
     lacks: bool = False,
-    given: pa.Schema | None = None,
+    given: pa.Table | None = None,
 ) -> pa.Table:
     """Whatever a function returned, as a table of `rows` rows (None: as many as its columns agree on).
 
@@ -276,8 +277,8 @@ def from_result(
     tensors and lists. 2-D arrays become fixed-size lists. Raises BadOutput for another number of rows, None, a
     generator, one value for all rows, and columns that are no columns. Python's own numbers, which have no width, are
     taken as `types` says; values that have a type keep it. Plain values under the name of a column of `given`, the rows
-    that the function got, are taken for those of that column where they are such. All is copied: the function may use
-    its memory again.
+    that the function got, are taken for those of that column where they are such. What pandas has sorted is put in the
+    order of the rows again, which its index tells. All is copied: the function may use its memory again.
     What a dict lacks is null; with `lacks`, a column more says of which rows that is so (see LACKS).
     Raises SomeFailed where an exception stands for a row, in a list or in an array of objects.
     """
@@ -300,13 +301,14 @@ class _Found:
     """A result on its way to a table; knows how to say whose it is."""
 
     def __init__(
-        self, name: str, rows: int | None, types: pa.Schema | None, lacks: bool, given: pa.Schema | None
+        self, name: str, rows: int | None, types: pa.Schema | None, lacks: bool, given: pa.Table | None
     ) -> None:
         self.name = name
         self.rows = rows
         self.lacks = lacks
         self.types = {} if types is None else {f.name: f.type for f in types}
-        self.given = {} if given is None else {f.name: f.type for f in given}
+        self.given = {} if given is None else {f.name: f.type for f in given.schema}
+        self._table = given
         self.failed: dict[int, BaseException] = {}
 
     def error(self, what: str, rule: str = "it must return one row for each") -> BadOutput:
@@ -363,7 +365,7 @@ class _Found:
 
     def _from_columns(self, columns: Mapping[Any, Any]) -> pa.Table:
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
-        for column, values in columns.items():
+        for column, values in self._in_order(columns).items():
             if not isinstance(column, str):
                 raise self.error(
                     f"returned a column named {column!r}, which is {type(column).__name__}, not text", "names are text"
@@ -378,6 +380,53 @@ class _Found:
             told = ", ".join(f"{c}: {n}" for c, n in lengths.items())
             raise self.error(f"returned columns of different lengths ({told})")
         return pa.table(arrays)
+
+    def _in_order(self, columns: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """The columns, those of pandas in the order of the rows given."""
+        if ROW in columns and ROW in self.given:
+            return columns  # says itself which row is which
+        indexes = {c: values.index for c, values in columns.items() if is_from("pandas", values, "Series")}
+        orders: dict[int, np.ndarray | None] = {}
+        for column, index in indexes.items():
+            if id(index) not in orders:  # the columns of a frame have one
+                orders[id(index)] = self._order(index, column)
+        moved = {c: order for c, index in indexes.items() if (order := orders[id(index)]) is not None}
+        bare = next((c for c in columns if c not in indexes), None)
+        if moved and bare is not None:
+            raise self.error(
+                f"returned column {next(iter(moved))!r} of pandas in another order than the rows, as its index tells, "
+                f"and column {bare!r} without an index",
+                "sort_index() puts a frame in the order of the rows before arrays are taken out of it",
+            )
+        return {c: v.iloc[moved[c]] if c in moved else v for c, v in columns.items()}
+
+    def _order(self, index: Any, column: str) -> np.ndarray | None:
+        """How values with this index are put in the order of the rows, which were given with the index 0, 1, …; None
+        where they are in it, or have labels of their own.
+        """
+        count = len(index)
+        if count < 2 or count != (self.rows if self._table is None else self._table.num_rows):
+            return None
+        if of := [n for n in index.names if n in self.given]:
+            assert self._table is not None
+            had = to_pandas(self._table.select(of))
+            if all(had.set_index(n).index.equals(index.get_level_values(n)) for n in of):
+                return None
+        elif index.names != [None] or index.inferred_type != "integer":
+            return None
+        else:
+            numbers = index.to_numpy(dtype=np.int64)
+            if (np.diff(numbers) > 0).all():
+                return None
+            order = np.argsort(numbers, kind="stable")
+            if (numbers[order] == np.arange(count)).all():
+                return np.asarray(order)
+        raise self.error(
+            f"returned column {column!r} of pandas with an index ({', '.join(map(repr, index[:4].tolist()))}, …) that "
+            "does not tell which row is which",
+            "return the index that was given (sort_index() puts values in its order), or, if they are in the order of "
+            "the rows, use reset_index(drop=True)",
+        )
 
     def _column(self, column: str, values: Any) -> pa.Array | pa.ChunkedArray:
         try:

@@ -207,7 +207,7 @@ class LoadedFunction:
             raise
         try:
             return self._answers(
-                from_result(result, count, self._name, self._output, self._returns, given=given.schema), given
+                from_result(result, count, self._name, self._output, self._returns, given=given), given
             )
         except SomeFailed as e:
             worked = picked(given, np.setdiff1d(np.arange(count), list(e.failed)))

@@ -237,7 +237,9 @@ def model(
     `takes={"x": "float64"}` floats with NaN (a number that a float would round is a dead letter). Times with a zone are
     UTC in "numpy". Lists of numbers without nulls are arrays, other nested values lists and dicts. What Python cannot
     hold ("rows": years beyond 9999, nanoseconds in a time of day) is a numpy scalar. A column that comes back as it was
-    given stays the column it was.
+    given stays the column it was. Answers of pandas are taken by their index where it is the one given in another order
+    (0, 1, … of the batch, as after sort_values), by position where it has labels of its own; BadOutput where neither
+    can be meant.
     """
     return FunctionModel(Call(target, dict(args), batch_format, takes), returns, output)
 

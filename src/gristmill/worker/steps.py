@@ -23,7 +23,7 @@ from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
 from gristmill.io.plain import to_rows
-from gristmill.models.batches import LACKS, ROWS, from_result, owned, to_batch, told_nulls
+from gristmill.models.batches import LACKS, ROW, ROWS, from_result, owned, to_batch, told_nulls
 from gristmill.models.given import handed_back, same
 from gristmill.plan.failing import SomeFailed
 from gristmill.plan.processes import UserCode
@@ -32,7 +32,6 @@ from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_e
 from gristmill.worker.identity import digest_of_row, digests_of
 
 STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, little enough to hold several copies
-ROW = "_row"
 # What cannot change after it was given out; all else that a flat_map makes is copied.
 _FIXED = {str, int, float, bool, bytes, type(None), datetime.datetime, datetime.date}
 
@@ -196,7 +195,7 @@ class LoadedStep:
                     made.extend(pieces)
                     origin.extend([number] * len(pieces))
                     digests.extend(map(digest_of_row, pieces))
-        kinds = self._given(rows).schema
+        kinds = self._given(rows)
         try:
             added = self._held(made, kinds)
         except UnicodeEncodeError:
@@ -209,12 +208,12 @@ class LoadedStep:
         after = picked(rows, index) if made else rows.slice(0, 0)
         return Applied(after if added is None else self._merged(after, added), index, dead, content)
 
-    def _held(self, made: list[dict[str, Any]], given: pa.Schema) -> pa.Table | None:
+    def _held(self, made: list[dict[str, Any]], given: pa.Table) -> pa.Table | None:
         """What a flat_map has made, as a table; None where that has no columns."""
         name = f"flat_map {self.step.name}"
         return from_result(made, len(made), name, "output", lacks=True, given=given) if any(made) else None
 
-    def _unheld(self, made: list[dict[str, Any]], origin: list[int], given: pa.Schema) -> dict[int, BaseException]:
+    def _unheld(self, made: list[dict[str, Any]], origin: list[int], given: pa.Table) -> dict[int, BaseException]:
         """The rows of which something was made that no column can hold, with the reason."""
         found: dict[int, BaseException] = {}
         for number, pieces in groupby(range(len(made)), key=origin.__getitem__):
@@ -289,7 +288,7 @@ class LoadedStep:
                 raise
             try:
                 result = from_result(
-                    answered, None, f"step {name}", "output", lacks=self.step.kind == "map", given=given.schema
+                    answered, None, f"step {name}", "output", lacks=self.step.kind == "map", given=given
                 )
             except SomeFailed as e:
                 raise self._told(e, len(index)) from None
