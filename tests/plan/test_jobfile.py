@@ -120,6 +120,41 @@ def test_variables_keep_their_type_and_can_be_escaped(tmp_path: Path) -> None:
     assert spec.source.limit == 25 and spec.source.uri == ("x/${kept}/25",)
 
 
+WRITTEN = ["1.10", "01234", "1e3", "0x1F", "+5", ".5", "TRUE", "12345678901234567890.10", "-0"]
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+@pytest.mark.parametrize("by", ["file", "profile", "--var", "--set"])
+def test_a_variable_in_a_text_is_what_was_written(tmp_path: Path, text: str, by: str) -> None:
+    """Version 1.10 is not version 1.1, and a postcode keeps its zeros, also where a number was meant before."""
+    before = "false" if text == "TRUE" else text if by == "file" else "1.0"
+    plain = f"vars: {{v: {before}}}\nprofiles: {{p: {{vars: {{v: {text}}}}}}}\n" + SMALL.replace("rows/", "v${v}.txt")
+    if by == "--var" and text == "0x1F":
+        assert "give a number" in refusal(tmp_path, plain, variables={"v": text})
+        return
+    ways: dict[str, dict] = {"profile": {"profile": "p"}, "--var": {"variables": {"v": text}}}
+    ways["--set"] = {"sets": [f"vars.v={text}"]}
+    written = plain if by != "file" else plain.replace(f"v: {before}", f"v: {text}", 1)
+    assert job(tmp_path, written, **ways.get(by, {})).source.uri == (f"v{text}.txt",)
+
+
+@pytest.mark.parametrize("text", [t for t in WRITTEN if t != "TRUE"])
+@pytest.mark.parametrize("by", ["file", "profile", "--var"])
+def test_a_variable_alone_is_no_number_that_reads_otherwise(tmp_path: Path, text: str, by: str) -> None:
+    """Refused with the way out, which works; a number as it is printed is one."""
+    alone = SMALL.replace("'scoring:score'", "'m:f', args: {v: '${v}', w: '${w}'}")
+    declared = text if by == "file" else "1.0"
+    plain = f"vars: {{v: {declared}, w: 2.0}}\nprofiles: {{p: {{vars: {{v: {text}}}}}}}\n" + alone
+    way: dict = {"profile": {"profile": "p"}, "--var": {"variables": {"v": text}}}.get(by, {})
+    said = refusal(tmp_path, plain, **way)
+    assert text in said and (("in quotes" in said and "model.args.v" in said) or "give a number" in said)
+    if by == "--var":
+        quoted = job(tmp_path, plain.replace("v: 1.0", 'v: "1.0"'), **way)
+        assert quoted.model.call.args == {"v": text, "w": 2.0}  # type: ignore[union-attr]
+        canonical = job(tmp_path, plain, variables={"v": "-0.25", "w": "3"})
+        assert canonical.model.call.args == {"v": -0.25, "w": 3.0}  # type: ignore[union-attr]
+
+
 MISTAKES = [
     ("", {}, "job.yaml: is empty: a job file is a mapping with `source`, `model` and `sink`"),
     ("- a\n", {}, "job.yaml: holds a list"),

@@ -36,6 +36,14 @@ _TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
+class Written:
+    """A number, or true/false, of a variable, which may come to stand in a text: as it was written there, too."""
+
+    text: str
+    value: int | float | bool
+
+
+@dataclass(frozen=True)
 class Document:
     """A mapping read from a file called `name`. `places` tells where each value stands (`name:line`), by its path."""
 
@@ -120,7 +128,10 @@ class _Reader:
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
-        return self.scalar(node, line)
+        value = self.scalar(node, line)
+        within = path[2:] if path[:1] == ("profiles",) else path
+        kept = within[:1] == ("vars",) and len(within) > 1 and path[-1] != "<key>" and isinstance(value, (int, float))
+        return Written(node.value, value) if kept else value
 
     def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         own: dict[str, Any] = {}

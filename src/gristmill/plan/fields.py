@@ -6,7 +6,7 @@ Keys are `section.field` as a job file writes them; `job` is the file's top leve
 from __future__ import annotations
 
 ABOUT: dict[str, str] = {
-    "job.vars": "Variables, used as ${name} anywhere below; --var name=value sets one for a run",
+    "job.vars": "Variables, used as ${name} anywhere below, in a text as written; --var name=value sets one for a run",
     "job.source": "Where rows come from: a path, a list of paths, or a mapping with uri and options",
     "job.steps": "CPU steps before the model, in order",
     "job.model": "What scores the rows: one of embed, classify, onnx, torchscript, sklearn or call, and its options",

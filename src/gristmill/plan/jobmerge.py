@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.errors import BadJob
-from gristmill.plan.document import Document, Path
+from gristmill.plan.document import Document, Path, Written
 from gristmill.plan.options import ENGINE, EngineSpec, default_engine
 from gristmill.plan.overlay import KIND_OF, split_set
 
@@ -105,6 +105,8 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
     places = dict(document.places)
     for text in sets:
         path, given = split_set(text)
+        if path[0] == "vars" and isinstance(given, (int, float)):
+            given = Written(text.partition("=")[2], given)
         if tuple(path) == ("engine", "name") and isinstance(value.get("engine"), dict):
             value = {**value, "engine": _for_engine(value["engine"], given)}
         value = _put(value, path, given, text)

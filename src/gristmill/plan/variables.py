@@ -1,7 +1,7 @@
 """`${name}` and `${env:NAME}` in a job file. A variable is text or a number; a value of the environment is a Secret.
 
 `$${` stands for a plain `${`. A text that is one reference alone takes the variable's own type, so that
-`limit: ${n}` is a number when `n` is.
+`limit: ${n}` is a number when `n` is. Within a text a variable is what was written, to the character.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.errors import BadJob
-from gristmill.plan.document import Document, Path
+from gristmill.plan.document import Document, Path, Written
 from gristmill.plan.secret import Secret
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
@@ -45,7 +45,7 @@ class Scope:
 
     def __init__(self, document: Document, given: Mapping[str, str], environ: Mapping[str, str]) -> None:
         self.document = document
-        self.environ = environ
+        self.given, self.environ = given, environ
         self.values: dict[str, Any] = {}
         self.used: set[str] = set()
         declared = document.value.get("vars") or {}
@@ -78,7 +78,8 @@ class Scope:
     def _text(self, text: str, path: Path) -> Any:
         whole = _REFERENCE.fullmatch(text)
         if whole and whole[1] is not None:
-            return self._value(whole[1], path)
+            value = self._value(whole[1], path)
+            return self._alone(whole[1], value, path) if isinstance(value, Written) else value
         parts: list[Any] = []
         at = 0
         for match in _REFERENCE.finditer(text):
@@ -110,6 +111,19 @@ class Scope:
         if isinstance(value, Secret):
             self._may_hold_secret(path, name)
         return value
+
+    def _alone(self, name: str, written: Written, path: Path) -> int | float | bool:
+        """The number that a variable is, where its text says no more than that, as that of a postcode does."""
+        value = written.value
+        whole = isinstance(value, float) and value.is_integer() and written.text == repr(int(value))
+        if isinstance(value, bool) or whole or written.text == repr(value):
+            return value
+        given = name in self.given
+        where = f"--var {name}={written.text}" if given else f"{self.document.place(('vars', name))}: vars.{name}"
+        raise BadJob(
+            f"{where}: {dotted(path)} would get the number {value!r}, not {written.text}: write {value!r} if that is "
+            f'meant, else make {name} a text, in quotes, in the job file: vars: {{{name}: "{written.text}"}}'
+        )
 
     def _secret(self, name: str, path: Path) -> Secret:
         self._may_hold_secret(path, f"env:{name}")
@@ -149,15 +163,15 @@ def dotted(path: Path) -> str:
 
 def _typed(text: str, declared: Any, name: str) -> Any:
     """What was given with --var, as the kind of value that the file gives the variable."""
+    if not isinstance(declared, Written):
+        return text
     try:
-        if isinstance(declared, bool):
-            return {"true": True, "false": False}[text.lower()]
-        if isinstance(declared, (int, float)):
-            return float(text) if isinstance(declared, float) else int(text)
+        if isinstance(declared.value, bool):
+            return Written(text, {"true": True, "false": False}[text.lower()])
+        return Written(text, type(declared.value)(text))
     except (KeyError, ValueError):
-        kind = "true or false" if isinstance(declared, bool) else "a number"
-        raise BadJob(f"--var {name}={text}: the job file gives {name} as {declared!r}: give {kind}") from None
-    return text
+        kind = "true or false" if isinstance(declared.value, bool) else "a number"
+        raise BadJob(f"--var {name}={text}: the job file gives {name} as {declared.text}: give {kind}") from None
 
 
 def _shown(part: Any) -> str:
@@ -169,4 +183,4 @@ def _hidden(part: Any) -> str:
 
 
 def _plain(part: Any) -> str:
-    return ("true" if part else "false") if isinstance(part, bool) else str(part)
+    return part.text if isinstance(part, Written) else str(part)
