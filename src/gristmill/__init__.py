@@ -19,8 +19,9 @@ _HOME = {
     "load_job": "gristmill.api",
     "verify": "gristmill.api",
     "status": "gristmill.api",
-    "read": "gristmill.commit.reading",
-    "dead": "gristmill.commit.reading",
+    "read": "gristmill.api",
+    "dead": "gristmill.api",
+    "retry_dead": "gristmill.api",
     "source": "gristmill.plan.job",
     "sink": "gristmill.plan.job",
     "Source": "gristmill.plan.job",
@@ -115,6 +116,7 @@ __all__ = [
     "ray",
     "read",
     "remote_parallel_map",
+    "retry_dead",
     "run",
     "sink",
     "source",
@@ -140,9 +142,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from gristmill.api import Job, apply, classify, embed, load_job, run, status, verify
+    from gristmill.api import Job, apply, classify, dead, embed, load_job, read, retry_dead, run, status, verify
     from gristmill.batching.decorator import dynamically
-    from gristmill.commit.reading import dead, read
     from gristmill.errors import (
         BadJob,
         BadModel,

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from gristmill.errors import BadJob, GateFailed
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.plan.job import JobSpec, as_sink, as_source, describe
+from gristmill.plan.keywords import (
+    ApplyOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    JobOptions,
+    OutputOptions,
+    RowOptions,
+    Verbs,
+    check_names,
+    named,
+    names_of,
+)
 from gristmill.plan.options import default_engine
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder, as_model
 from gristmill.plan.specs import model as function_model
 
-_SINK = ("keep", "drop", "row_id", "key", "partition_by", "merge", "model_version", "overwrite", "dead_payload")
-_SOURCE = ("columns", "where", "limit", "sample", "seed", "types", "on_bad_file")
-_VERBS = ("restart", "append", "accept", "observer")
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+    from typing_extensions import Unpack
+
+    from gristmill.commit.verify import Verdict
+    from gristmill.plan.job import Sink
+
+    Place = str | os.PathLike[str] | Sink
 
 
 class Job:
@@ -36,14 +55,11 @@ class Job:
         sink: Any = None,
         steps: Sequence[Any] = (),
         post: Sequence[Any] = (),
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> None:
         if options.get("engine") is None:
             options["engine"] = default_engine(os.environ)
-        try:
-            self.spec = describe(source, model, sink, steps, post, **options)
-        except TypeError as e:
-            raise BadJob(f"Job: {e}") from e
+        self.spec = describe(source, model, sink, steps, post, **options)
 
     @classmethod
     def of(cls, spec: JobSpec) -> Job:
@@ -52,6 +68,7 @@ class Job:
         job.spec = spec
         return job
 
+    @named("Job.run")
     def run(
         self,
         *,
@@ -69,8 +86,12 @@ class Job:
         if engine is not None:
             named = spec.engine.named(engine) if isinstance(engine, str) else engine
             spec = replace(spec, engine=named)
-        return _ran(spec, observer, _dead_letters, restart=restart, append=append, accept=accept)
+        from gristmill.running import run
 
+        verb = functools.partial(run, restart=restart, append=append, accept=accept)
+        return _ran(spec, observer, _dead_letters, verb)
+
+    @named("Job.preview")
     def preview(self, rows: int = 20) -> Any:
         """The output of the first rows as an Arrow table; leaves nothing in the sink. Rows that fail are told of by a
         GristmillWarning; raises RunFailed, with the first one's traceback, where none is left.
@@ -98,6 +119,7 @@ class Job:
 
         return plan(self.spec)
 
+    @named("Job.tune")
     def tune(self, budgets: Sequence[int] | None = None, *, rounds: int = 3) -> Any:
         """Measure throughput over batch budgets on the job's own rows: a value with .knee, .rates, .best, .budgets and
         .arrangements. Later runs on this machine use the knee; `gristmill tune` shows it as a table and a curve.
@@ -128,41 +150,101 @@ class Job:
         return f"Job({', '.join(s.source.uri) or 'data'} -> {s.model.name} -> {s.sink.uri if s.sink else 'a table'})"
 
 
-def embed(source: Any, sink: Any = None, *, text: str, model: str, output: str = "embedding", **options: Any) -> Any:
+@overload
+def embed(
+    source: Any,
+    sink: None = None,
+    *,
+    text: str,
+    model: str,
+    output: str = "embedding",
+    **options: Unpack[EmbedOptions],
+) -> pa.Table: ...
+@overload
+def embed(
+    source: Any,
+    sink: Place,
+    *,
+    text: str,
+    model: str,
+    output: str = "embedding",
+    **options: Unpack[EmbedOptions],
+) -> Report: ...
+def embed(
+    source: Any,
+    sink: Place | None = None,
+    *,
+    text: str,
+    model: str,
+    output: str = "embedding",
+    **options: Unpack[EmbedOptions],
+) -> Any:
     """Embed a text column: adds `output`, a vector. With a sink a Report; without one, the result as an Arrow table.
 
     In both forms GateFailed is raised where more rows fail than `gates` allows (1 %, and one in any case), and a
     GristmillWarning tells of the others.
 
     Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and
-    Job.
+    Job. Raises BadJob for others.
     """
-    names = _fields(TextEmbedder)
-    spec = TextEmbedder(model, text, output, **{k: options.pop(k) for k in list(options) if k in names})
-    return _run(source, sink, spec, options)
+    check_names("embed", options, names_of(EmbedOptions))
+    given: dict[str, Any] = dict(options)
+    names = _fields(TextEmbedder) - {"output"}
+    spec = TextEmbedder(model, text, output, **{k: given.pop(k) for k in list(given) if k in names})
+    return _run(source, sink, spec, given)
 
 
-def classify(source: Any, sink: Any = None, *, text: str, model: str, **options: Any) -> Any:
+@overload
+def classify(
+    source: Any, sink: None = None, *, text: str, model: str, **options: Unpack[ClassifyOptions]
+) -> pa.Table: ...
+@overload
+def classify(source: Any, sink: Place, *, text: str, model: str, **options: Unpack[ClassifyOptions]) -> Report: ...
+def classify(
+    source: Any, sink: Place | None = None, *, text: str, model: str, **options: Unpack[ClassifyOptions]
+) -> Any:
     """Classify a text column: adds `label` and `score` (`scores` with all_scores=True). As `embed` otherwise."""
+    check_names("classify", options, names_of(ClassifyOptions))
+    given: dict[str, Any] = dict(options)
     names = _fields(TextClassifier)
-    spec = TextClassifier(model, text, **{k: options.pop(k) for k in list(options) if k in names})
-    return _run(source, sink, spec, options)
+    spec = TextClassifier(model, text, **{k: given.pop(k) for k in list(given) if k in names})
+    return _run(source, sink, spec, given)
 
 
-def apply(source: Any, sink: Any = None, *, fn: Any, args: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """Run a function, or a class built once a worker, over batches; the row is what it returns, plus `keep`."""
-    names = ("batch_format", "takes", "returns", "output")
-    chosen = {k: options.pop(k) for k in names if k in options}
+@overload
+def apply(
+    source: Any, sink: None = None, *, fn: Any, args: Mapping[str, Any] | None = None, **options: Unpack[ApplyOptions]
+) -> pa.Table: ...
+@overload
+def apply(
+    source: Any, sink: Place, *, fn: Any, args: Mapping[str, Any] | None = None, **options: Unpack[ApplyOptions]
+) -> Report: ...
+def apply(
+    source: Any,
+    sink: Place | None = None,
+    *,
+    fn: Any,
+    args: Mapping[str, Any] | None = None,
+    **options: Unpack[ApplyOptions],
+) -> Any:
+    """Run a function, or a class built once a worker, over batches; the row is what it returns, plus `keep`.
+
+    With a sink a Report; without one, the result as an Arrow table, as for `embed`.
+    """
+    check_names("apply", options, names_of(ApplyOptions))
+    given: dict[str, Any] = dict(options)
+    chosen = {k: given.pop(k) for k in ("batch_format", "takes", "returns", "output") if k in given}
     spec = fn if isinstance(fn, FunctionModel) else function_model(fn, **chosen, **dict(args or {}))
-    return _run(source, sink, spec, options)
+    return _run(source, sink, spec, given)
 
 
-def run(job: Any, **verbs: Any) -> Report:
+def run(job: Any, **verbs: Unpack[Verbs]) -> Report:
     """Run a Job, or a job file, FILE.py[:NAME] or MODULE:NAME."""
     made = job if isinstance(job, Job) else load_job(os.fspath(job))
     return made.run(**verbs)
 
 
+@named("load_job")
 def load_job(
     ref: str, *, variables: Mapping[str, str] | None = None, profile: str | None = None, sets: Sequence[str] = ()
 ) -> Job:
@@ -172,30 +254,72 @@ def load_job(
     return Job.of(load(ref, variables=variables or {}, profile=profile, sets=sets, environ=os.environ))
 
 
-def status(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+@named("read")
+def read(sink: Any, storage: Mapping[str, Any] | None = None) -> ds.Dataset:
+    """A pyarrow Dataset of exactly the published parts, in the order of the source. `sink` is the place, the job that
+    writes there (or its file), or a run's Report.
+
+    Rows retried or appended later stand after the others; with partition_by the order is that of the source within each
+    part, and rows of a partition stand together. A Dataset goes on reading the result that it was made of when
+    a run publishes another one; the run after that removes it. Raises BadSource where nothing is published or the
+    sink's format is npy (read its manifest.parquet). `storage` holds options of an object store, as those of a sink.
+    """
+    from gristmill.commit.reading import read as of_root
+
+    return of_root(*_place(sink, storage))
+
+
+@named("dead")
+def dead(sink: Any, storage: Mapping[str, Any] | None = None, generation: int | None = None) -> pa.Table:
+    """The dead letters of a sink, a row each; `payload` is JSON text. Where nothing is published yet, those that the
+    unfinished run has committed, and also where that is the `generation` that is asked for. `sink` as in `read`.
+    """
+    from gristmill.commit.reading import dead as of_root
+
+    if isinstance(sink, Report) and generation is None:
+        generation = sink.generation
+    return of_root(*_place(sink, storage), generation=generation)
+
+
+@named("retry_dead")
+def retry_dead(job: Any, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
+    """Score the dead letters of a job's sink again, usually after a fix: those that now succeed join the published
+    rows, after the others. `job` is the one that wrote the sink, or its file.
+
+    Raises PlanChanged where the code is another and that was not accepted, BadJob for a job without a sink.
+    """
+    from gristmill.running import retry_dead as retried
+
+    made = job if isinstance(job, Job) else load_job(os.fspath(job))
+    return _ran(made.spec, observer, _dead_letters, functools.partial(retried, accept_code_change=accept_code_change))
+
+
+@named("status")
+def status(sink: Any, storage: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """How far the run on a sink is, or was: a dict with state, counts, shards; needs nothing but the sink's files.
+    `sink` as in `read`.
 
     `storage` says how to reach a sink in an object store, as in `gm.sink(…)`; a job brings its own.
     """
     from gristmill.viewing import status as of_root
 
-    return of_root(*_place(sink_or_job, storage))
+    return of_root(*_place(sink, storage))
 
 
-def verify(
-    sink_or_job: Any, storage: Mapping[str, Any] | None = None, *, deep: bool = False, source: bool = False
-) -> Any:
+@named("verify")
+def verify(sink: Any, storage: Mapping[str, Any] | None = None, *, deep: bool = False, source: bool = False) -> Verdict:
     """Recount and re-hash what is published, and hold it against plans, receipts and dead letters. The verdict has .ok,
-    .lines and .as_dict(); `storage` as in `status`. With `deep` all values are read again, as `gm.read` reads them.
+    .lines and .as_dict(); `sink` and `storage` as in `read`. With `deep` all values are read again, as `gm.read` reads
+    them.
 
     With `source` the source is read again, and must hold what every shard read; give the job where reaching it needs
     options or secrets.
     """
     from gristmill.viewing import verify as of_root
 
-    job = _job(sink_or_job)
+    job = _job(sink)
     of_job = job.spec.source if job and source else source
-    return of_root(*_place(job or sink_or_job, storage), deep=deep, source=of_job)
+    return of_root(*_place(job or sink, storage), deep=deep, source=of_job)
 
 
 # ---------------------------------------------------------------- inside
@@ -211,32 +335,36 @@ class _Split:
 def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
     split = _Split()
     for name in list(options):
-        for group, names in ((split.source, _SOURCE), (split.sink, _SINK), (split.verbs, _VERBS)):
-            if name in names:
+        for group, kind in ((split.source, RowOptions), (split.sink, OutputOptions), (split.verbs, Verbs)):
+            if name in names_of(kind):
                 group[name] = options.pop(name)
-    if "format" in options and sink is not None:
-        split.sink["format"] = options.pop("format")
+    if sink is None and "format" in split.sink:
+        raise BadJob("format is that of a sink, and there is none: give one; a table needs no format")
     made = as_source(source, **split.source)
     if sink is not None:
         return Job(made, model, as_sink(sink, **split.sink), **options).run(**split.verbs)
+    from gristmill.running import run
+
+    observer = split.verbs.pop("observer", None)
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         job = Job(made, as_model(model), as_sink(os.path.join(folder, "out"), **split.sink), **options)
         try:
-            return _ran(job.spec, split.verbs.pop("observer", None), _lost, **split.verbs).read().to_table()
+            return _ran(job.spec, observer, _lost, functools.partial(run, **split.verbs)).read().to_table()
         except GateFailed as e:
             if e.report is None or not e.report.rows_dead:
                 raise
             raise GateFailed(f"{_dead_rows(e.report)}; gates= says how many may be", report=e.report) from None
 
 
-def _ran(spec: JobSpec, observer: Observer | None, told: Callable[[Report], str], **verbs: bool) -> Report:
+def _ran(
+    spec: JobSpec, observer: Observer | None, told: Callable[[Report], str], verb: Callable[..., Report]
+) -> Report:
     """Run a job, under the observer given or the one that fits; `told` puts its dead rows into words."""
     from gristmill.observe.events import Silent
     from gristmill.observe.warned import Warned
-    from gristmill.running import run
 
     warned = Warned(observer or _watching() or Silent())
-    report = run(spec, **verbs, observer=observer or warned)
+    report = verb(spec, observer=observer or warned)
     if report.rows_dead:
         warned.warn(told(report))
     warned.settle()
@@ -281,26 +409,33 @@ def _watching() -> Observer | None:
     return make_observer("auto", sys.stderr) if is_terminal(sys.stderr) else None
 
 
-def _job(sink_or_job: Any) -> Job | None:
+def _job(sink: Any) -> Job | None:
     """The job that is given or named; None for a sink."""
     from gristmill.plan.jobfile import is_job
 
-    if isinstance(sink_or_job, Job):
-        return sink_or_job
-    text: str = os.fspath(sink_or_job)
+    if isinstance(sink, Job):
+        return sink
+    if not isinstance(sink, (str, os.PathLike)):
+        return None
+    text = os.fspath(sink)
     return load_job(text) if not os.path.isdir(text) and is_job(text) else None
 
 
-def _place(sink_or_job: Any, storage: Mapping[str, Any] | None = None) -> tuple[str, Any]:
+def _place(sink: Any, storage: Mapping[str, Any] | None = None) -> tuple[str, Any]:
     from gristmill.commit.places import opened
+    from gristmill.plan.job import Sink
     from gristmill.running import sink_place
 
-    job = _job(sink_or_job)
+    job = _job(sink)
     if job is not None:
         if job.spec.sink is None:
-            raise BadJob("the job has no sink")
+            raise BadJob(f"{job!r} has no sink")
         return sink_place(job.spec.sink)
-    text: str = os.fspath(sink_or_job)
+    if isinstance(sink, Sink):
+        return sink_place(sink)
+    if isinstance(sink, Report):
+        return sink.opened or opened(sink.sink, storage)
+    text: str = os.fspath(sink)
     if os.path.isdir(text):
         return opened(text)
     if "://" in text:

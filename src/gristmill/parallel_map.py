@@ -13,6 +13,7 @@ from typing import Any
 from gristmill.errors import BadJob, GristmillWarning
 from gristmill.parallel import placing
 from gristmill.parallel.mapping import Mapping, mapped
+from gristmill.plan.keywords import check_names, named
 from gristmill.plan.options import ENGINE, EngineSpec, default_engine
 from gristmill.plan.processes import starting
 
@@ -20,6 +21,7 @@ _ENGINES = ("local", "ray")
 LONGEST = 1e9  # seconds: clocks cannot count much longer, and a longer timeout, or inf, is none
 
 
+@named("remote_parallel_map")
 def remote_parallel_map(
     function_: Any,
     inputs: Iterable[Any],
@@ -115,6 +117,8 @@ def map(function: Any, inputs: Iterable[Any], *, ordered: bool = True, **options
     """`remote_parallel_map` with results in the order of the inputs, as from the built-in of this name, and with every
     option by name.
     """
+    known = inspect.signature(remote_parallel_map).parameters
+    check_names("map", options, [name for name in known if name not in ("function_", "inputs")])
     return remote_parallel_map(function, inputs, ordered=ordered, **options)
 
 

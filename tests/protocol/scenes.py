@@ -157,8 +157,8 @@ class Scene:
         if publication.latest(self.root, layer) is None:
             return None
         try:
-            table = reading.read(self.root, files=layer).to_table()
-            letters = reading.dead(self.root, files=layer)
+            table = reading.read(self.root, layer).to_table()
+            letters = reading.dead(self.root, layer)
         except OSError as e:
             raise AssertionError(f"a reader misses a file: {e}") from e
         rows = list(zip(*(table[n].to_pylist() for n in ("id", "piece", "y")), strict=True))

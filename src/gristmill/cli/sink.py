@@ -181,13 +181,13 @@ def _letters(sink: str, root: str, files: Any) -> Any:
 
     begun, body = unfinished(root, files), success(root, files)
     if begun is None:
-        return dead(root, files=files)
+        return dead(root, files)
     letters = committed_letters(begun)
     if body is None:
         say(f"{sink}: nothing is published: these are the dead letters so far of a run that has not finished")
         return letters
     if not letters.num_rows:
-        return dead(root, files=files)
+        return dead(root, files)
     of_before = f" (which has {body['rows_dead']:,} of its own: gm.dead({sink!r}))" if body["rows_dead"] else ""
     say(
         f"{sink}: these are the dead letters so far of {_RUNS[begun.kind]} that has not finished; they are not "

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from gristmill.commit.generation import Generation, decode_schema, generations, pending
-from gristmill.commit.places import opened
 from gristmill.commit.publication import Live, Publication, latest, published
 from gristmill.commit.receipt import standing
 from gristmill.commit.store import LOCAL, join
@@ -21,15 +20,8 @@ from gristmill.plan.contracts import Files, SourceFile
 from gristmill.plan.failing import storable
 
 
-def read(sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None) -> Any:
-    """A pyarrow Dataset of exactly the published parts, in the order of the source.
-
-    Rows retried or appended later stand after the others; with partition_by the order is that of the source within each
-    part, and rows of a partition stand together. A Dataset goes on reading the result that it was made of when
-    a run publishes another one; the run after that removes it. Raises BadSource where nothing is published or the
-    sink's format is npy (read its manifest.parquet). `storage` holds options of an object store, as those of a sink.
-    """
-    root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
+def read(root: str, files: Files) -> Any:
+    """The rows of a sink, a pyarrow Dataset: see `gm.read`. Raises BadSource."""
     result = published(root, files)
     if result.body["sink_format"] not in ("parquet", "jsonl"):
         raise BadSource(
@@ -132,13 +124,8 @@ DEAD = pa.schema(
 )
 
 
-def dead(
-    sink: str, storage: Mapping[str, Any] | None = None, files: Files | None = None, generation: int | None = None
-) -> pa.Table:
-    """The dead letters of a sink, schema DEAD; `payload` is JSON text. Where nothing is published yet, those that the
-    unfinished run has committed, and also where that is the `generation` that is asked for.
-    """
-    root, files = (os.fspath(sink), files) if files is not None else opened(os.fspath(sink), storage)
+def dead(root: str, files: Files, generation: int | None = None) -> pa.Table:
+    """The dead letters of a sink, schema DEAD: see `gm.dead`."""
     begun = unfinished(root, files)
     if begun is not None and (begun.predecessor == 0 or begun.number == generation):
         return committed_letters(begun)

@@ -314,7 +314,7 @@ def _letters(result: Publication, live: Sequence[Live], files: Files) -> list[st
         or result.body["sink_format"] == "npy"
     ):
         return lines
-    ids, rows = pa.array([_id(s, p, c) for s, p, c in who]), reading.read(result.root, files=files)
+    ids, rows = pa.array([_id(s, p, c) for s, p, c in who]), reading.read(result.root, files)
     for batch in rows.to_batches(columns=[column]) if column in rows.schema.names else ():  # else there are no rows
         both = batch.column(0).filter(pc.is_in(batch.column(0), ids))
         lines += [f"row {i}: is published and dead" for i in both.to_pylist()[:3]]
@@ -330,7 +330,7 @@ def _id(source: str, position: int, copy: Any) -> str:
 def _deep(result: Publication, files: Files) -> list[str]:
     """All values, read as a person would read them."""
     try:
-        rows = sum(b.num_rows for b in reading.read(result.root, files=files).to_batches())
+        rows = sum(b.num_rows for b in reading.read(result.root, files).to_batches())
     except BadSource:
         return []  # npy, whose files were counted as they are read
     except (pa.ArrowException, OSError, ValueError) as e:

@@ -107,11 +107,16 @@ class Report:
         """A pyarrow Dataset of exactly the published parts. Raises BadSource for npy, as gm.read does."""
         from gristmill.commit.reading import read
 
-        return read(self.sink) if self.opened is None else read(self.opened[0], files=self.opened[1])
+        return read(*self._place)
 
     def dead(self) -> Any:
         """The dead letters as an Arrow table; of a run that has not published, those of its committed shards."""
         from gristmill.commit.reading import dead
 
-        root, files = (self.sink, None) if self.opened is None else self.opened
-        return dead(root, files=files, generation=self.generation)
+        return dead(*self._place, generation=self.generation)
+
+    @property
+    def _place(self) -> tuple[str, Any]:
+        from gristmill.commit.places import opened
+
+        return self.opened or opened(self.sink)

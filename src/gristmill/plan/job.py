@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gristmill.errors import BadJob
+from gristmill.plan.keywords import JobOptions, check_names, fields_named, names_of
 from gristmill.plan.options import EngineSpec, Gates, Running
 from gristmill.plan.specs import ModelSpec, Step, as_model, as_step
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from gristmill.plan.keywords import SinkOptions, SourceOptions
+
+
+@fields_named
 @dataclass(frozen=True)
 class Source:
     """Where rows come from: URIs (a file, a folder, a glob, several) or `data` in memory, and which rows of it.
@@ -45,6 +52,7 @@ class Source:
             raise BadJob("the source names nothing: give a file, a folder, a glob or a table")
 
 
+@fields_named
 @dataclass(frozen=True)
 class Sink:
     """Where answers go. `keep` carries source columns over (None: the model's own default, see Job.kept_columns);
@@ -133,7 +141,7 @@ class JobSpec:
         return self.on_null or "dead"
 
 
-def as_source(value: Any, **options: Any) -> Source:
+def as_source(value: Any, **options: Unpack[SourceOptions]) -> Source:
     """A Source from what a person writes: a string, a path, a list of them, or a table, data frame or list of dicts."""
     import os
 
@@ -146,7 +154,7 @@ def as_source(value: Any, **options: Any) -> Source:
     return Source(data=value, **_tuples(options))
 
 
-def as_sink(value: Any, **options: Any) -> Sink | None:
+def as_sink(value: Any, **options: Unpack[SinkOptions]) -> Sink | None:
     """A Sink from what a person writes: None, a string, a path, or a Sink."""
     import os
 
@@ -155,7 +163,7 @@ def as_sink(value: Any, **options: Any) -> Sink | None:
     return sink(os.fspath(value), **options)
 
 
-def source(*uri: str, **options: Any) -> Source:
+def source(*uri: str, **options: Unpack[SourceOptions]) -> Source:
     """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`.
 
     A file is read once, however many names lead to it, with a note that says which: symbolic links, hard links in a
@@ -164,7 +172,7 @@ def source(*uri: str, **options: Any) -> Source:
     return Source(uri=tuple(str(u) for u in uri), **_tuples(options))
 
 
-def sink(uri: str, **options: Any) -> Sink:
+def sink(uri: str, **options: Unpack[SinkOptions]) -> Sink:
     """A sink with options: `gm.sink("out/", keep=["id"], row_id="id")`. Fields as in `Sink`."""
     return Sink(uri=str(uri), **_tuples(options))
 
@@ -189,7 +197,8 @@ def describe(
     post: Any = (),
     **options: Any,
 ) -> JobSpec:
-    """A JobSpec from the values a person writes (strings, bare functions, dicts for options)."""
+    """A JobSpec from the values a person writes (strings, bare functions, dicts for options). Raises BadJob."""
+    check_names("Job", options, names_of(JobOptions) | {"running"})
     running = {k: options.pop(k) for k in list(options) if k in Running.__dataclass_fields__}
     engine = {k: options.pop(k) for k in list(options) if k in ("workers", "gpus", "threads", "steps_workers")}
     named = options.pop("engine", None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gristmill.errors import BadJob
+from gristmill.plan.keywords import check_names, fields_named
 
 Auto = Literal["auto"]
 
@@ -151,6 +152,7 @@ class BatchPlan:
     quick: float | None = None
 
 
+@fields_named
 @dataclass(frozen=True)
 class EngineSpec:
     """Which engine runs a job, and with what. `workers` 0 runs in the calling process, whatever engine was named; a
@@ -200,12 +202,7 @@ class EngineSpec:
     def own(self) -> Any:
         """The engine's own options, checked. Raises BadJob for an unknown option."""
         made = OPTIONS[self.name]
-        names = list(made.__dataclass_fields__)
-        for name in self.options:
-            if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-                raise BadJob(f"engine {self.name} has no option {name!r}: {hint}")
+        check_names(f"engine {self.name}", self.options, made.__dataclass_fields__)
         return made(**self.options)
 
 
@@ -239,6 +236,7 @@ def ray(
     return EngineSpec("ray", workers, gpus, threads, steps_workers, options)
 
 
+@fields_named
 @dataclass(frozen=True)
 class Gates:
     """What must hold before anything is published, beyond the exact accounting that is always on.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gristmill.errors import BadJob, BadModel
+from gristmill.plan.keywords import fields_named
 
 BatchFormat = Literal["numpy", "rows", "arrow", "pandas", "polars"]
 BATCH_FORMATS = ("numpy", "rows", "arrow", "pandas", "polars")
@@ -96,6 +97,7 @@ class FunctionModel:
         return self.call.name
 
 
+@fields_named
 @dataclass(frozen=True)
 class TextEmbedder:
     """Text to vectors: a sentence-transformers folder or a hub id. Adds `output`, a fixed-size list of float32.
@@ -126,6 +128,7 @@ class TextEmbedder:
         return f"embed {self.model}"
 
 
+@fields_named
 @dataclass(frozen=True)
 class TextClassifier:
     """Text to a label: any Hugging Face sequence classifier. Adds `label` and `score`; with `all_scores` also `scores`.
@@ -150,6 +153,7 @@ class TextClassifier:
         return f"classify {self.model}"
 
 
+@fields_named
 @dataclass(frozen=True)
 class OnnxModel:
     """An ONNX graph over feature columns. `inputs` maps graph inputs to a column or a list of columns (stacked).
@@ -171,6 +175,7 @@ class OnnxModel:
         return f"onnx {self.model}"
 
 
+@fields_named
 @dataclass(frozen=True)
 class TorchScriptModel:
     """A TorchScript file over feature columns, stacked to float32 [rows, features] or one tensor an input."""
@@ -189,6 +194,7 @@ class TorchScriptModel:
         return f"torchscript {self.model}"
 
 
+@fields_named
 @dataclass(frozen=True)
 class SklearnModel:
     """A scikit-learn estimator, saved with skops or (with `allow_pickle` and `sha256`) joblib or pickle.

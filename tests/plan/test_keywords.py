@@ -1,0 +1,134 @@
+"""Names of options as a person writes them in Python: right, near to right, and as a type checker knows them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gristmill as gm
+from gristmill.plan import keywords
+from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.options import EngineSpec, Running
+from gristmill.plan.specs import TextClassifier, TextEmbedder
+
+
+def score(batch: dict[str, Any]) -> dict[str, Any]:
+    """A model that is never run."""
+    return batch
+
+
+def made() -> Any:
+    """A job that is never run."""
+    return gm.Job("x.csv", score, "out")
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "source": (lambda: gm.source("x.csv", wher="a"), "Source has no option 'wher': did you mean 'where'?"),
+    "sink": (lambda: gm.sink("x", keeep=["a"]), "Sink has no option 'keeep': did you mean 'keep'?"),
+    "job": (lambda: gm.Job("x.csv", score, "o", wokers=2), "Job has no option 'wokers': did you mean 'workers'"),
+    "gates": (
+        lambda: gm.Job("x.csv", score, "out", gates={"min_okk": 1}),
+        "Gates has no option 'min_okk': did you mean 'min_ok'?",
+    ),
+    "engine": (lambda: gm.Job("x.csv", score, "out", engine="loca"), "did you mean 'local'?"),
+    "ray": (lambda: gm.ray(adress="auto"), "engine ray has no option 'adress': did you mean 'address'?"),
+    "embed": (
+        lambda: gm.embed("x.csv", "out", text="t", model="m", bakend="onnx"),
+        "embed has no option 'bakend': did you mean 'backend'?",
+    ),
+    "classify": (
+        lambda: gm.classify("x.csv", "out", text="t", model="m", all_score=True),
+        "classify has no option 'all_score': did you mean 'all_scores'?",
+    ),
+    "apply": (
+        lambda: gm.apply("x", "out", fn=score, kep=["a"]),
+        "apply has no option 'kep': did you mean 'keep'?",
+    ),
+    "no sink": (lambda: gm.apply("x", fn=score, format="npy"), "format is that of a sink, and there is none"),
+    "embedder": (
+        lambda: gm.TextEmbedder("m", "t", promt="x"),
+        "TextEmbedder has no option 'promt': did you mean 'prompt'?",
+    ),
+    "onnx": (
+        lambda: gm.OnnxModel("m.onnx", inpts={}),
+        "OnnxModel has no option 'inpts': did you mean 'inputs'?",
+    ),
+    "run": (lambda: made().run(restrat=True), "Job.run has no option 'restrat': did you mean 'restart'?"),
+    "tune": (lambda: made().tune(budget=[1]), "Job.tune has no option 'budget': did you mean 'budgets'?"),
+    "verify": (lambda: gm.verify("x", depe=True), "verify has no option 'depe': did you mean 'deep'?"),
+    "read": (lambda: gm.read("x", generation=1), "read has no option 'generation': it has sink, storage"),
+    "map": (lambda: gm.map(score, [1], retres=2), "map has no option 'retres': did you mean 'retries'?"),
+    "parallel map": (
+        lambda: gm.remote_parallel_map(score, [1], max_paralelism=2),
+        "remote_parallel_map has no option 'max_paralelism': did you mean 'max_parallelism'?",
+    ),
+    "dead": (lambda: gm.retry_dead(made(), accept_code=True), "did you mean 'accept_code_change'?"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_name_is_told_at_once(case: str) -> None:
+    """Wherever it is written: what it is, where, and the name that was probably meant."""
+    call, said = WRONG[case]
+    with pytest.raises(gm.BadJob) as e:
+        call()
+    assert said in str(e.value)
+
+
+def fields(*kinds: type) -> set[str]:
+    """Names of the fields of dataclasses."""
+    return {f.name for kind in kinds for f in dataclasses.fields(kind)}
+
+
+def test_every_option_has_a_type() -> None:
+    """What checkers and editors are told of the options is what the job's own values have: no more and no less."""
+    assert keywords.names_of(keywords.SourceOptions) == fields(Source) - {"uri", "data"}
+    assert keywords.names_of(keywords.SinkOptions) == fields(Sink) - {"uri"}
+    spec = fields(JobSpec) - {"source", "model", "sink", "steps", "post", "running"}
+    assert keywords.names_of(keywords.JobOptions) == (spec | fields(Running, EngineSpec)) - {"name", "options"}
+    scoring = keywords.names_of(keywords.ScoreOptions)
+    assert keywords.names_of(keywords.EmbedOptions) - scoring == fields(TextEmbedder) - {"model", "text", "output"}
+    assert keywords.names_of(keywords.ClassifyOptions) - scoring == fields(TextClassifier) - {"model", "text"}
+
+
+def test_one_place_in_four_forms(tmp_path: Path) -> None:
+    """`read`, `dead`, `status` and `verify` take the folder, the sink, the job and the report alike."""
+    source = tmp_path / "in.csv"
+    source.write_text("x\n1\n2\n")
+    sink = gm.sink(str(tmp_path / "out"), keep=["x"])
+    job = gm.Job(str(source), gm.model(doubled), sink, workers=0)
+    report = job.run()
+    for place in (sink.uri, sink, job, report):
+        assert gm.read(place).to_table().to_pydict() == {"x": [1, 2], "y": [2, 4]}
+        assert gm.dead(place).num_rows == 0
+        assert gm.status(place)["state"] == "done"
+        assert gm.verify(place).ok
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    """A row-wise function."""
+    return {"y": batch["x"] * 2}
+
+
+def test_dead_rows_scored_again_from_python(tmp_path: Path) -> None:
+    """`gm.retry_dead`: what failed is scored when the cause is gone, and stands beside the others."""
+    source, gone = tmp_path / "in.csv", tmp_path / "gone"
+    source.write_text("x\n" + "".join(f"{i}\n" for i in range(200)))
+    job = gm.Job(str(source), gm.model(picky, gone=str(gone)), gm.sink(str(tmp_path / "out")), workers=0)
+    with pytest.warns(gm.GristmillWarning, match="1 of 200"):
+        assert job.run().rows_dead == 1
+    gone.touch()
+    report = gm.retry_dead(job)
+    assert (report.rows_ok, report.rows_dead) == (200, 0)
+    assert sorted(gm.read(report).to_table()["y"].to_pylist()) == list(range(200))
+
+
+def picky(batch: dict[str, Any], gone: str) -> dict[str, Any]:
+    """Refuses one row until a file is there."""
+    if 7 in batch["x"] and not Path(gone).exists():
+        raise ValueError("not this one")
+    return {"y": batch["x"]}

@@ -1,0 +1,37 @@
+"""What a type checker knows of the public functions: checked by `make lint`, run by nobody.
+
+Each line with an ignore is one that must be refused: `warn_unused_ignores` tells when it no longer is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import assert_type
+
+import gristmill as gm
+
+
+def score(batch: dict[str, Any]) -> dict[str, Any]:
+    """A model."""
+    return batch
+
+
+# A sink gives a report, none gives the rows.
+assert_type(gm.apply("rows.csv", "out", fn=score, keep=["id"], workers=2, on_null="skip"), gm.Report)
+assert_type(gm.apply("rows.csv", fn=score, limit=10), pa.Table)
+assert_type(gm.embed(["a.csv"], gm.sink("out", row_id="id"), text="t", model="m", backend="onnx"), gm.Report)
+assert_type(gm.embed("rows.csv", text="t", model="m"), pa.Table)
+assert_type(gm.classify("rows.csv", text="t", model="m", all_scores=True), pa.Table)
+assert_type(gm.Job("rows.csv", score, "out", engine=gm.ray(workers=(1, 4)), gates={"min_ok": 1}).run(), gm.Report)
+assert_type(gm.retry_dead("job.yaml", accept_code_change=True), gm.Report)
+assert_type(gm.verify("out", deep=True).ok, bool)
+assert_type(gm.dead("out"), pa.Table)
+
+gm.source("rows.csv", wher="x > 1")  # type: ignore[call-arg]
+gm.sink("out", keep=7)  # type: ignore[arg-type]
+gm.Job("rows.csv", score, "out", wokers=2)  # type: ignore[call-arg]
+gm.Job("rows.csv", score, "out", on_null="ded")  # type: ignore[arg-type]
+gm.embed("rows.csv", "out", text="t", model="m", bakend="onnx")  # type: ignore[call-overload]
+gm.run("job.yaml", restrat=True)  # type: ignore[call-arg]
