@@ -17,8 +17,7 @@ from heard import Heard
 
 import gristmill as gm
 from gristmill.observe.events import Note, Progress
-from gristmill.observe.report import Counts, WorkerPace
-from gristmill.observe.summary import show_report
+from gristmill.observe.report import Counts, WorkerPace, show_report
 
 
 @dataclass

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.observe import units
-from gristmill.observe.report import Report
-from gristmill.observe.summary import count_rows, show_report, top_errors
+from gristmill.observe.report import Report, count_rows, headline, show_report, top_errors
 from gristmill.observe.tables import Table, cell, clip, columns, of_arrow
 from gristmill.plan.counts import Counts
 
@@ -141,3 +140,14 @@ def test_cells() -> None:
     assert cell(None) == "null" and cell(1.0) == "1" and cell(0.123456) == "0.1235"
     assert cell({"a": [1, 2]}) == "{a: [1, 2]}" and cell(b"abc") == "3 bytes 616263"
     assert cell("日本語" * 10, 9) == "日本語日…"
+
+
+def test_a_report_prints_as_the_table_of_the_command() -> None:
+    """`print(report)`, and a report as the last line of a cell, are what a person reads: no list of fields."""
+    text = str(REPORT)
+    assert text.splitlines()[0] == headline(REPORT)
+    assert "rows in" in text and "Counts(" not in text
+    shown: list[str] = []
+    printer = type("Printer", (), {"text": staticmethod(shown.append)})()
+    REPORT._repr_pretty_(printer, False)
+    assert shown == [text]

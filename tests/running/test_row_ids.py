@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.observe.summary import after
+from gristmill.observe.report import after
 from gristmill.running import retry_dead
 
 ROWS = 600

@@ -183,7 +183,7 @@ def show(report: Report, given: Mapping[str, Any]) -> None:
     import json
 
     from gristmill.observe.jsonlog import of_report
-    from gristmill.observe.summary import show_report
+    from gristmill.observe.report import show_report
 
     if given["progress"] == "json":
         from gristmill.observe.streams import Sturdy

@@ -1,12 +1,24 @@
-"""The report of a run: the counts that prove it, its speed, and how to read what it published."""
+"""The report of a run: the counts that prove it, its speed, how to read what it published; and all that as text."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TextIO
 
+from gristmill.observe import units
+from gristmill.observe.streams import is_terminal, width_of
+from gristmill.observe.tables import clip
 from gristmill.plan.counts import Counts
+
+DIGEST = 12  # characters of a digest that are shown: enough to tell any two models of a project apart
+BUSY = 0.95  # of the time: then nothing is said to hold the model back
+MOST_ERRORS = 3
+MOST_WORKERS = 16  # that have a line each
+TEXT_WIDTH = 120  # columns of a report as text
+
+Row = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,13 @@ class Report:
         """Source rows that this run itself scored, by its wall time."""
         return self.rows_run / self.seconds if self.seconds > 0 else 0.0
 
+    def __str__(self) -> str:
+        """The table that the command line shows: what became of every row, how fast it went, and what comes next."""
+        return "\n".join([headline(self), *_lines(summary_rows(self), TEXT_WIDTH), *after(self)])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # what IPython and notebooks show
+        printer.text(str(self))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         plain = asdict(replace(self, opened=None))
@@ -120,3 +139,155 @@ class Report:
         from gristmill.commit.places import opened
 
         return self.opened or opened(self.sink)
+
+
+# ---------------------------------------------------------------- as text
+
+
+def show_report(report: Report, stream: TextIO) -> None:
+    """Write a report for a person. Raises what writing to the stream raises."""
+    width = width_of(stream)
+    lines = [*_lines(summary_rows(report), width), *after(report)]  # commands are to be copied: whole, at any width
+    title = clip(headline(report), width)
+    if not is_terminal(stream):
+        stream.write("\n".join([title, *lines]) + "\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console.print(Text(title, style="bold" if report.state in ("done", "nothing to do") else "bold yellow"))
+    for text in lines:
+        drawn = Text(text)
+        drawn.highlight_regex(r"^ *dead +[\d,]*[1-9][\d,]*", "red")
+        drawn.highlight_regex(r"^ *ok +[\d,]+", "green")
+        console.print(drawn, soft_wrap=True)
+
+
+def headline(report: Report) -> str:
+    """What happened, in one line."""
+    if report.state == "nothing to do":
+        return f"{report.sink}: nothing to do, all rows are published"
+    if report.state == "done":
+        return f"{report.sink}: done in {units.seconds(report.seconds)}"
+    return f"{report.sink}: {report.state} after {units.seconds(report.seconds)}, not published"
+
+
+def summary_rows(report: Report) -> list[Row]:
+    """The report's lines as label, figure, remark. The counts add up: what is indented sums to the line above."""
+    whole = report.state in ("done", "nothing to do")
+    rows = count_rows(report.counts, report.errors) if whole or report.rows_in else []
+    if not whole and rows:
+        rows[0] = ("committed", *rows[0][1:])
+    if report.files:
+        rows.append(("files", units.count(report.files), units.size(report.bytes_out)))
+    resumed = report.shards_resumed
+    remark = f"{units.count(resumed)} were done before" if resumed and report.state != "nothing to do" else ""
+    of = "" if whole else f"of {units.count(report.shards)}"
+    rows.append(("shards", units.count(report.shards_done), ", ".join(part for part in (of, remark) if part)))
+    if report.rows_run and report.state != "nothing to do":
+        rows.append(("speed", units.short_rate(report.rows_per_second), _pace(report)))
+        rows += _paces(report)
+    digest = report.digest.removeprefix("sha256:")[:DIGEST]
+    rows.append(("model", "", f"{report.model} {digest}".strip()))
+    if runs_on := report.details.get("runs_on"):
+        rows.append(("on", "", _runs_on(runs_on)))
+    return rows
+
+
+def count_rows(counts: Counts, errors: Mapping[str, int] | None = None) -> list[Row]:
+    """What became of the rows. With steps that make one row many there are two sums, of source and of derived rows."""
+    why = top_errors(errors or {})
+    one_level = counts.expanded == counts.derived
+    if one_level:
+        return [
+            ("rows in", units.count(counts.rows_in), ""),
+            ("  ok", units.count(counts.ok), ""),
+            ("  dead", units.count(counts.dead + counts.derived_dead), why),
+            ("  filtered", units.count(counts.filtered + counts.derived_filtered), ""),
+        ]
+    return [
+        ("rows in", units.count(counts.rows_in), ""),
+        ("  expanded", units.count(counts.expanded), f"into {units.plural(counts.derived, 'row')}"),
+        ("  dead", units.count(counts.dead), ""),
+        ("  filtered", units.count(counts.filtered), ""),
+        ("rows made", units.count(counts.derived), ""),
+        ("  ok", units.count(counts.ok), ""),
+        ("  dead", units.count(counts.derived_dead), why),
+        ("  filtered", units.count(counts.derived_filtered), ""),
+    ]
+
+
+def top_errors(errors: Mapping[str, int]) -> str:
+    """The most frequent errors: `ValueError 3, NullText 2, 4 other kinds`."""
+    ranked = sorted(errors.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{name} {units.count(n)}" for name, n in ranked[:MOST_ERRORS]]
+    if len(ranked) > MOST_ERRORS:
+        named.append(units.plural(len(ranked) - MOST_ERRORS, "other kind"))
+    return ", ".join(named)
+
+
+def _pace(report: Report) -> str:
+    parts = [f"{units.plural(report.workers, 'worker')}" if report.workers else "in this process"]
+    if report.engine != "local":
+        parts.append(report.engine)
+    if report.busy is not None:
+        parts.append(f"model busy {units.percent(report.busy)}{_held_back(report)}")
+    if report.padding is not None:
+        parts.append(f"padding {units.percent(report.padding)}")
+    if report.tokens and report.state == "done":
+        parts.append(f"{units.count(report.tokens)} tokens")
+    return ", ".join(parts)
+
+
+def _paces(report: Report) -> list[Row]:
+    """A line for each worker, where they are more than one and can be taken in at a glance."""
+    if not 2 <= len(report.per_worker) <= MOST_WORKERS:
+        return []
+    apart = len({w.host for w in report.per_worker}) > 1
+    rows = []
+    for w in report.per_worker:
+        parts = [w.host] if apart else []
+        parts += [units.plural(w.rows, "row"), f"{units.seconds(w.seconds)} at work"]
+        rows.append((f"  {w.worker}", units.short_rate(w.rows_per_second), ", ".join(parts)))
+    return rows
+
+
+def _held_back(report: Report) -> str:
+    """What took most of the time in which the model was not busy, where that was more than a twentieth."""
+    if report.busy is None or report.busy >= BUSY or not report.held_back:
+        return ""
+    what, share = max(report.held_back.items(), key=lambda item: item[1])
+    names = {"rows": "waiting for rows", "writing": "waiting for the sink", "start and end": "starting and ending"}
+    return f" ({names[what]} {units.percent(share)})"
+
+
+def _runs_on(told: Mapping[str, Any]) -> str:
+    """`ONNX Runtime, float32, cpu, 1 thread a worker`."""
+    backend = {"onnx": "ONNX Runtime"}.get(told.get("backend", ""), told.get("backend"))
+    parts = [p for p in (backend, told.get("dtype"), told.get("device")) if p]
+    return ", ".join([*parts, f"{units.plural(told['threads'], 'thread')} a worker"])
+
+
+def after(report: Report) -> list[str]:
+    """What to do next, as lines to copy: how to read the result, how to look at the dead letters."""
+    if report.state not in ("done", "nothing to do"):
+        return []
+    sink = shlex.quote(report.sink)
+    lines = [f"read    gm.read({report.sink!r})"]
+    if report.format == "npy":
+        named = f"pq.read_table({report.sink.rstrip('/') + '/manifest.parquet'!r})['output_path'].unique().to_pylist()"
+        lines = [f"read    [np.load(os.path.join({report.sink!r}, name)) for name in {named}]"]
+    if report.rows_dead:
+        lines.append(f"dead    gristmill dead {sink}")
+    return lines
+
+
+def _lines(rows: list[Row], width: int) -> list[str]:
+    label = max(len(row[0]) for row in rows)
+    figure = max(len(row[1]) for row in rows)
+    lines = []
+    for name, number, remark in rows:
+        text = f"{name:<{label}}  {number:>{figure}}"
+        lines.append(clip(f"{text}  {remark}".rstrip() if number else f"{name:<{label}}  {remark}", width))
+    return lines
