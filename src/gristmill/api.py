@@ -136,11 +136,14 @@ class Job:
         """
         from gristmill.gating import told
         from gristmill.observe.events import Silent
+        from gristmill.observe.logging import logged
         from gristmill.observe.warned import Warned
+        from gristmill.plan.secret import secrets_in
         from gristmill.viewing import stream
 
         warned = Warned(Silent())
-        report = yield from stream(self.spec, warned)
+        with logged(warned, self.spec.running.log, list(secrets_in(self.spec))) as heard:
+            report = yield from stream(self.spec, heard)
         if report.rows_dead:
             warned.warn(f"{told(report.counts, report.errors)}; they are in none of the tables")
         warned.settle()
@@ -361,10 +364,13 @@ def _ran(
 ) -> Report:
     """Run a job, under the observer given or the one that fits; `told` puts its dead rows into words."""
     from gristmill.observe.events import Silent
+    from gristmill.observe.logging import logged
     from gristmill.observe.warned import Warned
+    from gristmill.plan.secret import secrets_in
 
     warned = Warned(observer or _watching() or Silent())
-    report = verb(spec, observer=observer or warned)
+    with logged(observer or warned, spec.running.log, list(secrets_in(spec))) as heard:
+        report = verb(spec, observer=heard)
     if report.rows_dead:
         warned.warn(told(report))
     warned.settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,18 @@ def picky(batch: dict[str, Any], gone: str) -> dict[str, Any]:
     if 7 in batch["x"] and not Path(gone).exists():
         raise ValueError("not this one")
     return {"y": batch["x"]}
+
+
+@pytest.mark.parametrize("way", ["run", "table", "stream"])
+def test_a_log_file_from_python(way: str, tmp_path: Path) -> None:
+    """`log=`: what happens is written as JSON lines, as with --log, whichever way the job is run."""
+    log, data = tmp_path / "run.jsonl", [{"x": 1}, {"x": 2}]
+    if way == "table":
+        gm.apply(data, fn=doubled, workers=0, log=str(log))
+    elif way == "run":
+        gm.Job(data, gm.model(doubled), str(tmp_path / "out"), workers=0, log=str(log)).run()
+    else:
+        assert [t.num_rows for t in gm.Job(data, gm.model(doubled), workers=0, log=str(log)).stream()] == [2]
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {"progress"} <= {e["event"] for e in events}
+    assert any(e.get("phase") == "done" for e in events), events

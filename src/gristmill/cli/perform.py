@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -14,12 +13,13 @@ from gristmill import ahead
 from gristmill.cli.ending import hide
 from gristmill.errors import BadJob, GristmillError, Interrupted
 from gristmill.observe import units
-from gristmill.observe.events import Note, Observer, Progress
-from gristmill.observe.progress import Several, make_observer
+from gristmill.observe.events import Observer
+from gristmill.observe.logging import logged
+from gristmill.observe.progress import make_observer
 from gristmill.observe.report import Report
 from gristmill.observe.tables import Table
 from gristmill.plan.job import JobSpec
-from gristmill.plan.secret import Secret, scrub, secrets_in
+from gristmill.plan.secret import secrets_in
 
 
 def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
@@ -114,38 +114,12 @@ def _failed(dead: Any) -> Table:
 
 @contextmanager
 def watched(spec: JobSpec, kind: Any) -> Iterator[Observer]:
-    """The observer of a run: what --progress says, and the log file if there is one. Secrets reach neither."""
+    """The observer of a run: what --progress says, and the job's log file. Secrets reach neither, nor errors."""
     secrets = list(secrets_in(spec))
     hide(secrets)
-    observer = make_observer("lines" if kind == "auto" and os.environ.get("TERM") == "dumb" else kind, sys.stderr)
-    if spec.running.log:
-        from gristmill.observe.jsonlog import JsonLog
-
-        observer = Several([observer, JsonLog(spec.running.log, time.monotonic)])
-    try:
-        yield Scrubbed(observer, secrets) if secrets else observer
-    finally:
-        observer.close()
-
-
-class Scrubbed:
-    """An observer that takes the values of secrets out of what libraries and the user's code say."""
-
-    def __init__(self, observer: Observer, secrets: list[Secret]) -> None:
-        self._observer = observer
-        self._secrets = secrets
-
-    def progress(self, now: Progress) -> None:
-        """As it is: it holds names and figures."""
-        self._observer.progress(now)
-
-    def note(self, note: Note) -> None:
-        """Its text without secrets; fields are names and figures, too."""
-        self._observer.note(Note(note.level, scrub(note.text, self._secrets), note.fields))
-
-    def close(self) -> None:
-        """Close the observer behind."""
-        self._observer.close()
+    bar = make_observer("lines" if kind == "auto" and os.environ.get("TERM") == "dumb" else kind, sys.stderr)
+    with logged(bar, spec.running.log, secrets) as observer:
+        yield observer
 
 
 def save(spec: JobSpec, path: str) -> None:
