@@ -32,7 +32,6 @@ from gristmill.plan.specs import model as function_model
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.dataset as ds
     from typing_extensions import Unpack
 
     from gristmill.commit.verify import Verdict
@@ -258,9 +257,10 @@ def load_job(
 
 
 @named("read")
-def read(sink: Any, storage: Mapping[str, Any] | None = None) -> ds.Dataset:
-    """A pyarrow Dataset of exactly the published parts, in the order of the source. `sink` is the place, the job that
-    writes there (or its file), or a run's Report.
+def read(sink: Any, storage: Mapping[str, Any] | None = None) -> Any:
+    """A pyarrow Dataset of exactly the published parts, in the order of the source, that has `.to_pandas()`,
+    `.to_polars()` and `.to_numpy("embedding")`, too. `sink` is the place, the job that writes there (or its file), or
+    a run's Report.
 
     Rows retried or appended later stand after the others; with partition_by the order is that of the source within each
     part, and rows of a partition stand together. A Dataset goes on reading the result that it was made of when

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.dataset as ds
 import pytest
 
 import gristmill as gm
@@ -148,3 +150,24 @@ def test_a_log_file_from_python(way: str, tmp_path: Path) -> None:
     events = [json.loads(line) for line in log.read_text().splitlines()]
     assert {"progress"} <= {e["event"] for e in events}
     assert any(e.get("phase") == "done" for e in events), events
+
+
+def test_ways_out_of_what_was_read(tmp_path: Path) -> None:
+    """`gm.read` is a Dataset, and gives frames and arrays: vectors as [rows, n], none of them for no rows, too."""
+    data = [{"x": i} for i in range(5)]
+    rows = gm.Job(data, gm.model(doubled_twice), gm.sink(str(tmp_path / "out"), keep=["x"]), workers=0).run().read()
+    assert isinstance(rows, ds.Dataset) and rows.count_rows() == 5
+    assert rows.to_numpy("v").tolist() == [[i, 2 * i] for i in range(5)] and rows.to_numpy("v").dtype == "float32"
+    assert rows.to_pandas(["x"])["x"].tolist() == list(range(5))
+    assert rows.to_polars().columns == ["x", "v"]
+    with pytest.raises(gm.BadJob, match=r"no column 'w': it has x, v; did you mean 'v'\?|no column 'w': it has x, v"):
+        rows.to_numpy("w")
+    vectors = gm.model(doubled_twice, returns={"v": "float32[2]"})
+    nothing = gm.sink(str(tmp_path / "none"))
+    gm.Job(data, vectors, nothing, steps=[gm.filter("x > 9")], workers=0, gates={"allow_empty": True}).run()
+    assert gm.read(nothing).to_numpy("v").shape == (0, 2)
+
+
+def doubled_twice(batch: dict[str, Any]) -> dict[str, Any]:
+    """A row-wise function that gives vectors."""
+    return {"v": np.stack([batch["x"], batch["x"] * 2], axis=1).astype("float32")}

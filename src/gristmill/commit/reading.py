@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.commit.generation import Generation, decode_schema, generations, pending
 from gristmill.commit.publication import Live, Publication, latest, published
 from gristmill.commit.receipt import standing
 from gristmill.commit.store import LOCAL, join
-from gristmill.errors import BadSource
+from gristmill.errors import BadJob, BadSource
 from gristmill.io.jsonread import as_arrow
+from gristmill.models.batches import to_numpy
+from gristmill.models.extras import require
+from gristmill.models.suggest import did_you_mean
 from gristmill.plan.contracts import Files, SourceFile
 from gristmill.plan.failing import storable
 
@@ -44,8 +49,6 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Mapping[st
     import pyarrow.dataset as ds
 
     schema = decode_schema(about["output_schema"])
-    if not parts:
-        return ds.dataset(schema.empty_table())
     paths = readable(root, parts, files)
     form, system, keys = ds.ParquetFileFormat(), opener(root, parts, files), about["partition_by"]
     if about["sink_format"] == "jsonl":
@@ -56,7 +59,34 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Mapping[st
         form.make_fragment(path, system, hive.parse(f.name) if keys else None)
         for path, f in zip(paths, parts, strict=True)
     ]
-    return ds.FileSystemDataset(fragments, schema, form, system)
+    return _rows()(fragments, schema, form, system)
+
+
+@functools.cache
+def _rows() -> type:
+    """The class of what `gm.read` gives; made when it is first wanted, as pyarrow.dataset is slow to import."""
+    import pyarrow.dataset as ds
+
+    class Rows(ds.FileSystemDataset):  # type: ignore[misc]
+        """Published rows: a pyarrow Dataset, with ways out of Arrow."""
+
+        def to_pandas(self, columns: list[str] | None = None) -> Any:
+            """A pandas DataFrame of the rows, or of some columns of them."""
+            require("pandas", "pandas", "to_pandas()")
+            return self.to_table(columns=columns).to_pandas()
+
+        def to_polars(self, columns: list[str] | None = None) -> Any:
+            """A polars DataFrame of the rows, or of some columns of them."""
+            return require("polars", "polars", "to_polars()").from_arrow(self.to_table(columns=columns))
+
+        def to_numpy(self, column: str) -> np.ndarray:
+            """One column as an array, the first axis the rows: vectors are [rows, n]. Raises BadJob for no column."""
+            if column not in self.schema.names:
+                has = ", ".join(self.schema.names)
+                raise BadJob(f"there is no column {column!r}: it has {has}{did_you_mean(column, self.schema.names)}")
+            return to_numpy(self.to_table(columns=[column]).column(0))
+
+    return Rows
 
 
 def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
