@@ -26,7 +26,7 @@ from gristmill.plan.keywords import (
     named,
     names_of,
 )
-from gristmill.plan.options import default_engine
+from gristmill.plan.options import Gates, default_engine
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder, as_model
 from gristmill.plan.specs import model as function_model
 
@@ -38,6 +38,17 @@ if TYPE_CHECKING:
     from gristmill.plan.job import Sink
 
     Place = str | os.PathLike[str] | Sink
+
+
+# What one column comes in.
+_COLUMNS = (
+    ("numpy", "ndarray"),
+    ("pandas", "Series"),
+    ("pandas", "Index"),
+    ("polars", "Series"),
+    ("pyarrow", "Array"),
+    ("pyarrow", "ChunkedArray"),
+)
 
 
 class Job:
@@ -157,7 +168,7 @@ def embed(
     source: Any,
     sink: None = None,
     *,
-    text: str,
+    text: str | None = None,
     model: str,
     output: str = "embedding",
     **options: Unpack[EmbedOptions],
@@ -167,7 +178,7 @@ def embed(
     source: Any,
     sink: Place,
     *,
-    text: str,
+    text: str | None = None,
     model: str,
     output: str = "embedding",
     **options: Unpack[EmbedOptions],
@@ -176,7 +187,7 @@ def embed(
     source: Any,
     sink: Place | None = None,
     *,
-    text: str,
+    text: str | None = None,
     model: str,
     output: str = "embedding",
     **options: Unpack[EmbedOptions],
@@ -186,31 +197,43 @@ def embed(
     In both forms GateFailed is raised where more rows fail than `gates` allows (1 %, and one in any case), and a
     GristmillWarning tells of the others.
 
+    A list of strings, a Series or an array of them is the texts themselves, in a column `text` ("text" where it is not
+    said); lists of paths are what `gm.source` is for. Without a sink, the answers are then beside all of them, or
+    GateFailed is raised.
+
     Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and
     Job. Raises BadJob for others.
     """
     check_names("embed", options, names_of(EmbedOptions))
     given: dict[str, Any] = dict(options)
     names = _fields(TextEmbedder) - {"output"}
+    rows, text = _texts("embed", source, text)
+    if rows is not source and sink is None:
+        given.setdefault("gates", Gates(min_ok=1))  # the answers must stand beside the texts
     spec = TextEmbedder(model, text, output, **{k: given.pop(k) for k in list(given) if k in names})
-    return _run(source, sink, spec, given)
+    return _run(rows, sink, spec, given)
 
 
 @overload
 def classify(
-    source: Any, sink: None = None, *, text: str, model: str, **options: Unpack[ClassifyOptions]
+    source: Any, sink: None = None, *, text: str | None = None, model: str, **options: Unpack[ClassifyOptions]
 ) -> pa.Table: ...
 @overload
-def classify(source: Any, sink: Place, *, text: str, model: str, **options: Unpack[ClassifyOptions]) -> Report: ...
 def classify(
-    source: Any, sink: Place | None = None, *, text: str, model: str, **options: Unpack[ClassifyOptions]
+    source: Any, sink: Place, *, text: str | None = None, model: str, **options: Unpack[ClassifyOptions]
+) -> Report: ...
+def classify(
+    source: Any, sink: Place | None = None, *, text: str | None = None, model: str, **options: Unpack[ClassifyOptions]
 ) -> Any:
     """Classify a text column: adds `label` and `score` (`scores` with all_scores=True). As `embed` otherwise."""
     check_names("classify", options, names_of(ClassifyOptions))
     given: dict[str, Any] = dict(options)
     names = _fields(TextClassifier)
+    rows, text = _texts("classify", source, text)
+    if rows is not source and sink is None:
+        given.setdefault("gates", Gates(min_ok=1))  # the answers must stand beside the texts
     spec = TextClassifier(model, text, **{k: given.pop(k) for k in list(given) if k in names})
-    return _run(source, sink, spec, given)
+    return _run(rows, sink, spec, given)
 
 
 @overload
@@ -333,6 +356,25 @@ class _Split:
     source: dict[str, Any] = field(default_factory=dict)
     sink: dict[str, Any] = field(default_factory=dict)
     verbs: dict[str, Any] = field(default_factory=dict)
+
+
+def _texts(verb: str, source: Any, column: str | None) -> tuple[Any, str]:
+    """The source, texts alone made a table, and the column that they stand in. Raises BadJob where none is named."""
+    from gristmill.io.values import is_from
+
+    if isinstance(source, (list, tuple)):
+        alone = bool(source) and all(text is None or isinstance(text, str) for text in source)
+    else:
+        alone = getattr(source, "ndim", 1) == 1 and any(is_from(package, source, kind) for package, kind in _COLUMNS)
+    if alone:
+        import pyarrow as pa
+
+        name, values = column or "text", source.to_arrow() if is_from("polars", source, "Series") else source
+        made = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+        return pa.table({name: made}), name
+    if column is None:
+        raise BadJob(f"{verb} needs text=: the column that holds the texts, for example text='body'")
+    return source, column
 
 
 def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:

@@ -195,3 +195,24 @@ def test_a_file_of_nothing_has_no_columns_to_miss(minilm_int8: Path, tmp_path: P
     (tmp_path / "in.jsonl").write_text("{}\n")  # a row, though without columns
     with pytest.raises(gm.BadModel, match="does not have"):
         gm.embed(str(tmp_path / "in.jsonl"), str(tmp_path / "rows"), text="text", model=str(minilm_int8), workers=0)
+
+
+def test_texts_alone(minilm_int8: Path) -> None:
+    """A list of strings, a Series, an array: the texts themselves, their vectors in their order, with or without a
+    name.
+    """
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    texts = ["a dog", "a cat", "the stock market"]
+    model = str(minilm_int8)
+    found = gm.embed(texts, model=model, workers=0)
+    assert found.column_names[-1] == "embedding" and found.num_rows == 3
+    vectors = np.stack(found["embedding"].to_pylist())
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2], "dogs are more like cats than markets"
+    for form in (tuple(texts), pd.Series(texts), pl.Series(texts), np.array(texts), pa.array(texts)):
+        assert gm.embed(form, model=model, workers=0)["embedding"].equals(found["embedding"]), type(form)
+    named = gm.embed(texts, text="body", model=model, workers=0, keep=["body"])
+    assert named["body"].to_pylist() == texts
+    with pytest.raises(gm.GateFailed, match="1 of 4 rows are null in text"):
+        gm.embed([*texts, None], model=model, workers=0)
+    with pytest.raises(gm.BadJob, match="embed needs text="):
+        gm.embed("reviews.csv", model=model)
