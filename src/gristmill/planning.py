@@ -32,8 +32,8 @@ from gristmill.plan.shard import Selection
 from gristmill.plan.specs import FunctionModel, ModelSpec, TextClassifier, TextEmbedder
 
 SHARD_SECONDS = 30.0  # design §5: the work that a crash can cost, and that a commit is spread over
-LEAST_SHARD = 256  # rows: below this a commit costs more than it protects
-QUICK_SECONDS, QUICK_ROWS = 0.1, 65_536  # a shard of a cheap function holds at least so much, so that commits stay few
+LEAST_SHARD = shard.LEAST_ROWS
+QUICK_SECONDS, QUICK_ROWS = 0.5, 65_536  # a shard of a cheap function holds at least so much, so that files stay few
 # What a function holds for a row only it knows, so that it starts with few. A call of some milliseconds cannot have
 # filled much memory, whatever it does: calls quicker than this are made larger, as each costs the function and the
 # pipeline some 0.1 ms beside its rows.

@@ -15,6 +15,7 @@ import pyarrow as pa
 from gristmill.plan.contracts import FileInfo, SourceFile
 
 MOST_ROWS = 1_000_000
+LEAST_ROWS = 256  # where a shard may hold more: below this a commit, and a file, cost more than they protect
 SHARDS_PER_WORKER = 8  # design: a shard is at most 1/(8 x workers) of the job, so that workers end together
 
 
@@ -91,7 +92,7 @@ def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, work
     """
     weights = np.array([estimated_rows(files[int(f)], int(a), int(b)) for f, a, b in selection.ranges], dtype=float)
     remaining = float(weights.sum())
-    least = max(1.0, min(rows_a_shard, MOST_ROWS) / 4)
+    least = max(min(rows_a_shard, LEAST_ROWS), min(rows_a_shard, MOST_ROWS) / 4)
     out: list[tuple[int, int, int, int, int]] = []
     shard, held = 0, 0.0
     for (index, start, stop), weight in zip(selection.ranges.tolist(), weights.tolist(), strict=True):
