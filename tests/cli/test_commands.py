@@ -49,6 +49,23 @@ def test_two_workers_import_the_current_folder(folder: Folder) -> None:
     assert done.code == 0 and "2 workers" in done.out
 
 
+def test_a_function_of_a_file(folder: Folder) -> None:
+    """`--fn FILE.py:NAME`, wherever the file is: its folder is importable, also by workers, and its edits are seen."""
+    (folder.path / "lib").mkdir()
+    code = "from near import factor\n\n\ndef score(batch):\n    return {'score': batch['x'] * factor}\n"
+    (folder.path / "lib" / "score.py").write_text(code)
+    (folder.path / "lib" / "near.py").write_text("factor = 2.0\n")
+    told = ("apply", "rows.parquet", "out", "--fn", "lib/score.py:score", "--workers", "2")
+    assert (done := folder.run(*told)).code == 0, done.err
+    assert gm.read(str(folder.path / "out")).to_table()["score"].to_pylist() == [2.0 * i for i in range(60)]
+    assert folder.run(*told).code == 0
+    (folder.path / "lib" / "near.py").write_text("factor = 3.0\n")
+    assert folder.run(*told).code == 4
+    assert folder.run(*told[:4], "lib/scor.py:score").err.count("there is no such file") == 1
+    (folder.path / "os.py").write_text(code)
+    assert "rename the file" in folder.run(*told[:4], "os.py:score").err
+
+
 def test_other_arguments_are_refused_with_the_difference_unless_restarted(folder: Folder) -> None:
     """Exit 4; --restart is the way out that the message names."""
     assert folder.apply("double").code == 0

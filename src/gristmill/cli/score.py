@@ -82,7 +82,7 @@ def classify(**given: Any) -> int:
 
 APPLY = """
 gristmill apply rows.parquet scores/ --fn scoring:score --keep id
-gristmill apply rows/ scores/ --fn scoring:Scorer --arg threshold=0.3 --arg weights=model.bin
+gristmill apply rows/ scores/ --fn score.py:Scorer --arg threshold=0.3 --arg weights=model.bin
 gristmill apply rows.csv scores/ --fn scoring:score --batch-format pandas --returns score=float32
 gristmill apply rows.parquet scores/ --fn scoring:score --preview 5
 """
@@ -91,7 +91,7 @@ gristmill apply rows.parquet scores/ --fn scoring:score --preview 5
 @click.command(cls=Command, examples=APPLY)
 @SOURCES
 @SINK
-@words.option("--fn", group="Model", required=True, metavar="MODULE:CALLABLE",
+@words.option("--fn", group="Model", required=True, metavar="MODULE:NAME|FILE.py:NAME",
               help="Your function on a batch, or a class that every worker builds once")  # fmt: skip
 @options(words.APPLY)
 @options(words.COMMON)

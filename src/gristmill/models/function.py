@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -75,11 +75,15 @@ def load_call(call: Call) -> LoadedCall:
 
 
 def import_target(text: str) -> Any:
-    """What "module:name" names; the current folder is importable, as with `python -m`. Raises BadModel."""
-    module_name, _, name = text.partition(":")
+    """What "module:name" or "file.py:name" names; the current folder is importable, as with `python -m`, and that of
+    the file. Raises BadModel.
+    """
+    module_name, _, name = text.rpartition(":")
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(0, here)
+    if module_name.endswith(".py"):
+        module_name = _module_of(Path(module_name), text)
     try:
         value = importlib.import_module(module_name)
     except GristmillError:  # a worker's: the module runs a job itself
@@ -99,6 +103,22 @@ def import_target(text: str) -> Any:
             raise BadModel(f"{text}: module {module_name} ({_file_of(value)}) has no {part!r}{hint}")
         value = getattr(value, part)
     return value
+
+
+def _module_of(file: Path, text: str) -> str:
+    """The name by which a file is imported, here and by workers: that of its folder's module. Raises BadModel."""
+    file = file.resolve()
+    if not file.is_file():
+        raise BadModel(f"{text}: there is no such file: the current folder is {Path.cwd()}")
+    if not file.stem.isidentifier():
+        raise BadModel(f"{text}: workers import it by its name, and {file.stem!r} is none in Python: rename the file")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    loaded = sys.modules.get(file.stem) or importlib.util.find_spec(file.stem)
+    found = getattr(loaded, "__file__", None) or getattr(loaded, "origin", None)
+    if found is None or Path(found).resolve() != file:
+        raise BadModel(f"{text}: {file.stem!r} is also the name of {found or 'a module of Python'}: rename the file")
+    return file.stem
 
 
 def _file_of(value: Any) -> str:

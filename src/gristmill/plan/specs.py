@@ -32,9 +32,11 @@ class Call:
         if self.batch_format not in BATCH_FORMATS:
             raise BadJob(f"batch_format is {self.batch_format!r}: it is one of {', '.join(BATCH_FORMATS)}")
         if isinstance(self.target, str):
-            module, _, name = self.target.partition(":")
+            module, _, name = self.target.rpartition(":")
             if not module or not name:
-                raise BadJob(f"callable {self.target!r}: write it as MODULE:NAME, for example scoring:Scorer")
+                raise BadJob(
+                    f"callable {self.target!r}: write it as MODULE:NAME or FILE.py:NAME, for example scoring:Scorer"
+                )
         elif not callable(self.target):
             raise BadModel(f"{self.target!r} cannot be called: give a function, a class, or 'module:name'")
         elif not _function_or_class(self.target):
