@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
-from gristmill.errors import BadJob, GateFailed
+from gristmill.errors import BadJob, BadSource, GateFailed, GristmillError
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.plan.job import JobSpec, as_sink, as_source, describe
@@ -292,7 +292,7 @@ def read(sink: Any, storage: Mapping[str, Any] | None = None) -> Any:
     """
     from gristmill.commit.reading import read as of_root
 
-    return of_root(*_place(sink, storage))
+    return of_root(*_place(sink, storage, BadSource))
 
 
 @named("dead")
@@ -304,7 +304,7 @@ def dead(sink: Any, storage: Mapping[str, Any] | None = None, generation: int | 
 
     if isinstance(sink, Report) and generation is None:
         generation = sink.generation
-    return of_root(*_place(sink, storage), generation=generation)
+    return of_root(*_place(sink, storage, BadSource), generation=generation)
 
 
 @named("retry_dead")
@@ -469,7 +469,9 @@ def _job(sink: Any) -> Job | None:
     return load_job(text) if not os.path.isdir(text) and is_job(text) else None
 
 
-def _place(sink: Any, storage: Mapping[str, Any] | None = None) -> tuple[str, Any]:
+def _place(
+    sink: Any, storage: Mapping[str, Any] | None = None, missing: type[GristmillError] = BadJob
+) -> tuple[str, Any]:
     from gristmill.commit.places import opened
     from gristmill.plan.job import Sink
     from gristmill.running import sink_place
@@ -484,8 +486,8 @@ def _place(sink: Any, storage: Mapping[str, Any] | None = None) -> tuple[str, An
     if isinstance(sink, Report):
         return sink.opened or opened(sink.sink, storage)
     text: str = os.fspath(sink)
-    if os.path.isdir(text):
-        return opened(text)
     if "://" in text:
         return opened(text, storage)
-    raise BadJob(f"{text}: no such sink or job: give the folder a job writes to, or the job")
+    if os.path.isdir(text):
+        return opened(text)
+    raise missing(f"{text}: no such sink or job: give the folder a job writes to, or the job")
