@@ -160,6 +160,37 @@ def test_whole_numbers_do_not_wrap(tmp_path, dtype):
         }
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.decimal128(38, 0), pa.list_(pa.int64())], ids=str)
+def test_whole_numbers_are_never_rounded(tmp_path, dtype, kind):
+    """A whole number that the graph's float type cannot hold is refused, beside nulls too; fractions are rounded."""
+    number = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}[dtype]
+    path = save(
+        tmp_path / "same.onnx",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [info("x", number, ["n", 1])],
+        [info("y", number, ["n", 1])],
+    )
+    values = [0, 2**11 + 1, 2**24 + 1, 2**24, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 1, -(2**53) - 1, None]
+    values = [abs(v) if kind == pa.uint64() and v is not None else v for v in values]
+    given = [[v] if v is not None else None for v in values] if pa.types.is_list(kind) else values
+    table = pa.table({"x": pa.array(given, kind), "id": pa.array(range(len(values)))})
+    with np.errstate(over="ignore"):
+        kept = [v for v in values if v is not None and np.isfinite(np.dtype(dtype).type(v)) and
+                int(np.dtype(dtype).type(v)) == v]  # fmt: skip
+    output, refused = run(OnnxModel(str(path), inputs={"x": "x"}), table)
+    assert output["y"].to_pylist() == kept
+    told = [r.message for r in refused.values() if r.error == "OutOfRange"]
+    assert told == [
+        f"column 'x' holds {v}, which {dtype} cannot hold exactly: where it may be rounded, make the column a float in "
+        "a step"
+        for v in values if v is not None and v not in kept
+    ]  # fmt: skip
+    fractions = pa.table({"x": pa.array([0.1, 1e3 + 0.3])})
+    output, refused = run(OnnxModel(str(path), inputs={"x": "x"}), fractions)
+    assert (output["y"].to_pylist(), refused) == (np.array([0.1, 1e3 + 0.3]).astype(dtype).tolist(), {})
+
+
 def test_any_order_of_rows(linear):
     """predict answers for the rows asked for, in that order."""
     output, _ = run(OnnxModel(str(linear), inputs={"x": "ragged"}, outputs={"total": "sum"}), index=[3, 0, 1])

@@ -15,7 +15,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 import kit
 from gristmill.errors import BadModel
@@ -193,6 +193,80 @@ def test_skops_files(tmp_path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     output, _ = run(SklearnModel(str(path), allow_pickle=True, sha256=digest), table())
     assert output["prediction"].to_pylist() == trees.predict(FRAME[["a", "b"]]).tolist()
+
+
+# ---------------------------------------------------------------- a row is given as it is, whatever is beside it
+
+BIG = 2**53
+IDS = [BIG + 1, BIG + 2, 10115, 20095]
+AS_TEXT = FunctionTransformer(pd.DataFrame.astype, kw_args={"dtype": str})
+BY_VALUE = [OneHotEncoder(handle_unknown="ignore")]
+BY_TEXT = [AS_TEXT, *BY_VALUE]
+
+
+def numbers_of(values, kind):
+    return pa.array(values, pa.int64()).cast(kind)
+
+
+def each(spec, rows):
+    """What each row gets in a window of its own; None where it is refused."""
+    model = registry.open(spec, Place(threads=1))
+    prepared = [model.prepare(rows.slice(i, 1)) for i in range(rows.num_rows)]
+    found = [None if p.refused else model.predict(p, np.array([0]))["prediction"][0].as_py() for p in prepared]
+    model.close()
+    return [None if v is None else round(v, 6) for v in found]
+
+
+@pytest.mark.parametrize(
+    ("steps", "beside", "named"),
+    [(BY_VALUE, [], False), (BY_VALUE, [], True), (BY_VALUE, ["c"], True), (BY_TEXT, [], True), (BY_TEXT, ["c"], True)],
+)
+def test_whole_numbers_reach_an_estimator_as_those_it_was_fitted_with(tmp_path, steps, beside, named):
+    """Large ids are told apart, and codes are read as text without a fraction, alone and beside a row with a null."""
+    frame = pd.DataFrame({"id": IDS, "c": list("aaaa")})[["id", *beside]]
+    target = [1.0, 2.0, 3.0, 4.0]
+    estimator = make_pipeline(*steps, LinearRegression()).fit(frame if named else frame.to_numpy(), target)
+    spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"), features=("id", *beside))
+    rows = pa.table({"id": pa.array([*IDS, None], pa.int64()), "c": list("aaaaa")})
+    output, refused = run(spec, rows)
+    assert refused == []
+    assert output["prediction"].to_pylist()[:4] == pytest.approx(target)
+    assert [round(v, 6) for v in output["prediction"].to_pylist()] == each(spec, rows)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.int8(), pa.bool_(), pa.decimal128(21, 2), pa.float32()], ids=str)
+@pytest.mark.parametrize("beside", [[], ["c"]], ids=["numbers", "text beside"])
+def test_a_rows_answer_is_that_which_it_gets_alone(tmp_path, kind, beside):
+    """Nulls and NaN in some rows change nothing for others, whether they are scored or not."""
+    plain = [0, 1, 1, 0] if pa.types.is_boolean(kind) else [0, 1, 2, 3]
+    frame = pa.table({"x": numbers_of(plain, kind), "y": [1.0, 2.0, 3.0, 4.0], "c": list("abab")}).to_pandas()
+    columns = [(make_pipeline(FunctionTransformer(pd.DataFrame.astype, kw_args={"dtype": str}), *BY_VALUE), ["x"])]
+    columns += [(OneHotEncoder(handle_unknown="ignore"), beside)] * bool(beside)
+    given = numbers_of([*plain, None, plain[1]], kind)
+    rows = pa.table({"x": given, "y": [*frame["y"], 1.0, float("nan")], "c": list("ababab")})
+    for scored, numbers in ((True, SimpleImputer()), (False, "passthrough")):
+        encode = make_column_transformer(*columns, (numbers, ["y"]), sparse_threshold=0)
+        estimator = make_pipeline(encode, LinearRegression()).fit(frame[["x", "y", *beside]], [1.0, 5.0, 2.0, 7.0])
+        spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"))
+        output, refused = run(spec, rows)
+        assert refused == ([] if scored else [4, 5])
+        alone = each(spec, rows)
+        assert [i for i, v in enumerate(alone) if v is None] == refused
+        assert [round(v, 6) for v in output["prediction"].to_pylist()] == [v for v in alone if v is not None]
+
+
+def test_a_large_whole_number_beside_a_null_is_that_rows_dead_letter(tmp_path):
+    """A row with a null has floats for whole numbers: one that they cannot hold refuses its row, not the window."""
+    frame = pd.DataFrame({"a": [1.0, np.nan, 3.0, 4.0], "b": [1.0, 2.0, 3.0, 4.0]})
+    rows = pa.table({"a": [1, None, None, BIG + 1], "b": pa.array([1, 2, BIG + 1, 4], pa.int64())})
+    for values in (frame, frame.to_numpy()):
+        estimator = HistGradientBoostingClassifier(min_samples_leaf=1).fit(values, [0, 1, 0, 1])
+        spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"), features=("a", "b"))
+        model = registry.open(spec, Place(threads=1))
+        (refused,) = model.prepare(rows).refused
+        assert (refused.row, refused.error) == (2, "OutOfRange")
+        assert f"column 'b' holds {BIG + 1}, which float64 cannot hold exactly" in refused.message
+        model.close()
 
 
 # ---------------------------------------------------------------- nulls that parts of a pipeline take

@@ -6,6 +6,7 @@ import json
 import logging
 import warnings
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.errors import BadModel
+from gristmill.io.picking import picked
+from gristmill.models.batches import from_array
 from gristmill.models.cache import file_digest
 from gristmill.models.columns import check_columns, is_number
 from gristmill.models.extras import installed, require
-from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, take
+from gristmill.models.features import Ragged, Stacker, as_column, check_numbers, check_rows, in_calls, take
 from gristmill.models.files import digests_of, model_file
-from gristmill.plan.contracts import ModelInfo, Place, Prepared, Refusal
+from gristmill.plan.contracts import ModelInfo, Place, Prepared
 from gristmill.plan.specs import SklearnModel
 
 _LOG = logging.getLogger("gristmill.models")
@@ -212,6 +215,16 @@ def _output(spec: SklearnModel) -> str:
 
 # ---------------------------------------------------------------- in a worker
 
+_OBJECTS = b"gristmill.objects"  # marks a column that pandas is to hold as objects
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _whole(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
 
 def open_model(spec: SklearnModel, place: Place) -> LoadedEstimator:
     """Loads the estimator, after comparing the pinned digest once more."""
@@ -238,27 +251,45 @@ class LoadedEstimator:
         self.about = {"backend": "sklearn", "device": "cpu", "threads": place.threads}
 
     def prepare(self, rows: pa.Table) -> Prepared:
-        """Numbers stacked (float32 where all are, else float64); a table where some columns are no numbers.
+        """Numbers stacked; a table where some columns are no numbers, or where the estimator was fitted on a frame and
+        some are whole. What a row is given as depends on the row and on the columns' types, never on other rows: see
+        `_given`, `_table`. Rows with a null among their whole numbers, where the model takes it, go in calls of their
+        own, in which whole numbers are floats.
 
         Rows with null, NaN or infinite features are refused, unless the model takes missing values itself.
         """
         check_columns(rows.schema, self._features, self._name, "was fitted with column")
-        kinds = [rows.schema.field(c).type for c in self._features]
         if not self._asked:
             self._missing, self._asked = scores_nulls(self._spec, self._estimator, rows.schema), True
-        if not all(is_number(k) for k in kinds):
-            return self._prepared_table(rows)
-        dtype = "float32" if all(k in (pa.float32(), pa.float16()) for k in kinds) else "float64"
-        stacker = Stacker(rows, self._name, missing=self._missing, keep=self._keep_nulls)
-        return Prepared(rows.num_rows, stacker.matrix(self._features, dtype), None, stacker.refused)
+        whole = [rows.column(c) for c in self._features if _whole(_plain(rows.schema.field(c).type))]
+        holed = np.zeros(rows.num_rows, dtype=bool)
+        for column in whole if self._missing or self._keep_nulls else ():
+            holed |= column.is_null().to_numpy() if column.null_count else False
+        if not holed.any():
+            stacker = self._stacker(rows)
+            return Prepared(rows.num_rows, self._given(rows, stacker, holed=False), None, stacker.refused)
+        parts, refused = {}, []
+        for kind in np.unique(holed).astype(int).tolist():
+            at = np.flatnonzero(holed == bool(kind))
+            some = picked(rows, at)
+            stacker = self._stacker(some)
+            parts[kind] = at, self._given(some, stacker, holed=bool(kind))
+            refused += [replace(r, row=int(at[r.row])) for r in stacker.refused]
+        return Prepared(
+            rows.num_rows, Ragged.of(rows.num_rows, parts), None, tuple(sorted(refused, key=lambda r: r.row))
+        )
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         """One output for each row at `index`; several values a row as a fixed-size list."""
-        values = self._called(take(prepared.inputs, index))
+        return in_calls([prepared.inputs], index, lambda some: self._answers(take(prepared.inputs, some)))
+
+    def _answers(self, rows: Any) -> pa.Table:
+        count = rows.num_rows if isinstance(rows, pa.Table) else len(rows)
+        values = self._called(rows)
         if isinstance(values, list):
             raise BadModel(f"{self._name}: a method that gives several arrays (several targets) is not supported")
-        check_rows(values, len(index), self._name, self._output)
-        column = as_column(values, len(index), self._name, self._output)
+        check_rows(values, count, self._name, self._output)
+        column = as_column(values, count, self._name, self._output)
         return pa.table([column], schema=pa.schema([pa.field(self._output, column.type, metadata=self._metadata)]))
 
     def close(self) -> None:
@@ -267,7 +298,9 @@ class LoadedEstimator:
 
     def _called(self, rows: Any) -> Any:
         if isinstance(rows, pa.Table):
-            return self._call(rows.to_pandas().copy())  # as pandas reads it: null is NaN, as estimators are fitted
+            frame = rows.to_pandas(ignore_metadata=True).copy()  # null is NaN, as estimators are fitted
+            objects = [f.name for f in rows.schema if f.metadata and _OBJECTS in f.metadata]
+            return self._call(frame.astype(dict.fromkeys(objects, object)))
         rows = np.array(rows)  # an estimator may work in place (copy=False), and the rows may be scored again
         if self._named:
             import pandas as pd
@@ -279,14 +312,37 @@ class LoadedEstimator:
             )  # they were compared before
             return self._call(rows)
 
-    def _prepared_table(self, rows: pa.Table) -> Prepared:
+    def _stacker(self, rows: pa.Table) -> Stacker:
+        return Stacker(rows, self._name, missing=self._missing, keep=self._keep_nulls)
+
+    def _given(self, rows: pa.Table, stacker: Stacker, *, holed: bool) -> Any:
+        """Rows, all with a null among their whole numbers or all without, as `_called` takes them."""
+        kinds = {c: _plain(rows.schema.field(c).type) for c in self._features}
+        if not all(is_number(k) for k in kinds.values()):
+            return self._table(rows, stacker, holed)
+        whole = {c: np.dtype(str(k)) for c, k in kinds.items() if _whole(k) and not holed}
+        if whole and self._named:  # each column of its own type, as pandas has them
+            arrays = [stacker.column(c, str(whole.get(c, "float64"))) for c in self._features]
+            return pa.table([from_array(np.asarray(a)) for a in arrays], names=list(self._features))
+        if len(whole) == len(kinds):
+            return stacker.matrix(self._features, str(np.result_type(*whole.values())))
+        narrow = all(k in (pa.float32(), pa.float16()) for k in kinds.values())
+        return stacker.matrix(self._features, "float32" if narrow else "float64")
+
+    def _table(self, rows: pa.Table, stacker: Stacker, holed: bool) -> pa.Table:
+        """Columns as pandas has them, whole numbers and booleans among which there is a null as floats and objects."""
         table = rows.select(list(self._features))
-        refused: dict[int, Refusal] = {}
-        for column in self._features if not (self._missing or self._keep_nulls) else ():
-            nulls = table.column(column).is_null(nan_is_null=True) if table.column(column).null_count else None
-            for row in np.flatnonzero(nulls.to_numpy(zero_copy_only=False)) if nulls is not None else ():
-                refused.setdefault(int(row), Refusal(int(row), "null", "NullFeature", f"column {column!r} is null"))
-        return Prepared(rows.num_rows, table, None, tuple(refused[r] for r in sorted(refused)))
+        for i, field in enumerate(table.schema):
+            kind = field.type
+            if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and holed):
+                array = stacker.column(field.name, "float64")
+                if pa.types.is_integer(kind):
+                    table = table.set_column(i, field.name, from_array(np.asarray(array)))
+                continue
+            stacker.check_present(field.name)
+            if pa.types.is_boolean(kind) and holed:
+                table = table.set_column(i, field.with_metadata({_OBJECTS: b""}), table.column(i))
+        return table
 
     def _labels(self, method: str) -> dict[str, str] | None:
         classes = getattr(self._estimator, "classes_", None)
