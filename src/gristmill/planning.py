@@ -121,7 +121,7 @@ def resolve(
         _check_apart(job.source, job.sink)
     audits(job)
     source = job.source if job.source.data is None else _held(job, held_data)
-    sink_format = registry.sink_format(_sink_name(job))
+    sink_format = registry.sink_format(sink_name(job))
     if job.sink is not None and job.sink.partition_by:
         from gristmill.io.partition import partitioned
 
@@ -614,7 +614,8 @@ def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
     return int(min(max(1, round(rows)), shard.MOST_ROWS))
 
 
-def _sink_name(job: JobSpec) -> str:
+def sink_name(job: JobSpec) -> str:
+    """The name of the format of a job's sink."""
     return (job.sink.format if job.sink is not None else None) or "parquet"
 
 

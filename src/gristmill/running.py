@@ -499,7 +499,7 @@ class Run:
         base = self.generation.schema
         if base is None:
             form, known = self.resolved.sink_format, shipping.schema_without_rows(self.resolved)
-            return probed or generations.encode_schema(form.stored(known))
+            return probed or generations.encode_schema(form.stored(known.empty_table(), self.sink.options))
         if probed is None:
             return base
         found = generations.decode_schema(base), generations.decode_schema(probed)

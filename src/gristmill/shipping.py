@@ -112,6 +112,7 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
     Raises PlanChanged, naming what differs.
     """
     fields, lines = [], []
+    evolves = not sink.evolve  # whether --evolve would help
     for old in base:
         if old.name not in probed.names:
             lines += [] if sink.evolve else [f"column: {old.name} is gone (was {old.type})"]
@@ -121,6 +122,7 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
         both = wider(old.type, now)
         if both is None and sink.evolve and old.name not in sink.partition_by:
             both = real(old.type, now)  # of which each value is compared, those of the result by `check_exact`
+        evolves = evolves and (both is not None or real(old.type, now) is not None)
         free = sink.evolve or pa.types.is_null(old.type)  # nulls alone have bound nobody
         if both is None or (both != old.type and not free and not _narrows(now, old.type)):
             lines.append(f"column: {old.name} was {old.type}, is {now}")
@@ -134,7 +136,7 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
         raise PlanChanged(
             f"{sink.uri}: the rows of this run have other columns than the result that they would be added to:\n"
             f"{fingerprint.listed(lines)}{why}\nuse --restart (restart=True) to score everything anew"
-            + ("" if sink.evolve else ", or --evolve (evolve=True) to widen types and add columns for all rows")
+            + ("" if not evolves else ", or --evolve (evolve=True) to widen types and add columns for all rows")
         )
     return pa.schema(fields)
 

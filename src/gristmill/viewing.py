@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from gristmill.commit import publication, receipt
 from gristmill.commit import verify as verifying
 from gristmill.commit.store import LOCAL
 from gristmill.errors import GateFailed, RunFailed
+from gristmill.io.registry import sink_format
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
@@ -123,6 +124,7 @@ def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> Previewed:
             spec.sink or Sink(folder),
             uri=os.path.join(folder, "preview"),
             format=None,
+            options=_parquet_options(spec.sink),
             merge=False,
             partition_by=(),
             storage={},
@@ -137,7 +139,16 @@ def _preview(spec: JobSpec, rows: int, observer: Observer | None) -> Previewed:
             engine=replace(spec.engine, name="local", workers=workers, options={}),
         )
         report = Run(small, observer=observer).run()
-        return Previewed(report.read().to_table(), report.dead())
+        scored = report.read().to_table()
+        if spec.sink is not None and scored.num_rows:  # what the job's own sink refuses, a run would
+            form, options = sink_format(planning.sink_name(spec)), spec.sink.options
+            form.writer(LOCAL, folder, "part", "preview", form.stored(scored, options), options).abort()
+        return Previewed(scored, report.dead())
+
+
+def _parquet_options(sink: Sink | None) -> Mapping[str, Any]:
+    """Those of a sink where rows that are only looked at stand as Parquet: its own where it is one."""
+    return sink.options if sink is not None and sink_format(sink.format or "parquet").name == "parquet" else {}
 
 
 def stream(spec: JobSpec, observer: Observer | None = None) -> Generator[pa.Table, None, Report]:
@@ -150,7 +161,15 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Generator[pa.Tabl
     starting("a job")
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
         root = os.path.join(folder, "stream")
-        target = replace(spec.sink or Sink(root), uri=root, format="parquet", merge=False, partition_by=(), storage={})
+        target = replace(
+            spec.sink or Sink(root),
+            uri=root,
+            format="parquet",
+            options=_parquet_options(spec.sink),
+            merge=False,
+            partition_by=(),
+            storage={},
+        )
         gates = replace(spec.gates, allow_empty=True)
         run = Run(replace(spec, sink=target, gates=gates), observer=observer, stream=True)
         for done in run.shards():
@@ -212,8 +231,6 @@ def verify(root: str, files: Files = LOCAL, *, deep: bool = False, source: Sourc
     """Recount and re-hash every published file; see `commit.verify`. With `source` (True, or that of the job, which has
     the credentials) what every shard read is read again, too.
     """
-    from gristmill.io.registry import sink_format
-
     body = publication.published(root, files).body
     verdict = verifying.verify(root, sink_format(body["sink_format"]), files, deep=deep)
     if source is False:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import victims
 
@@ -86,8 +90,6 @@ def bury_the_living(root: Path) -> None:
 
 def overlap(root: Path) -> None:
     """The second generation's plan names the first one's file."""
-    import pyarrow as pa
-
     (plan,) = (root / "_gristmill").glob("g0002-*/plan.json")
     entry = unseal(str(plan))["tables"]["files"]
     path = plan.parent / entry["path"]
@@ -96,8 +98,6 @@ def overlap(root: Path) -> None:
     table = table.set_column(table.schema.get_field_index("path"), "path", pa.array([first] * table.num_rows))
     with pa.ipc.new_file(str(path), table.schema) as out:
         out.write_table(table)
-    import hashlib
-
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     resealed(plan, lambda body: body["tables"]["files"].update(sha256=digest))
 
@@ -123,13 +123,79 @@ def test_what_is_wrong_with_a_result_is_named(harm: Callable[[Path], None], said
     job = gm.Job(source, gm.model(victims.scored, bad=[3, 13]), sink, workers=0, shard_rows=10, gates={"min_ok": 0.5})
     job.run()
     if harm is overlap:
-        import pyarrow.parquet as pq
-
         pq.write_table(victims.table(10, 40), os.path.join(source, "1.parquet"))
         job.run(append=True)
     assert gm.verify(str(root), deep=True).ok
     if harm in (bury_twice, bury_the_living):
         (root / "_dead").mkdir(exist_ok=True)
+    harm(root)
+    verdict = gm.verify(str(root))
+    assert not verdict.ok
+    assert any(said in line for line in verdict.lines), verdict.lines
+
+
+def _indexed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    """npy's manifest with a change that neither the publication's checksum nor its row count tells."""
+
+    def harm(root: Path) -> None:
+        path = root / "manifest.parquet"
+        table = change(pq.read_table(path))
+        pq.write_table(table, path)
+        found = {
+            "rows": table.num_rows,
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for document in publication(root):
+            resealed(document, lambda body: next(f for f in body["files"] if f["role"] == "manifest").update(found))
+
+    return harm
+
+
+def _put(column: str, row: int, value: Any) -> Callable[[pa.Table], pa.Table]:
+    def change(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        rows[row][column] = value
+        return pa.Table.from_pylist(rows, schema=table.schema)
+
+    return change
+
+
+def _widened(root: Path) -> None:
+    """One file holds vectors of twice the width."""
+    path = next(root.glob("p=1/*.npy"))
+    np.save(path, np.zeros((len(np.load(path)), 4), dtype=np.float32))
+    found = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    for document in publication(root):
+        resealed(
+            document,
+            lambda b: next(f for f in b["files"] if f["name"] == path.relative_to(root).as_posix()).update(found),
+        )
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (_indexed(lambda t: t.slice(1)), "manifest.parquet: does not name p="),
+        (_indexed(_put("rows", 0, 60)), "manifest.parquet: 60 rows in p="),
+        (_indexed(_put("output_path", 0, "p=9/part.npy")), "names p=9/part.npy, which is not in the result"),
+        (_indexed(_put("input_path", 0, "elsewhere")), "names elsewhere, which is no file of the source"),
+        (_indexed(lambda t: pa.concat_tables([_put("rows", 0, 0)(t).slice(0, 1), t])), "lists 1 pairs of files twice"),
+        (_indexed(lambda t: t.take(list(range(t.num_rows))[::-1])), "in another order"),
+        (_indexed(lambda t: t.drop_columns("input_path")), "has columns output_path"),
+        (_widened, "vectors of width 4, in the result it is 2"),
+    ],
+)
+def test_npys_manifest_is_held_against_the_files(harm: Callable[[Path], None], said: str, quick: Path) -> None:
+    """Every file of vectors once, with its rows; of one width, with its other columns beside it."""
+
+    def vector(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"v": np.zeros((len(batch["id"]), 2)), "p": batch["id"] % 3}
+
+    source, root = victims.write_input(str(quick / "in"), 40, files=1), quick / "out"
+    sink = gm.sink(str(root), format="npy", keep=["id"], partition_by=["p"])
+    gm.Job(source, vector, sink, workers=0, shard_rows=20).run()
+    assert gm.verify(str(root), deep=True).ok
     harm(root)
     verdict = gm.verify(str(root))
     assert not verdict.ok

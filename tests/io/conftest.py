@@ -15,6 +15,7 @@ import pytest
 
 from gristmill.commit.store import LocalFiles
 from gristmill.io import paths, registry
+from gristmill.io.lossless import fitted
 from gristmill.io.schema import apart
 from gristmill.io.where import SqlWhere
 from gristmill.plan.contracts import BadRow, FileInfo, Reading, WorkFile
@@ -102,7 +103,9 @@ class Scratch:
     def written(self, form: Any, rows: pa.Table, pieces: int = 1, **options: Any) -> tuple[Path, list[WorkFile]]:
         """A folder with the published files of one shard, written in some pieces."""
         folder = self.folder()
-        writer = form.writer(LocalFiles(), str(folder / "work"), "part-0000003.g1", "abc", rows.schema, options)
+        schema = form.stored(rows, options)
+        rows = fitted(rows, schema)
+        writer = form.writer(LocalFiles(), str(folder / "work"), "part-0000003.g1", "abc", schema, options)
         step = max(1, -(-rows.num_rows // pieces))
         for start in range(0, rows.num_rows, step):
             writer.write(rows.slice(start, step))

@@ -21,6 +21,7 @@ from gristmill.errors import BadJob, CorruptStore, RunFailed
 from gristmill.plan.contracts import Files
 
 MANIFEST = "manifest.parquet"
+LISTED = pa.schema([("input_path", pa.string()), ("output_path", pa.string()), ("rows", pa.int64())])
 SETTLED = "settled.json"
 
 
@@ -248,12 +249,9 @@ def manifest(generation: Generation, done: Sequence[Receipt], base: Sequence[Liv
         if old.role == "manifest":
             rows += pq.read_table(pa.BufferReader(files.read(join(root, old.work)))).to_pylist()
     for receipt in done:
-        outputs = [p.publish for p in receipt.parts if p.role == "rows"]
-        inputs = [(k.removeprefix("input:"), int(v)) for k, v in receipt.figures.items() if k.startswith("input:")]
-        rows += [{"input_path": i, "output_path": outputs[0], "rows": n} for i, n in inputs if outputs]
-    schema = pa.schema([("input_path", pa.string()), ("output_path", pa.string()), ("rows", pa.int64())])
+        rows += [{"input_path": i, "output_path": p.publish, "rows": n} for i, p, n in receipts.inputs_of(receipt)]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    pq.write_table(pa.Table.from_pylist(rows, schema=LISTED), sink)
     path = join(generation.work, f"{MANIFEST}.tmp")
     files.write_over(path, sink.getvalue().to_pybytes())
     size, digest = files.digest(path)

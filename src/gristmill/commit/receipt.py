@@ -75,6 +75,34 @@ class Receipt:
             raise CorruptStore(f"{path}: not a receipt ({e})") from e
 
 
+def input_figure(path: str, folder: str) -> str:
+    """The name of the figure that says how many rows of a source file are in the shard's part in that folder."""
+    return f"input:{path}\0{folder}" if folder else f"input:{path}"
+
+
+def inputs_of(receipt: Receipt) -> list[tuple[str, Part, int]]:
+    """For each of a shard's parts with rows the source files that these came from, and how many each. Raises
+    CorruptStore where that does not add up.
+    """
+    found: dict[str, list[tuple[str, int]]] = {}
+    for figure, rows in receipt.figures.items():
+        if figure.startswith("input:"):
+            path, _, folder = figure.removeprefix("input:").partition("\0")
+            found.setdefault(folder, []).append((path, int(rows)))
+    out = []
+    for part in receipt.parts:
+        if part.role != "rows":
+            continue
+        named = found.get(part.publish.rpartition("/")[0], [])
+        if sum(rows for _, rows in named) != part.rows:
+            raise CorruptStore(
+                f"{part.publish}: its receipt does not say of which source files its {part.rows} rows are: start anew "
+                "with --restart (restart=True)"
+            )
+        out += [(path, part, rows) for path, rows in named]
+    return out
+
+
 def measure(files: Files, file: WorkFile, root: str) -> Part:
     """A finished work file as it reads back."""
     return Part(

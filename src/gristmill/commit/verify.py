@@ -5,6 +5,7 @@ what the publication says.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,11 @@ from gristmill.commit import ids, reading
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
 from gristmill.commit.publication import Live, Publication, published
-from gristmill.commit.publish import committed, strangers
+from gristmill.commit.publish import LISTED, MANIFEST, committed, strangers
 from gristmill.commit.receipt import Receipt
 from gristmill.commit.store import LOCAL, join, sha256_of
-from gristmill.errors import BadSource, CorruptStore
+from gristmill.errors import CorruptStore
+from gristmill.io.npy import vector_column
 from gristmill.io.parquet_sink import read_as
 from gristmill.io.schema import real, wider
 from gristmill.plan.contracts import Files
@@ -64,7 +66,10 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
     result = published(root, files)
     live = result.live()
     schema = decode_schema(result.body["output_schema"])
-    schema = read_as(schema) if sink_format.name == "parquet" else schema
+    if sink_format.name == "parquet":
+        schema = read_as(schema)
+    elif sink_format.name == "npy" and (vectors := _vectors(result)) is not None:
+        schema = pa.schema([vectors])
     wrong = [w for w in files.map(lambda f: _wrong(result, f, sink_format, schema), live) if w is not None]
     stray = strangers(root, {f.name for f in live}, files)
     wrong += _strays(result, stray) if stray else []
@@ -80,6 +85,8 @@ def verify(root: str, sink_format: Any, files: Files = LOCAL, *, deep: bool = Fa
     wrong += _overlaps(members)
     wrong += _sums(result, live, members)
     wrong += _letters(result, live, files)
+    if sink_format.name == "npy" and not any(line.startswith(MANIFEST) for line in wrong):
+        wrong += _manifested(result, live, members)
     if deep and not wrong:
         wrong += _deep(result, files)
     rows = sum(f.rows for f in live if f.role == "rows")
@@ -126,12 +133,12 @@ def _differs(path: str, f: Live, sink_format: Any, schema: pa.Schema) -> str | N
         return f"{f.name}: {os.path.getsize(path)} bytes, published with {f.bytes}"
     if sha256_of(path) != f.sha256:
         return f"{f.name}: content changed (sha256 differs)"
-    if f.role == "manifest":
-        return None
     counted = count_lines(path) if f.role == "dead" else sink_format.count(path, f.role)
     if counted != f.rows:
         return f"{f.name}: {counted} rows, published with {f.rows}"
-    return _misfit(path, f, schema) if f.role == "rows" and sink_format.name == "parquet" else None
+    if f.role != "rows" or sink_format.name == "jsonl":
+        return None
+    return _misfit(path, f, schema) if sink_format.name == "parquet" else _other_width(path, f, sink_format, schema)
 
 
 def _misfit(path: str, f: Live, schema: pa.Schema) -> str | None:
@@ -145,6 +152,22 @@ def _misfit(path: str, f: Live, schema: pa.Schema) -> str | None:
         if column.type != wanted and not _same_values(column.type, wanted):
             return f"{f.name}: column {column.name!r} is {column.type}, in the result it is {wanted}"
     return None
+
+
+def _other_width(path: str, f: Live, sink_format: Any, schema: pa.Schema) -> str | None:
+    """Vectors of another width than that of the result, whose one column `schema` has."""
+    width, kind = sink_format.shape(path)[1], schema.field(0).type
+    wrong = pa.types.is_fixed_size_list(kind) and width != kind.list_size
+    return f"{f.name}: vectors of width {width}, in the result it is {kind.list_size}" if wrong else None
+
+
+def _vectors(result: Publication) -> pa.Field | None:
+    """The column that an npy sink writes as a matrix; None of a result without rows, which may have none."""
+    if not result.body["rows_ok"]:
+        return None
+    schema = decode_schema(result.body["output_schema"])
+    options = json.loads(result.body["fingerprint"]["options"].get("sink.options", "{}"))
+    return schema.field(vector_column(schema, options.get("vector")))
 
 
 def _same_values(stored: pa.DataType, wanted: pa.DataType) -> bool:
@@ -327,12 +350,49 @@ def _id(source: str, position: int, copy: Any) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
+def _manifested(result: Publication, live: Sequence[Live], members: Sequence[Member]) -> list[str]:
+    """npy's manifest names every file of vectors once, in their order, with all its rows and the source files that
+    these are of; beside each file stand as many rows of the other columns.
+    """
+    import pyarrow.parquet as pq
+
+    with result.files.local(join(result.root, MANIFEST)) as path:
+        table = pq.read_table(path)
+    if not table.schema.equals(LISTED):
+        return [f"{MANIFEST}: has columns {table.schema.to_string(show_schema_metadata=False)}"]
+    held = {f.name: f.rows for f in live if f.role == "rows"}
+    sums = table.group_by("output_path").aggregate([("rows", "sum")])
+    named = dict(zip(sums["output_path"].to_pylist(), sums["rows_sum"].to_pylist(), strict=True))
+    lines = [f"{MANIFEST}: does not name {name} ({rows} rows)" for name, rows in held.items() if name not in named]
+    lines += [f"{MANIFEST}: names {name}, which is not in the result" for name in named if name not in held]
+    lines += [
+        f"{MANIFEST}: {named[name]} rows in {name}, which holds {rows}"
+        for name, rows in held.items()
+        if named.get(name, rows) != rows
+    ]
+    if not lines and table["output_path"].unique().to_pylist() != list(held):
+        lines.append(f"{MANIFEST}: names the files in another order than that of the result")
+    if (pairs := table.group_by(["input_path", "output_path"]).aggregate([]).num_rows) != table.num_rows:
+        lines.append(f"{MANIFEST}: lists {table.num_rows - pairs} pairs of files twice")
+    known = {f.path for m in members for f in m.plan.shards.files}
+    strange = sorted(set(table["input_path"].to_pylist()) - known) if len(members) == len(result.generations) else []
+    lines += [f"{MANIFEST}: names {path}, which is no file of the source" for path in strange]
+    beside = {f.name.removesuffix(".ids.parquet"): f.rows for f in live if f.role == "ids"}
+    for name, rows in held.items():
+        if (ids := beside.get(name.removesuffix(".npy"))) != rows:
+            lines.append(f"{name}: {rows} rows, beside it {'none' if ids is None else ids} of the other columns")
+    return lines
+
+
 def _deep(result: Publication, files: Files) -> list[str]:
     """All values, read as a person would read them."""
     try:
-        rows = sum(b.num_rows for b in reading.read(result.root, files).to_batches())
-    except BadSource:
-        return []  # npy, whose files were counted as they are read
+        if result.body["sink_format"] == "npy":  # whose vectors are numbers as they stand
+            vectors, beside = _vectors(result), reading.readable_dataset(result, "ids")
+            others = [n for n in beside.schema.names if vectors is None or n != vectors.name]
+            rows = sum(b.num_rows for b in beside.to_batches(columns=others))
+        else:
+            rows = sum(b.num_rows for b in reading.read(result.root, files).to_batches())
     except (pa.ArrowException, OSError, ValueError) as e:
         return [f"the rows cannot be read: {type(e).__name__}: {e}"]
     wanted = result.body["rows_ok"]

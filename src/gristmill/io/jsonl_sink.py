@@ -45,11 +45,15 @@ class JsonlSink:
             raise BadJob(f"jsonl sink compression is {codec!r}: it is gz, zst or none")
         return JsonlWriter(files, folder, stem, nonce, schema, *_CODECS[codec])
 
-    def stored(self, schema: pa.Schema) -> pa.Schema:
+    def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
         """Without encodings. Raises BadJob for intervals, unions, and structs that name two fields alike."""
         from gristmill.io.jsonread import stored
 
-        return stored(schema)
+        return stored(rows.schema)
+
+    def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+        """None."""
+        return {}
 
     def count(self, path: str, role: str) -> int:
         """Lines; raises CorruptStore where the last one is cut off or the file cannot be decompressed."""

@@ -26,7 +26,9 @@ _HEADER = 128  # bytes, fixed, so that the row count can be written last; numpy 
 
 
 class NpySink:
-    """`<stem>.npy`, float32 [rows, width] in order, and `<stem>.ids.parquet`. Option: `vector`, the column to write."""
+    """`<stem>.npy`, float32 [rows, width] in order, one width in all of a result, and `<stem>.ids.parquet`. Option:
+    `vector`, the column to write.
+    """
 
     name = "npy"
     suffix = ".npy"
@@ -37,14 +39,38 @@ class NpySink:
         known(options, ("vector",), "npy sink")
         return NpyWriter(files, folder, stem, nonce, schema, vector_column(schema, options.get("vector")))
 
-    def stored(self, schema: pa.Schema) -> pa.Schema:
-        """As it is."""
-        return schema
+    def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
+        """With the width of the first vectors, which all vectors of the result must have."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not rows.num_rows:
+            return rows.schema
+        name = vector_column(rows.schema, options.get("vector"))
+        at, kind = rows.schema.get_field_index(name), rows.column(name).type
+        if pa.types.is_fixed_size_list(kind):
+            return rows.schema
+        widths = sorted(pc.list_value_length(rows.column(name)).drop_null().unique().to_pylist())
+        if len(widths) > 1:
+            raise BadOutput(f"npy sink: vectors in column {name!r} have different widths: {widths}")
+        if not widths:
+            raise BadOutput(f"npy sink: column {name!r} has rows without a vector, which a matrix cannot hold")
+        return rows.schema.set(at, rows.schema.field(at).with_type(pa.list_(kind.value_type, widths[0])))
+
+    def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+        """Rows with a number that float32 would make infinite."""
+        if not rows.num_rows:
+            return {}
+        name = vector_column(rows.schema, options.get("vector"))
+        message = f"column {name!r} has a number beyond what float32, which npy sinks hold, can be: scale it in a step"
+        return dict.fromkeys(_overflowing(rows.column(name)).tolist(), ("Overflow", message))
 
     def count(self, path: str, role: str) -> int:
         """Rows by the header, which the file's size must agree with."""
-        if role == "ids":
-            return ParquetSink().count(path, role)
+        return self.shape(path)[0] if role == "rows" else ParquetSink().count(path, role)
+
+    def shape(self, path: str) -> tuple[int, int]:
+        """Rows and width by the header. Raises CorruptStore where the file's size does not agree."""
         size = os.path.getsize(path)
         with open(path, "rb") as file:
             try:
@@ -55,7 +81,22 @@ class NpySink:
             start = file.tell()
         if version != (1, 0) or fortran or len(shape) != 2 or size != start + dtype.itemsize * shape[0] * shape[1]:
             raise CorruptStore(f"{path}: {size} bytes are not {shape} of {dtype}: the file is not whole")
-        return int(shape[0])
+        return int(shape[0]), int(shape[1])
+
+
+def _overflowing(column: pa.ChunkedArray) -> np.ndarray:
+    """Numbers of the rows of a column of lists that have a value which is finite, and as float32 is not."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_float64(column.type.value_type):
+        return np.empty(0, dtype=np.int64)
+    vectors = column.combine_chunks().drop_null()
+    values = vectors.flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        beyond = np.isinf(values.astype(np.float32)) & ~np.isinf(values)
+    rows = np.flatnonzero(column.is_valid().to_numpy())
+    return np.unique(np.repeat(rows, pc.list_value_length(vectors))[beyond])
 
 
 def vector_column(schema: pa.Schema, asked: str | None) -> str:
@@ -91,7 +132,13 @@ class NpyWriter:
         self._path = os.path.join(folder, f"{self._publish}.{nonce}.tmp")
         self._column = column
         kind = schema.field(column).type
-        self._width: int | None = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+        if not pa.types.is_fixed_size_list(kind):
+            raise BadOutput(
+                f"npy sink: how wide the vectors in column {column!r} are is not planned, as none of the first rows "
+                f"was scored: say so with returns={{{column!r}: 'float32[384]'}}, and begin anew with --restart "
+                "(restart=True)"
+            )
+        self._width: int = kind.list_size
         self._others = [f for f in schema if f.name != column]
         self._rows = 0
         ids = pa.schema(self._others or [("row", pa.int64())])
@@ -123,17 +170,11 @@ class NpyWriter:
         values = chunk.flatten()
         if values.null_count:
             raise BadOutput(f"npy sink: vectors in column {self._column!r} have nulls in them")
-        fixed = hasattr(chunk.type, "list_size")
-        widths: set[int] = {chunk.type.list_size} if fixed else set(chunk.value_lengths().unique().to_pylist())
-        widths |= set() if self._width is None else {self._width}
-        if len(widths) > 1:
-            raise BadOutput(f"npy sink: vectors in column {self._column!r} have different widths: {sorted(widths)}")
-        self._width = next(iter(widths), None)
         return np.ascontiguousarray(values.to_numpy(zero_copy_only=False), dtype="<f4")
 
     def close(self) -> list[WorkFile]:
         self._file.seek(0)
-        self._file.write(_header(self._rows, self._width or 0))
+        self._file.write(_header(self._rows, self._width))
         self._files.sync(self._file)
         self._file.close()
         ids = [WorkFile(f.path, f.publish, f.rows, "ids") for f in self._ids.close()]

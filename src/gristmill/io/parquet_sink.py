@@ -41,17 +41,21 @@ class ParquetSink:
             raise BadJob(f"parquet sink compression is {codec!r}: it is one of {', '.join(_CODECS)}")
         return ParquetWriter(files, folder, stem, nonce, schema, codec, options)
 
-    def stored(self, schema: pa.Schema) -> pa.Schema:
+    def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
         """The schema that reads back as it is: encodings as what they hold, but for columns that are dictionaries of
         text. Raises BadJob for what a Parquet file cannot hold.
         """
         import pyarrow as pa
 
-        fields = list(holdable(schema, "a parquet sink"))
-        for i, field in enumerate(schema):
+        fields = list(holdable(rows.schema, "a parquet sink"))
+        for i, field in enumerate(rows.schema):
             if pa.types.is_dictionary(field.type) and pa.types.is_string(fields[i].type):
                 fields[i] = field.with_type(pa.dictionary(field.type.index_type, pa.string(), field.type.ordered))
         return pa.schema(fields)
+
+    def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+        """None."""
+        return {}
 
     def count(self, path: str, role: str) -> int:
         """Rows by the footer; raises CorruptStore where there is none that can be read."""

@@ -19,7 +19,7 @@ from gristmill.plan.contracts import Files, SinkFormat, WorkFile, Writer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["folder_name", "partitioned"]
+__all__ = ["divided", "folder_name", "partitioned"]
 
 LONGEST = 255  # bytes of a name, on every file system in use
 HELD_BYTES = 64 << 20  # of rows that wait in memory, over all partitions of a shard
@@ -44,9 +44,11 @@ class Partitioned:
         self.name = form.name
         self.suffix = form.suffix
 
-    def stored(self, schema: pa.Schema) -> pa.Schema:
+    def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
         """As the files' format has it, keys without encoding. Raises BadJob for types that cannot name folders."""
-        schema = self.form.stored(schema)
+        return self._keyed(self.form.stored(rows, options))
+
+    def _keyed(self, schema: pa.Schema) -> pa.Schema:
         for name in self.columns:
             if name not in schema.names:
                 raise BadJob(
@@ -62,11 +64,11 @@ class Partitioned:
             schema = schema.set(schema.names.index(name), field.with_type(kind))
         return schema
 
-    def refused(self, rows: pa.Table) -> dict[int, tuple[str, str]]:
-        """Rows whose keys cannot name a folder, with error and message: an empty text, NaN, what is too long."""
+    def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+        """Also rows whose keys cannot name a folder: an empty text, NaN, what is too long."""
         import pyarrow as pa
 
-        found: dict[int, tuple[str, str]] = {}
+        found = self.form.refused(rows, options)
         for name in (n for n in self.columns if n in rows.column_names):
             column = rows.column(name)
             if not _names_folders(plain(column.type)):
@@ -85,7 +87,7 @@ class Partitioned:
     ) -> Writer:
         import pyarrow as pa
 
-        self.stored(schema)
+        self._keyed(schema)
         rest = pa.schema([f for f in schema if f.name not in self.columns])
         if not len(rest):
             raise BadJob(
@@ -126,9 +128,9 @@ class PartitionedWriter:
         self._writers: list[Writer] = []
 
     def write(self, rows: pa.Table) -> None:
-        for folder, part_rows in _divided(rows, self._columns):
+        for folder, index in divided(rows, self._columns):
             part = self._parts.setdefault(folder, _Part(len(self._parts)))
-            part.held.append(part_rows.select(self._rest.names))
+            part.held.append(picked(rows, index).select(self._rest.names))
             self._bytes += part.held[-1].nbytes
         if self._bytes > HELD_BYTES:
             self._spill()
@@ -188,8 +190,8 @@ def _numbered(number: int) -> str:
     return f".p{number:05d}"
 
 
-def _divided(rows: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each partition with its folder, in their order."""
+def divided(rows: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    """Each partition's folder with the numbers of its rows, in their order; without columns all, with the folder ""."""
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     texts: list[list[str]] = []
     for name in columns:
@@ -204,7 +206,7 @@ def _divided(rows: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[str, pa
         for text in reversed(texts):
             code, at = divmod(code, len(text))
             segments.append(text[at])
-        yield "/".join(reversed(segments)), picked(rows, order[edges[i] : edges[i + 1]])
+        yield "/".join(reversed(segments)), order[edges[i] : edges[i + 1]]
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -315,8 +315,16 @@ class SinkFormat(Protocol):
         """Opens work files named `<folder>/<stem>…<suffix>.<nonce>.tmp`."""
         ...
 
-    def stored(self, schema: pa.Schema) -> pa.Schema:
-        """The schema that its files can hold, which rows are cast to. Raises BadJob for a type that it cannot hold."""
+    def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
+        """The schema that its files can hold, which all rows are cast to, by the first ones; there may be none. Raises
+        BadJob for a type that it cannot hold.
+        """
+        ...
+
+    def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+        """Rows that it cannot hold as they are, with error and message, which are dead letters. `rows` have the columns
+        that are written, and others where they are not planned yet.
+        """
         ...
 
     def count(self, path: str, role: str) -> int:

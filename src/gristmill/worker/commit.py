@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.commit import receipt as receipts
-from gristmill.commit.receipt import Receipt
+from gristmill.commit.receipt import Receipt, input_figure
 from gristmill.commit.store import join
 from gristmill.errors import BadJob, BadOutput, RunFailed
 from gristmill.io.lossless import Lossy, lossless
+from gristmill.io.partition import divided
 from gristmill.io.picking import picked
 from gristmill.plan.contracts import Files, WorkFile
 from gristmill.plan.counts import Counts
@@ -60,7 +61,7 @@ class ShardCommit:
                     self._files, self._work, self._stem, self.nonce, schema, self._recipe.sink.options
                 )
             self._rows.write(rows)
-            self._note_inputs(scored)
+            self._note_inputs(rows, scored)
         paths = self._task.paths
         for letter in scored.window.letters:
             self._bury(letter)
@@ -84,7 +85,7 @@ class ShardCommit:
         self._check(counts)
         parts = tuple(receipts.measure(self._files, f, self._task.root) for f in self._finished)
         self._files.settle([f.path for f in self._finished])
-        figures = {**self._figures, **{f"input:{k}": float(v) for k, v in self._inputs.items()}}
+        figures = {**self._figures, **{k: float(v) for k, v in self._inputs.items()}}
         number, read = self._task.shard.number, tuple(self._read)
         mine = Receipt(number, self.nonce, counts.values(), parts, figures, self._errors, read)
         standing = receipts.commit(self._files, join(self._task.folder, "receipts"), mine)
@@ -125,13 +126,16 @@ class ShardCommit:
         self._dead.write(letter, self._task, self._recipe.secrets)
         self._errors[letter.error] = self._errors.get(letter.error, 0) + 1
 
-    def _note_inputs(self, scored: Scored) -> None:
+    def _note_inputs(self, rows: pa.Table, scored: Scored) -> None:
+        """How many rows of each file are in each part, for npy's manifest."""
         if self._recipe.sink_format.name != "npy":
             return
-        numbers, rows = np.unique(scored.identity.piece, return_counts=True)
-        for number, count in zip(numbers.tolist(), rows.tolist(), strict=True):
-            path = self._task.shard.pieces[number].file.path
-            self._inputs[path] = self._inputs.get(path, 0) + count
+        paths = self._task.paths
+        for folder, index in divided(rows, self._recipe.sink.partition_by):
+            numbers, counts = np.unique(scored.identity.piece[index], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                key = input_figure(paths[number], folder)
+                self._inputs[key] = self._inputs.get(key, 0) + count
 
 
 class _DeadLetters:
@@ -175,18 +179,16 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     rows = scored.rows
     if task.schema is not None and not rows.num_rows:
         return pa.Table.from_batches([], task.schema)
-    wanted = output.keep if output.keep is not None else [n for n in rows.column_names if n not in output.leave]
     if task.schema is not None and (doubled := [n for n in scored.results if n in (output.keep or ())]):
         raise BadOutput(
             f"these rows have results in column {doubled[0]!r}, which the first rows had not and keep carries over: "
             "rename one, or leave it out of keep"
         )
-    kept = [n for n in wanted if n in rows.column_names and n not in scored.results]
-    columns = {n: rows.column(n) for n in [*kept, *scored.results] if n not in output.drop}
+    columns = {n: rows.column(n) for n in output.columns(rows.column_names, scored.results)}
     if not columns and rows.num_rows and output.drop:
         raise BadJob(f"drop names every output column ({', '.join(output.drop)}): nothing is left to write")
     for option, name in (("row_id", output.row_id), ("model_version", output.model_version)):
-        if name in kept:
+        if name in columns and name not in scored.results:
             raise BadJob(
                 f"{option} names column {name!r}, which the rows have: give another name, or leave it out of keep"
             )

@@ -15,7 +15,7 @@ import pyarrow as pa
 from gristmill.batching.policy import Budget, cut_lazily, padded_tokens
 from gristmill.batching.sweep import Sweep
 from gristmill.errors import BadOutput
-from gristmill.io.lossless import Lossy, fitted, together
+from gristmill.io.lossless import Lossy, fitted, is_list, together
 from gristmill.io.picking import picked
 from gristmill.models.batches import ROWS
 from gristmill.plan.contracts import Model, Prepared, Refusal
@@ -281,9 +281,10 @@ class Predict:
             names += [n for n in rows.column_names if n not in before.column_names]
         if self._post:
             rows, identity, place = self._finite(Stage.AFTER, window, rows, names, identity, place, dead)
-        if self._recipe.sink.partition_by and (unnamed := self._recipe.sink_format.refused(rows)):
-            dead += [DeadRow(int(place[i]), Stage.AFTER, error, text) for i, (error, text) in sorted(unnamed.items())]
-            keep = np.setdiff1d(np.arange(rows.num_rows), list(unnamed))
+        written = rows.select(self._recipe.output.columns(rows.column_names, names))
+        if unheld := self._recipe.sink_format.refused(written, self._recipe.sink.options):
+            dead += [DeadRow(int(place[i]), Stage.AFTER, error, text) for i, (error, text) in sorted(unheld.items())]
+            keep = np.setdiff1d(np.arange(rows.num_rows), list(unheld))
             rows, identity, place = picked(rows, keep), identity.take(keep), place[keep]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
@@ -300,7 +301,8 @@ class Predict:
                 lost = next(n for n in every if n not in table.column_names)
                 raise BadOutput(f"{name} returned column {lost!r} for some batches and not for others")
         try:
-            return together([_planned(t, task.schema) for t in tables])
+            lists = self._recipe.sink_format.name == "npy"
+            return together([_planned(t, task.schema, lists) for t in tables])
         except Lossy as e:
             raise BadOutput(f"{name} returned other types than before: {e}; say with returns= which they are") from e
 
@@ -355,8 +357,16 @@ class Predict:
         return picked(rows, keep), identity.take(keep), place[keep]
 
 
-def _planned(table: pa.Table, planned: pa.Schema | None) -> pa.Table:
-    """`table` with the planned types of the columns that are planned; others are for post steps. Raises Lossy."""
+def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Table:
+    """`table` with the planned types of the columns that are planned; others are for post steps. Raises Lossy. With
+    `lists` these stay what they are where vectors of one width are planned, so that post steps are given the same as
+    of the first rows, which told the width.
+    """
     if planned is None:
         return table
-    return fitted(table, pa.schema([planned.field(f.name) if f.name in planned.names else f for f in table.schema]))
+
+    def bound(f: pa.Field) -> pa.Field:
+        kind = planned.field(f.name) if f.name in planned.names else f
+        return f if lists and is_list(f.type) and pa.types.is_fixed_size_list(kind.type) else kind
+
+    return fitted(table, pa.schema([bound(f) for f in table.schema]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,6 +40,12 @@ class Output:
     model_version: str | None = None
     digest: str = ""
     drop: tuple[str, ...] = ()
+
+    def columns(self, rows: Sequence[str], results: Sequence[str]) -> list[str]:
+        """What is written of rows with columns `rows`, of which the model's are `results`, but for id and version."""
+        wanted = self.keep if self.keep is not None else [n for n in rows if n not in self.leave]
+        kept = [n for n in wanted if n in rows and n not in results]
+        return [n for n in (*kept, *results) if n not in self.drop]
 
 
 @dataclass(frozen=True)

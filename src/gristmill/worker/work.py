@@ -361,7 +361,7 @@ class ShardWorker:
             answer["ok"] += rows.num_rows
             answer["figures"] = {k: v + answer["figures"].get(k, 0.0) for k, v in figures.items()}
             if answer["schema"] is None and rows.num_rows:
-                schema = self._recipe.sink_format.stored(rows.schema)
+                schema = self._recipe.sink_format.stored(rows, self._recipe.sink.options)
                 answer.update(schema=encode_schema(schema), results=list(body.results))
                 answer["columns"] = body.rows.column_names
             return
