@@ -18,6 +18,7 @@ from gristmill import machine, planning
 from gristmill.batching.sweep import knee, rates_of
 from gristmill.plan import fingerprint
 from gristmill.plan.options import BatchPlan
+from gristmill.plan.secret import SEALED
 from gristmill.plan.specs import FunctionModel
 from gristmill.planning import Resolved
 
@@ -101,7 +102,7 @@ def _note(r: Resolved) -> Path:
     from gristmill.models.cache import cache_folder
 
     about = {
-        "model": r.info.digest or dict(r.fingerprint.code),
+        "model": r.info.digest or {n: d for n, d in r.fingerprint.code.items() if not d.startswith(SEALED)},
         "options": {k: v for k, v in r.fingerprint.options.items() if k.startswith("model.")},
         "place": [r.place.device, r.place.backend, r.place.threads, r.workers, len(r.gpus)],
         "machine": machine.name(),

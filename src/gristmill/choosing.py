@@ -96,11 +96,12 @@ class Held:
         return publishing.give_up(self.latest)
 
     def known(self, r: Resolved) -> Resolved:
-        """The job without what its own runs have written (see `fingerprint.without_written`)."""
-        claims = [g for g in self.claims if not g.lost]
-        if not claims:
-            return r
-        return replace(r, fingerprint=fingerprint.without_written(r.fingerprint, claims[-1].fingerprint["code"]))
+        """The job as it can be compared with what is here: without what its own runs have written (see
+        `fingerprint.without_written`), and with its secrets sealed as those here are.
+        """
+        codes = [g.fingerprint["code"] for g in self.claims if not g.lost]
+        now = fingerprint.sealed(r.fingerprint, codes)
+        return replace(r, fingerprint=fingerprint.without_written(now, codes[-1]) if codes else now)
 
     def members(self, of: Publication | None = None) -> list[Generation]:
         """The generations whose rows the latest publication has. Raises CorruptStore for one whose claim is lost."""

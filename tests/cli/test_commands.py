@@ -446,6 +446,33 @@ def test_a_job_with_a_secret_as_it_is_is_not_remembered(folder: Folder) -> None:
     assert "give it with --job" in folder.run("retry-dead", "out").err
 
 
+def test_a_value_of_the_environment_that_is_an_argument_is_part_of_the_job(folder: Folder) -> None:
+    """Refused where it changed, without being kept; that of a credential of the storage is none of its matter."""
+    (folder.path / "job.yaml").write_text(
+        "source: {uri: rows.parquet, storage: {token: '${env:TOKEN}'}}\nengine: {workers: 0}\n"
+        "steps: [{map: 'scoring:stepped', args: {by: 'n${env:STEP}'}}]\n"
+        "model: {call: 'scoring:f', args: {given: {by: ['${env:THRESHOLD}']}}}\nsink: {uri: out, keep: [id]}\n"
+    )
+    (folder.path / "scoring.py").write_text(
+        "def stepped(batch, by): return {**batch, 'x': batch['x'] + int(by[1:])}\n"
+        "def f(batch, given): return {'y': batch['x'] * float(given['by'][0])}\n"
+    )
+    env = {"TOKEN": "t", "STEP": "771", "THRESHOLD": "880055"}
+    assert folder.run("run", "job.yaml", env=env).code == 0
+    again = folder.run("run", "job.yaml", env={**env, "TOKEN": "another"})
+    assert again.code == 0 and "nothing to do" in again.out
+    for name, place in (("STEP", "steps[0]: value of n${env:STEP}"), ("THRESHOLD", "model: value of ${env:THRESHOLD}")):
+        for verb in ((), ("--append",)):
+            changed = folder.run("run", "job.yaml", *verb, env={**env, name: "990066"})
+            assert changed.code == 4 and f"{place} (argument" in changed.err and "changed" in changed.err
+    assert folder.run("run", "job.yaml", "--restart", env={**env, "THRESHOLD": "990066"}).code == 0
+    assert "nothing to do" in folder.run("run", "job.yaml", env={**env, "THRESHOLD": "990066"}).out
+    assert folder.run("run", "job.yaml", env=env).code == 4
+    stored = [p.read_bytes() for p in (folder.path / "out").rglob("*") if p.is_file() and "_gristmill" in p.parts]
+    assert any(b"scrypt " in part for part in stored)
+    assert not any(value in part for part in stored for value in (b"880055", b"990066", b"n771"))
+
+
 def test_secrets_are_nowhere(folder: Folder) -> None:
     """Not in plan, receipts, report, log, dead letters or errors, though the function was given it (fault 39)."""
     (folder.path / "job.yaml").write_text(

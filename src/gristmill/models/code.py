@@ -33,7 +33,8 @@ from gristmill.models.modules import (
     read,
 )
 from gristmill.models.values import Walk
-from gristmill.plan.fingerprint import FILE
+from gristmill.plan.fingerprint import FILE, VALUE
+from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
 
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -44,9 +45,9 @@ _current: ContextVar[Walk | None] = ContextVar("current", default=None)
 def digests(call: Call) -> dict[str, str]:
     """Digests by name: the callable, statements of the user's modules that it rests on, arguments, closure, globals.
 
-    Files that arguments name count by what they hold. Versions of the installed distributions that the code imports
-    stand beside them. A callable named by text is imported, and is then the same as one that was given. What has no
-    content that could be compared is named there.
+    Files that arguments name count by what they hold, values of the environment as they are (to be sealed). Versions
+    of the installed distributions that the code imports stand beside them. A callable named by text is imported, and is
+    then the same as one that was given. What has no content that could be compared is named there.
     """
     with _looking() as walk:
         found: dict[str, str] = {}
@@ -65,6 +66,7 @@ def digests(call: Call) -> dict[str, str]:
             label = f"argument {key} of {name}"
             found[label] = _argument_digest(label, value, walk)
             found.update(_files(label, value))
+            found.update({f"{VALUE}{s} ({label})": Secret(UNSEALED, s.reveal()) for s in secrets_in(value)})
         if call.takes is not None:
             found[f"columns taken by {name}"] = value_digest(dict(call.takes))
         return _with_missed(found, walk)

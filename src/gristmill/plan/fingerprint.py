@@ -7,15 +7,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from gristmill.plan.contracts import FileInfo
 from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.options import EngineSpec, Gates, Running
+from gristmill.plan.secret import SEALED, Secret, salt_of
+from gristmill.plan.secret import sealed as seal
 from gristmill.plan.specs import (
     Call,
     FunctionModel,
@@ -74,6 +77,7 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
 }
 MOST_LINES = 12
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
+VALUE = "value of "  # before the name of a value of the environment that is in an argument
 _COLUMNS = "source.columns"
 
 
@@ -214,13 +218,25 @@ def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[st
     return lines
 
 
+def sealed(new: Fingerprint, stored: Iterable[Mapping[str, str]]) -> Fingerprint:
+    """With values of the environment as digests whose salt is that of the stored ones, which these so equal where the
+    values do; a new salt where there are none.
+    """
+    if not any(isinstance(digest, Secret) for digest in new.code.values()):
+        return new
+    salts = (salt for code in stored for digest in code.values() if (salt := salt_of(digest)) is not None)
+    salt = next(salts, None) or os.urandom(16)
+    code = {name: seal(digest, salt) if isinstance(digest, Secret) else digest for name, digest in new.code.items()}
+    return dataclasses.replace(new, code=code)
+
+
 def without_written(new: Fingerprint, old_code: Mapping[str, str]) -> Fingerprint:
     """Without the files that arguments name and that were not there when the same arguments were planned: the code has
-    written them itself, a log, and writes them on.
+    written them itself, a log, and writes them on. Nor with values of the environment where none were noted then.
     """
 
     def written(name: str) -> bool:
-        place, found, rest = name.partition(f": {FILE}")
+        place, found, rest = name.partition(f": {FILE}" if f": {FILE}" in name else f": {VALUE}")
         if not found or name in old_code:
             return False
         ends = (f"{place}: {rest[at.end() : -1]}" for at in re.finditer(r" \(", rest))  # the path may have some too
@@ -247,7 +263,7 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
             lines.append(f"{section}: {name} is {'new' if before is None else 'gone'}")
         elif section == "input":
             lines.append(_input_line(name, before, now))
-        elif len(before) == len(now) == 64:  # digests
+        elif len(before) == len(now) == 64 or before.startswith(SEALED):  # digests
             lines.append(f"{section}: {name} changed")
         else:
             lines.append(f"{section}: {name} was {_short(before)}, is {_short(now)}")

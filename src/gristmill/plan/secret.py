@@ -9,6 +9,7 @@ a function is called.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,21 @@ class Secret(str):
     def reveal(self) -> str:
         """The value itself. Give it to the library that needs it, and to nothing that keeps or prints."""
         return self._hidden
+
+
+SEALED = "scrypt "  # before the salt and the digest of a sealed value
+UNSEALED = "not sealed"
+
+
+def sealed(secret: Secret, salt: bytes) -> str:
+    """What tells a value from another and is slow to guess it from: a digest with its salt."""
+    text = secret.reveal().encode("utf-8", "surrogateescape")
+    return f"{SEALED}{salt.hex()} {hashlib.scrypt(text, salt=salt, n=1 << 14, r=8, p=1).hex()}"
+
+
+def salt_of(text: str) -> bytes | None:
+    """The salt of a sealed value, None of any other text."""
+    return bytes.fromhex(text.split(" ")[1]) if text.startswith(SEALED) else None
 
 
 def reveal(value: Any) -> Any:
