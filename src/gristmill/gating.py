@@ -75,7 +75,7 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
     """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be. `look`
     says how dead rows can be read.
     """
-    dead = counts.dead + counts.derived_dead
+    dead = counts.all_dead
     possible = planned - counts.filtered - counts.derived_filtered
     if possible > 0 and dead > gates.allowed(possible):
         scored = counts.ok + dead
@@ -89,7 +89,7 @@ def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, 
     """Raises GateFailed where the result is empty or too few rows were scored. `look` as for `early`. What `adds` to a
     result may be nothing at all: a file without rows, or whose rows are all filtered.
     """
-    dead = counts.dead + counts.derived_dead
+    dead = counts.all_dead
     scored = counts.ok + dead
     if counts.ok == 0 and not gates.allow_empty and not (adds and not dead):
         none = f"none of {counts.rows_in} rows was scored{_why(errors)}"
@@ -117,14 +117,14 @@ def _way_out(look: str, dead: int, rows: int, rest: int = 0) -> str:
 
 def warning(gates: Gates, counts: Counts, errors: Mapping[str, float]) -> str | None:
     """A sentence where the share of dead rows is over warn_failed."""
-    dead = counts.dead + counts.derived_dead
+    dead = counts.all_dead
     scored = counts.ok + dead
     return told(counts, errors) if scored and dead / scored > gates.warn_failed else None
 
 
 def told(counts: Counts, errors: Mapping[str, float]) -> str:
     """How many rows are dead letters, as a sentence."""
-    dead = counts.dead + counts.derived_dead
+    dead = counts.all_dead
     return f"{dead} of {counts.ok + dead} rows ({dead / (counts.ok + dead):.2%}) are dead letters{worst(errors)}"
 
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,11 +25,13 @@ from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.plan import shard
 from gristmill.plan.contracts import Files, ModelInfo
+from gristmill.plan.counts import Counts
 from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.options import Gates
 from gristmill.plan.processes import starting
 from gristmill.running import Run
 
+COUNTED = 10_000  # receipts that are read to tell how far an unfinished run is: half a second
 UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for those who only look
 
 
@@ -201,6 +203,7 @@ def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
         out.update({n: body[n] for n in ("rows_in", "rows_ok", "rows_dead", "rows_filtered") if out["state"] == "done"})
         if out["state"] == "done":
             out.update(shards_done=body["shards"], shards_total=body["shards"], share=1.0)
+            out["counts"] = asdict(Counts(*body["counts_list"]))
     return out
 
 
@@ -220,7 +223,13 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
         out.update(rows_per_second=0.0, eta=None, workers=0)
     if latest.planned:
         out["shards_total"] = len(generations.read_plan(latest).shards)
-        out["shards_done"] = len(receipt.listed(latest.receipts, files))
+        done = receipt.listed(latest.receipts, files)
+        out["shards_done"] = len(done)
+        if holder is None and len(done) <= COUNTED:  # exact, where the last that was said of it is a little older
+            read = [found for paths in done.values() if (found := receipt.valid(paths, files)) is not None]
+            counts = sum((Counts(*r.counts) for r in read), Counts())
+            out.update(rows_done=counts.rows_in, rows_ok=counts.ok, rows_filtered=counts.all_filtered)
+            out.update(rows_dead=counts.all_dead, shards_resumed=0)
         out["share"] = out["shards_done"] / max(1, out["shards_total"])
     if "at" in progress:
         out["seconds_ago"] = round(max(0.0, time.time() - progress["at"]), 1)

@@ -487,3 +487,21 @@ def test_secrets_are_nowhere(folder: Folder) -> None:
         assert not path.is_file() or b"s3cr3t" not in path.read_bytes(), path
     missing = folder.run("run", "job.yaml")
     assert missing.code == 2 and "needs the environment variable TOKEN" in missing.err
+
+
+def test_status_adds_up(folder: Folder) -> None:
+    """A step that makes one row many has two sums; a run that was stopped is told by its receipts, as shards are."""
+    code = "def two(row): return [] if row['id'] % 3 else [{'n': 0}, {'n': 1}]\ndef f(b): return {'y': b['id']}\n"
+    (folder.path / "fn.py").write_text(code)
+    steps = "steps: [{flat_map: 'fn:two'}, {filter: 'n = 0 or id < 6'}]\n"
+    (folder.path / "job.yaml").write_text(f"source: rows.parquet\n{steps}model: {{call: 'fn:f'}}\nsink: out\n")
+    assert (done := folder.run("run", "job.yaml")).code == 0, done.err
+    out = folder.run("status", "out").out
+    assert re.search(r"rows +60: 60 went on, 0 dead, 0 filtered\n", out), out
+    assert re.search(r"made +40: 22 ok, 0 dead, 18 filtered\n", out), out
+    assert folder.apply("bad", "gated", "--shard-rows", "7", "--min-ok", "1").code == 3
+    now = gm.status(str(folder.path / "gated"))
+    assert (
+        now["rows_done"] == now["rows_ok"] + now["rows_dead"] == min(60, 7 * now["shards_done"])
+        and now["rows_dead"] == 1
+    )

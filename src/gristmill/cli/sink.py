@@ -21,6 +21,7 @@ from gristmill.errors import BadJob
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
+from gristmill.plan.counts import Counts
 from gristmill.plan.job import JobSpec
 
 # ---------------------------------------------------------------- status
@@ -113,6 +114,11 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     if now.get("state") == "done":
+        counts = Counts(**now["counts"])
+        if counts.expanded != counts.derived:  # two levels, each with a sum of its own
+            went_on = f"{counts.expanded:,} went on, {counts.dead:,} dead, {counts.filtered:,} filtered"
+            became = f"{counts.ok:,} ok, {counts.derived_dead:,} dead, {counts.derived_filtered:,} filtered"
+            return [("rows", f"{counts.rows_in:,}: {went_on}"), ("made", f"{counts.derived:,}: {became}")]
         of, since = f"{now['rows_in']:,}", ""
     elif "rows_done" not in now or now["phase"] in ("planning", "loading"):
         return []

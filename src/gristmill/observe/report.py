@@ -203,8 +203,8 @@ def count_rows(counts: Counts, errors: Mapping[str, int] | None = None) -> list[
         return [
             ("rows in", units.count(counts.rows_in), ""),
             ("  ok", units.count(counts.ok), ""),
-            ("  dead", units.count(counts.dead + counts.derived_dead), why),
-            ("  filtered", units.count(counts.filtered + counts.derived_filtered), ""),
+            ("  dead", units.count(counts.all_dead), why),
+            ("  filtered", units.count(counts.all_filtered), ""),
         ]
     return [
         ("rows in", units.count(counts.rows_in), ""),

@@ -39,6 +39,16 @@ class Counts:
             self.ok,
         )
 
+    @property
+    def all_dead(self) -> int:
+        """Dead rows of both levels."""
+        return self.dead + self.derived_dead
+
+    @property
+    def all_filtered(self) -> int:
+        """Filtered rows of both levels."""
+        return self.filtered + self.derived_filtered
+
     def discrepancy(self) -> str | None:
         """What does not add up, as a sentence; None when all does."""
         if min(self.values()) < 0:

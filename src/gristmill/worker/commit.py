@@ -108,8 +108,8 @@ class ShardCommit:
         if wrong is None and planned is not None and counts.rows_in != planned:
             wrong = f"{planned} rows planned, {counts.rows_in} read"
         buried = sum(f.rows for f in self._finished if f.role == "dead")
-        if buried != counts.dead + counts.derived_dead:
-            wrong = wrong or f"{counts.dead + counts.derived_dead} rows died, {buried} dead letters were written"
+        if buried != counts.all_dead:
+            wrong = wrong or f"{counts.all_dead} rows died, {buried} dead letters were written"
         for file in self._finished:
             if file.role != "dead":
                 with self._files.local(file.path) as path:
