@@ -167,7 +167,8 @@ def test_dicts_are_merged_by_row_however_they_are_grouped(answers: list[dict], m
     in_batches = gm.step(lambda b: [{"_row": r["_row"], **answers[r["n"]]} for r in b], batch_format="rows")
     step = LoadedStep(gm.flat_map(lambda r: [answers[r["n"]]]) if many else in_batches)
     cut = data.draw(st.integers(0, len(answers)))
-    parts = [step.apply(part) for part in (rows.slice(0, cut), rows.slice(cut)) if part.num_rows]
+    slices = [(first, rows.slice(first, last - first)) for first, last in ((0, cut), (cut, rows.num_rows))]
+    parts = [step.apply(part).moved(first) for first, part in slices if part.num_rows]
     for found in (step.apply(rows), step.together(parts, rows, [])):
         for row, before in zip(found.rows.to_pylist(), rows.to_pylist(), strict=True):
             wanted = {**before, **answers[before["n"]]}
