@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.commit import heartbeat, lease
+from gristmill.commit import heartbeat, lease, reading
 from gristmill.commit.objects import ObjectFiles
 from gristmill.commit.places import opened
 from gristmill.errors import BadJob, SinkBusy
@@ -204,7 +204,7 @@ def test_killed_and_resumed(server: S3Server, rows: str, tmp_path: Path) -> None
     scored = [int(line.split()[1]) for line in said.splitlines() if line.startswith("scored")]
     assert min(scored) >= 50 * 3  # the first shards have their receipts
     root, files = files_of(server, "killed")
-    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert sorted(reading.read(root, files).to_table()["id"].to_pylist()) == list(range(ROWS))
 
 
 def test_the_server_stops_in_the_middle(weed: Path, rows: str, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def _stopped_and_started(server: S3Server, rows: str, tmp_path: Path) -> None:
     said, _ = run.communicate(timeout=120)
     assert run.returncode == 0, said
     root, files = files_of(server, "stopped")
-    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert sorted(reading.read(root, files).to_table()["id"].to_pylist()) == list(range(ROWS))
 
 
 def test_the_commands_reach_a_store(server: S3Server, rows: str, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_run_that_stood_still_comes_back(server: S3Server, rows: str, tmp_path
     first.send_signal(signal.SIGCONT)
     first.communicate(timeout=120)
     assert json.loads(files.read(f"{root}/_SUCCESS"))["files"] == json.loads(published)["files"]
-    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert sorted(reading.read(root, files).to_table()["id"].to_pylist()) == list(range(ROWS))
     assert gm.verify("s3://box/stood", storage=server.storage()).ok
 
 
@@ -314,7 +314,7 @@ def test_two_runs_at_once(server: S3Server, rows: str, tmp_path: Path) -> None:
     for run, text in zip(runs, said, strict=True):
         assert run.returncode == 0 or "another run holds this sink" in text
     root, files = files_of(server, "raced")
-    assert sorted(gm.read(root, files=files).to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert sorted(reading.read(root, files).to_table()["id"].to_pylist()) == list(range(ROWS))
 
 
 def test_secrets_are_nowhere(server: S3Server, rows: str) -> None:
