@@ -455,9 +455,9 @@ class Run:
 
     def _probe_task(self, rows: int) -> Task:
         r, g = self.resolved, self.generation
-        return Task(
-            "probe", Shard(0, shipping.pieces(r, rows * 64)), g.number, g.folder, self.root, rows=rows, only=r.only
-        )
+        base = None if g.schema is None or self.sink.evolve else generations.decode_schema(g.schema)
+        first = Shard(0, shipping.pieces(r, rows * 64))
+        return Task("probe", first, g.number, g.folder, self.root, base=base, rows=rows, only=r.only)
 
     def _planned(self, r: Resolved, feed: ShardFeed) -> None:
         """The probe has answered: fix schema and shards, write the plan; or look at more rows if none was scored."""

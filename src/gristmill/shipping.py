@@ -106,8 +106,9 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
 
 def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
     """The schema of a run whose rows are added to a result with the schema `base`, from what its first rows have: that
-    of the base, which values must fit without loss (they are compared as rows are written). Where the sink evolves, its
-    types are widened and columns that only one of them has are null for the other's rows.
+    of the base, which values must fit without loss (the first rows' do where their types are the base's, others are
+    compared as they are written). Where the sink evolves, its types are widened and columns that only one of them has
+    are null for the other's rows.
 
     Raises PlanChanged, naming what differs.
     """
@@ -124,7 +125,7 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
             both = real(old.type, now)  # of which each value is compared, those of the result by `check_exact`
         evolves = evolves and (both is not None or real(old.type, now) is not None)
         free = sink.evolve or pa.types.is_null(old.type)  # nulls alone have bound nobody
-        if both is None or (both != old.type and not free and not _narrows(now, old.type)):
+        if both is None or (both != old.type and not free):
             lines.append(f"column: {old.name} was {old.type}, is {now}")
         fields.append(old.with_type(both) if free and both is not None else old)
     for new in probed:
@@ -166,12 +167,6 @@ def check_exact(base: Publication, schema: pa.Schema, uri: str) -> None:
                     f"every value of the result is the same ({e}): --evolve cannot widen it; give whole numbers, or "
                     "use --restart (restart=True) to score everything anew"
                 ) from None
-
-
-def _narrows(kind: pa.DataType, to: pa.DataType) -> bool:
-    """Whether values of a type may all fit another, narrower one, which only they can tell."""
-    whole = pa.types.is_integer(kind) and pa.types.is_integer(to)
-    return bool(whole or (pa.types.is_timestamp(kind) and pa.types.is_timestamp(to) and kind.tz == to.tz))
 
 
 def schema_without_rows(r: Resolved) -> pa.Schema:

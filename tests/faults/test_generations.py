@@ -343,6 +343,7 @@ def typed(batch: dict[str, Any], late: dict[str, Any], after: int = 30) -> list[
     [
         ({"a": 1, "b": "y"}, "fits"),
         ({"a": 1, "b": None}, "fits"),
+        ({"a": 1.0, "b": "y"}, "fits"),
         ({"a": None, "b": None}, "fits"),
         ({"a": 1}, "refused"),
         ({"a": 1, "b": "y", "c": 1.5}, "refused"),
@@ -381,6 +382,39 @@ def test_fault_47_the_schema_of_a_result_binds_what_is_added(
         assert rows[30:] == [{**dict.fromkeys(names), "id": i, **late} for i in range(30, 40)]
     assert gm.verify(root).ok
     assert gm.read(root).schema.field("id").type == pa.int64()
+
+
+def quarters(batch: list[dict[str, Any]], mended: str) -> list[Any]:
+    """Fractions up to an id, whole numbers from there on, which at last no fraction holds; row 4 fails at first."""
+    found: list[Any] = [
+        {"y": i / 4 if i < 30 and i != 4 else i // 4 + (2**53 if i > 40 else 0)} for i in (r["id"] for r in batch)
+    ]
+    return [
+        ValueError("four") if row["id"] == 4 and not Path(mended).exists() else y
+        for row, y in zip(batch, found, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_fault_47_whole_numbers_are_added_to_fractions_where_each_is_one(source: str, root: str, form: str) -> None:
+    """By an append and a retry whose rows all happen to be whole; what a fraction cannot hold is refused."""
+    mended = Path(root).with_name("mended")
+    model = gm.model(quarters, batch_format="rows", mended=str(mended))
+    sink = gm.sink(root, keep=["id"], format=form)
+    job = gm.Job(source, model, sink, workers=0, shard_rows=10, gates={"min_ok": 0.5})
+    with pytest.warns(gm.GristmillWarning):
+        job.run()
+    mended.touch()
+    running.retry_dead(job.spec)
+    more(source, range(30, 40), "b.parquet")
+    job.run(append=True)
+    rows = sorted(gm.read(root).to_table().to_pylist(), key=lambda r: r["id"])
+    assert rows == [{"id": i, "y": i / 4 if i < 30 else i // 4} for i in range(40)]
+    assert gm.read(root).schema.field("y").type == pa.float64()
+    more(source, range(40, 50), "c.parquet")
+    with pytest.raises(PlanChanged, match="y was double, is int64"):
+        job.run(append=True)
+    assert gm.verify(root, deep=True).ok
 
 
 def nothing_yet(batch: dict[str, Any], cured: bool = False) -> list[Any]:

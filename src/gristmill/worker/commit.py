@@ -226,8 +226,22 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
         try:
             columns.append(lossless(column, f.type))
         except Lossy as e:
-            raise BadOutput(f"column {f.name!r} does not fit the planned {f.type}: {e}") from e
+            raise BadOutput(
+                f"column {f.name!r} does not fit the planned {f.type}: {e}; return one type for all rows (returns= "
+                "says which)"
+            ) from e
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def fitting(rows: pa.Table, schema: pa.Schema, base: pa.Schema) -> pa.Schema:
+    """`schema`, that of `rows` as stored, with the types of `base` where their values fit these without loss."""
+    for i, f in enumerate(schema):
+        at = base.get_field_index(f.name)
+        if at >= 0 and not f.type.equals(base.field(at).type):
+            with contextlib.suppress(Lossy):  # it differs, which the driver tells
+                lossless(rows.column(i), base.field(at).type)
+                schema = schema.set(i, f.with_type(base.field(at).type))
+    return schema
 
 
 def _constant(value: str, rows: int) -> pa.DictionaryArray:

@@ -76,10 +76,11 @@ class Recipe:
 class Task:
     """One shard to score and commit. `schema` is the planned output schema.
 
-    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have; "proof" does so with
-    rows from anywhere, of which nothing is kept. `attempt` is a name that no other attempt at anything has. `careful`
-    ones note what they give to user code; `blame` names the attempt whose death was its rows' doing ("": none);
-    `proven` says that the model worked elsewhere, so that rows which fail are to blame themselves.
+    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have, in which the types of
+    `base` are, where given, that they fit; "proof" does so with rows from anywhere, of which nothing is kept. `attempt`
+    is a name that no other attempt at anything has. `careful` ones note what they give to user code; `blame` names the
+    attempt whose death was its rows' doing ("": none); `proven` says that the model worked elsewhere, so that rows
+    which fail are to blame themselves.
     """
 
     kind: Literal["score", "probe", "proof"]
@@ -88,6 +89,7 @@ class Task:
     folder: str = ""
     root: str = ""
     schema: pa.Schema | None = None
+    base: pa.Schema | None = None
     attempt: str = ""
     careful: bool = False
     blame: str = ""

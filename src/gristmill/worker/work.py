@@ -26,7 +26,7 @@ from gristmill.plan.contracts import Alive, Elsewhere, Emit, Failure, Item, Left
 from gristmill.plan.failing import failure_of
 from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
-from gristmill.worker.commit import ShardCommit, Uncounted, output_rows
+from gristmill.worker.commit import ShardCommit, Uncounted, fitting, output_rows
 from gristmill.worker.failures import ModelBroken, Stage
 from gristmill.worker.identity import Identity
 from gristmill.worker.memory import resident, use_jemalloc
@@ -361,7 +361,8 @@ class ShardWorker:
             answer["ok"] += rows.num_rows
             answer["figures"] = {k: v + answer["figures"].get(k, 0.0) for k, v in figures.items()}
             if answer["schema"] is None and rows.num_rows:
-                schema = self._recipe.sink_format.stored(rows, self._recipe.sink.options)
+                schema, base = self._recipe.sink_format.stored(rows, self._recipe.sink.options), item.value.base
+                schema = schema if base is None else fitting(rows, schema, base)
                 answer.update(schema=encode_schema(schema), results=list(body.results))
                 answer["columns"] = body.rows.column_names
             return
