@@ -250,6 +250,8 @@ class Run:
         if choice.generation is None:
             seconds, engine = time.monotonic() - self._begun, self.spec.engine.name
             opened = (self.root, self._files)
+            if restored := publishing.put_back(*opened):
+                self._note("warning", f"{units.plural(len(restored), 'published file')} had gone and were put back")
             self.report = reporting.untouched(self.sink.uri, opened, seconds, engine, self._notes)
             self._say(phase="done")
             return

@@ -18,6 +18,7 @@ from test_generations import BEFORE_PUBLISHING, more, root, run, sound, source  
 
 import gristmill as gm
 from gristmill.commit import ids
+from gristmill.errors import CorruptStore
 
 IN_SETTLING = {"at": 0, "kind": "ENOSPC", "ops": ["remove"], "path": "/_dead/"}
 
@@ -141,3 +142,22 @@ def test_a_sink_as_the_source_of_the_next_job(source: str, root: str, form: str,
 def first_two(batch: dict[str, Any]) -> dict[str, Any]:
     """Rows as they are."""
     return {"id": batch["id"], "y": batch["y"]}
+
+
+def test_a_published_file_that_somebody_removed(source: str, root: str) -> None:  # noqa: F811
+    """Running again puts it back where its rows are kept; else it is refused, and the way out that it names is one."""
+    run(source, root)
+    names = sorted(Path(root).glob("*.parquet"))
+    whole = pq.read_table(root, partitioning=None)
+    for name in names[:2]:
+        name.unlink()
+    report = run(source, root)
+    assert report.state == "nothing to do" and any("2 published files had gone" in note for note in report.notes)
+    assert pq.read_table(root, partitioning=None).equals(whole)
+    names[0].unlink()
+    for work in Path(root, "_gristmill").glob(f"g*/work/{names[0].stem}*"):
+        work.unlink()
+    with pytest.raises(CorruptStore, match="--restart"):
+        run(source, root)
+    run(source, root, restart=True)
+    sound(root, 30)

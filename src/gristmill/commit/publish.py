@@ -48,6 +48,28 @@ def _link(files: Files, root: str, part: Part) -> str:
     return target
 
 
+def put_back(root: str, files: Files) -> list[str]:
+    """Visible files of the published result that somebody has removed, given their names again where their rows are
+    still kept. Lists folders and opens nothing. Raises CorruptStore where they are not.
+    """
+    result = publication.published(root, files)
+    live = [f for f in result.live() if f.role not in ("manifest", "dead")]  # letters are the reader's to clear away
+    folders = {f.name.rpartition("/")[0] for f in live}
+    places = {folder: join(root, folder) if folder else root for folder in folders}
+    there = {f"{folder}/{name}".lstrip("/") for folder, place in places.items() for name in files.names(place)}
+    missing = [f for f in live if f.name not in there]
+    for f in missing:
+        try:
+            files.link(join(root, f.work), join(root, f.name))
+        except FileNotFoundError:
+            raise CorruptStore(
+                f"{root}: {f.name} is published, but the file is gone: put it back, or score all rows again with "
+                f"--restart (restart=True); gristmill verify {root} names all that is wrong"
+            ) from None
+    files.settle([join(root, f.name) for f in missing])
+    return [f.name for f in missing]
+
+
 def publish(generation: Generation, about: Mapping[str, Any], live: Sequence[Live]) -> Publication:
     """Make this generation the sink's result, or find that it is. Raises SinkBusy where another one was quicker."""
     made = publication.create(generation, about, live)
