@@ -523,7 +523,13 @@ def test_ctrl_c_in_a_waiting_thread() -> None:
     other = threading.Thread(target=function, args=(1,), daemon=True)
     other.start()
     assert eventually(lambda: function.stats.waiting_ms)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    def interrupt() -> None:
+        if eventually(lambda: function.stats.queue_size):  # it is in the queue
+            time.sleep(0.1)  # and waits
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         function(2)
     assert function.stats.total_dropped == 1
