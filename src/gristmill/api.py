@@ -490,4 +490,4 @@ def _place(
         return opened(text, storage)
     if os.path.isdir(text):
         return opened(text)
-    raise missing(f"{text}: no such sink or job: give the folder a job writes to, or the job")
+    raise missing(f"{text}: no result, as there is no such sink or job: give the folder a job writes to, or the job")

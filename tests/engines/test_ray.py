@@ -245,7 +245,7 @@ def test_fault_66_a_map_says_what_it_waits_for(cluster: Any, monkeypatch: pytest
 
 def test_options_are_checked_before_anything_runs(numbers: str, tmp_path: Path) -> None:
     """An option that Ray's engine does not have, a value it cannot have, a cluster that is not there: one line each."""
-    with pytest.raises(gm.BadJob, match=r"no option 'gpu_per_worker': did you mean gpus_per_worker\?"):
+    with pytest.raises(gm.BadJob, match=r"no option 'gpu_per_worker': did you mean 'gpus_per_worker'\?"):
         gm.ray(gpu_per_worker=1)
     with pytest.raises(gm.BadJob, match="gpus_per_worker is -1"):
         gm.ray(gpus_per_worker=-1)

@@ -165,7 +165,7 @@ def test_what_cannot_be(spark: Place, numbers: str, tmp_path: Path) -> None:
     job = gm.Job(numbers, gm.model(Named), str(tmp_path / "out"), engine=gm.spark.engine(master="local[7]"))
     with pytest.raises(gm.BadJob, match=r"master is 'local\[7\]', but this process has a session on 'local\[2\]'"):
         job.run()
-    with pytest.raises(gm.BadJob, match="engine spark has no option 'mastr': did you mean master"):
+    with pytest.raises(gm.BadJob, match="engine spark has no option 'mastr': did you mean 'master'"):
         gm.spark.engine(mastr="local")
     with pytest.raises(gm.BadJob, match="a session is given"):
         gm.spark.engine(session=object(), master="local")
