@@ -434,7 +434,7 @@ def _dead_rows(report: Report) -> str:
     kinds = ", ".join(f"{name}: {count}" for name, count in report.errors.items())
     text = f"{report.rows_dead} of {report.rows_in} rows could not be scored{f' ({kinds})' if kinds else ''}"
     for row in report.dead().slice(0, 1).to_pylist():
-        text += f"; the first is number {row['position']}: {row['error']}: {row['message']}"
+        text += f"; the first is at position {row['position']}: {row['error']}: {row['message']}"
     return text
 
 
