@@ -589,7 +589,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
     while not list(tmp_path.glob("[0-9]*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    _, printed = running.communicate(timeout=20)
+    _, printed = running.communicate(timeout=60)
     assert "KeyboardInterrupt" in printed
     workers = [int(p.name) for p in tmp_path.glob("[0-9]*")]
     assert workers
