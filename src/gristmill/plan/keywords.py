@@ -157,7 +157,18 @@ class ScoreOptions(RowOptions, OutputOptions, JobOptions, Verbs, total=False):
     post: Sequence[Any]
 
 
-class EmbedOptions(ScoreOptions, total=False):
+class TextOptions(ScoreOptions, total=False):
+    """What text models have in common: how their files are run."""
+
+    max_length: int | None
+    backend: str
+    dtype: str
+    device: str
+    trust_remote_code: bool
+    sha256: str | None
+
+
+class EmbedOptions(TextOptions, total=False):
     """Options of `embed`. See `TextEmbedder`."""
 
     prompt: str | None
@@ -165,25 +176,13 @@ class EmbedOptions(ScoreOptions, total=False):
     pooling: str | None
     normalize: bool | None
     truncate_dim: int | None
-    max_length: int | None
-    backend: str
-    dtype: str
-    device: str
-    trust_remote_code: bool
-    sha256: str | None
 
 
-class ClassifyOptions(ScoreOptions, total=False):
+class ClassifyOptions(TextOptions, total=False):
     """Options of `classify`. See `TextClassifier`."""
 
     output: str | None
     all_scores: bool
-    max_length: int | None
-    backend: str
-    dtype: str
-    device: str
-    trust_remote_code: bool
-    sha256: str | None
 
 
 class ApplyOptions(ScoreOptions, total=False):
