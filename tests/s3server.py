@@ -51,26 +51,43 @@ class S3Server:
     def __init__(self, weed: Path, folder: Path) -> None:
         who = {"name": "me", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
         (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
-        ports = free_ports(*(f"-{name}.port" for name in ("s3", "master", "filer", "volume", "admin")))
-        self._command = [str(weed), "mini", "-dir", str(folder / "data"), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
-        self._command += [f"{name}={port}" for name, port in ports.items()]
-        self._command += ["-s3.config", str(folder / "s3.json"), "-admin.ui=false", "-webdav=false"]
-        self.address = f"127.0.0.1:{ports['-s3.port']}"
-        self.start()
+        self._weed, self._folder = weed, folder
+        for attempt in range(4):
+            ports = free_ports(*(f"-{name}.port" for name in ("s3", "master", "filer", "volume", "admin")))
+            self._command = self._on(ports)
+            self.address = f"127.0.0.1:{ports['-s3.port']}"
+            try:
+                self.start()
+                break
+            except OSError:  # another process was quicker at one of the ports, and the server ended or waits
+                self.stop()
+                if attempt == 3:
+                    raise
+        self._make_bucket()
+
+    def _on(self, ports: dict[str, int]) -> list[str]:
+        folder = self._folder
+        command = [str(self._weed), "mini", "-dir", str(folder / "data"), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
+        command += [f"{name}={port}" for name, port in ports.items()]
+        return [*command, "-s3.config", str(folder / "s3.json"), "-admin.ui=false", "-webdav=false"]
+
+    def _make_bucket(self) -> None:
         fs = pafs.S3FileSystem(
             access_key=KEY, secret_key=SECRET, endpoint_override=self.address, scheme="http", allow_bucket_creation=True
         )
-        for attempt in range(50):
+        deadline = time.monotonic() + 30
+        while True:
             try:
                 fs.create_dir("box")
-                break
+                return
             except OSError:  # it listens before it can store
-                if attempt == 49:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -78,9 +95,12 @@ class S3Server:
                 return
             except urllib.error.HTTPError:
                 return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
+            except OSError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    said = (self._folder / "log").read_text(errors="replace")[-2000:]
+                    raise OSError(
+                        f"the S3 server at {self.address} does not answer ({error}); it said: {said}"
+                    ) from None
                 time.sleep(0.1)
 
     def stop(self) -> None:

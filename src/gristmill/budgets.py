@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill import machine, planning
-from gristmill.batching.sweep import knee, rates_of
+from gristmill.batching.sweep import compared, knee
 from gristmill.plan import fingerprint
 from gristmill.plan.options import BatchPlan
 from gristmill.plan.secret import SEALED
@@ -82,8 +82,8 @@ def recall(r: Resolved) -> int | None:
 
 def remember(r: Resolved, batch: BatchPlan, figures: Mapping[str, float]) -> None:
     """Keep what the sweep of a run found, if it had budgets to try and compared two of them at least."""
-    rates = rates_of(figures)
-    if len(rates) > 1 and set(batch.tries) >= set(rates):
+    rates = compared(figures)
+    if rates and set(batch.tries) >= set(rates):
         keep(r, knee(rates), rates)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.batching.sweep import Sweep, knee, rates_of
+from gristmill.batching.sweep import Sweep, compared, knee, rates_of
 
 BUDGETS = (256, 512, 1024, 2048)
 
@@ -76,3 +76,11 @@ def test_there_is_no_knee_of_nothing() -> None:
     with pytest.raises(ValueError, match="max"):
         knee({})
     assert rates_of({"sweep:512:useful": 10.0, "sweep:512:seconds": 1.0, "sweep:512:batches": 1.0}) == {}
+
+
+def test_a_budget_found_against_hopeless_ones_is_known() -> None:
+    """Where all others were given up halfway, what is left was compared; one that was tried alone was not."""
+    best = {"sweep:512:useful": 100.0, "sweep:512:seconds": 0.6, "sweep:512:batches": 4.0}
+    given_up = {"sweep:128:useful": 20.0, "sweep:128:seconds": 0.3, "sweep:128:batches": 2.0}
+    assert set(compared({**best, **given_up})) == {512}
+    assert compared(best) == compared(given_up) == {}

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,58 +16,22 @@ import pytest
 from gristmill.errors import BadSource, GristmillError
 from gristmill.io.paths import changed, resolve
 from gristmill.plan.job import source
-from s3server import free_ports
-
-KEY, SECRET = "AKIAME", "hu/sh+word"
+from s3server import KEY, SECRET, S3Server
 
 
 @pytest.fixture(scope="module")
 def endpoint(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """host:port of an S3 server with two Parquet files in bucket `box`."""
-    folder = tmp_path_factory.mktemp("s3")
-    who = {"name": "me", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
-    (folder / "s3.json").write_text(json.dumps({"identities": [who]}))
-    ports = free_ports(*(f"-{name}.port" for name in ("s3", "master", "filer", "volume", "admin")))
-    command = [str(weed), "mini", "-dir", str(folder / "data"), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
-    command += [f"{name}={port}" for name, port in ports.items()]
-    command += ["-s3.config", str(folder / "s3.json"), "-admin.ui=false", "-webdav=false"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = S3Server(weed, tmp_path_factory.mktemp("s3"))
     try:
-        address = f"127.0.0.1:{ports['-s3.port']}"
-        _wait(address)
-        _fill(address)
-        yield address
+        _fill(server.address)
+        yield server.address
     finally:
-        server.terminate()
-        server.wait(20)
-
-
-def _wait(address: str) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            urllib.request.urlopen(f"http://{address}/healthz", timeout=1).close()
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+        server.stop()
 
 
 def _fill(address: str) -> None:
-    fs = pafs.S3FileSystem(
-        access_key=KEY, secret_key=SECRET, endpoint_override=address, scheme="http", allow_bucket_creation=True
-    )
-    for attempt in range(50):
-        try:
-            fs.create_dir("box")
-            break
-        except OSError:  # it listens before it can store
-            if attempt == 49:
-                raise
-            time.sleep(0.2)
+    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=address, scheme="http")
     rows = pa.table({"a": np.arange(100_000), "b": [f"row {i}" for i in range(100_000)]})
     for name in ("box/d/x=1/a b.parquet", "box/d/x=2/b.parquet"):
         with fs.open_output_stream(name) as out:

@@ -99,14 +99,23 @@ class Sweep:
         self._open = [b for b in self._open if b not in slow]
 
 
-def rates_of(figures: Mapping[str, float]) -> dict[int, float]:
-    """Rates by budget from the summed `figures` of sweeps: of those that were judged, by some worker, to the end."""
+def rates_of(figures: Mapping[str, float], share: float = 1.0) -> dict[int, float]:
+    """Rates by budget from the summed `figures` of sweeps: of those that some worker judged to the end, or for
+    this share of it.
+    """
     rates = {}
     for name, value in figures.items():
         kind, _, rest = name.partition(":")
         if kind == "sweep" and rest.endswith(":useful"):
             budget = rest.removesuffix(":useful")
-            seconds = figures.get(f"sweep:{budget}:seconds", 0.0)
-            if seconds >= SECONDS and figures.get(f"sweep:{budget}:batches", 0.0) >= ROUNDS:
+            seconds, batches = figures.get(f"sweep:{budget}:seconds", 0.0), figures.get(f"sweep:{budget}:batches", 0.0)
+            if seconds >= SECONDS * share and batches >= ROUNDS * share:
                 rates[int(budget)] = value / seconds
     return rates
+
+
+def compared(figures: Mapping[str, float]) -> dict[int, float]:
+    """The rates of budgets judged to the end, where they were compared with another: one that was given up as hopeless
+    was tried for half of that. Empty where nothing was compared.
+    """
+    return rates_of(figures) if len(rates_of(figures, 0.5)) > 1 else {}
