@@ -132,3 +132,13 @@ def test_a_name_that_would_stand_twice(folder: Folder, way: tuple[str, str]) -> 
     assert refused.code == 2 and "--row-id NAME" in refused.err and "--keep ''" in refused.err
     options[way[0]] = way[1]
     assert folder.run("apply", "rows.parquet", "out", *(t for o in options.items() for t in o)).code == 0
+
+
+def test_an_option_that_is_named_as_python_does_is_told_as_a_flag(folder: Folder) -> None:
+    """What an error calls `types=` is said as this command takes it, and works so."""
+    (folder.path / "mixed.jsonl").write_text('{"a": 5}\n{"a": "5"}\n')
+    (folder.path / "scoring.py").write_text("def f(batch): return {'n': [len(x) for x in batch['a']]}\n")
+    score = ("apply", "mixed.jsonl", "out", "--fn", "scoring:f")
+    assert "types= is --set source.types.NAME=…" in (refused := folder.run(*score)).err, refused.err
+    assert folder.run(*score, "--set", "source.types.a=string", "--set", "sink.keep=a").code == 0
+    assert "options.names" in folder.run(*score, "--set", "source.names=x").err

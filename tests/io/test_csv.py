@@ -186,6 +186,26 @@ def test_tabs_and_no_quotes(scratch: Any, planned: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "options", "rows"),
+    [
+        (b"a;b\n1;x, y\n", {}, [{"a": 1, "b": "x, y"}]),
+        (b'a\t"b;c"\n1\t2\n', {}, [{"a": 1, "b;c": 2}]),
+        (b'"a;\nb";c\n1;2\n', {}, [{"a;\nb": 1, "c": 2}]),
+        (b'"a;b"\n1;2\n', {}, [{"a;b": "1;2"}]),
+        (b"a;b,c\n1,2\n", {}, [{"a;b": 1, "c": 2}]),
+        (b"a;b\n1;2\n", {"delimiter": ","}, [{"a;b": "1;2"}]),
+        (b"a;b\n1;2\n", {"header": False}, [{"f0": "a;b"}, {"f0": "1;2"}]),
+    ],
+)
+def test_the_header_shows_what_separates_fields(
+    scratch: Any, planned: Any, content: bytes, options: dict[str, Any], rows: list[dict[str, Any]]
+) -> None:
+    """A header without a comma is split at its tabs, semicolons or bars, unless it was said what separates."""
+    assert planned(scratch.file("x.csv", content), options=options).read().pylist() == rows
+    assert planned(scratch.file("x.csv.gz", gzip.compress(content)), options=options).read().pylist() == rows
+
+
+@pytest.mark.parametrize(
     ("content", "options", "said"),
     [
         (b"a,a\n1,2\n", {}, "column 'a' stands more than once"),

@@ -13,7 +13,7 @@ import click
 from gristmill import __version__
 from gristmill.cli.ending import USAGE, end, ended, say
 from gristmill.cli.shape import unwrapped
-from gristmill.errors import Interrupted
+from gristmill.errors import GristmillError, Interrupted
 
 # Name, where it lives, its line in --help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -82,6 +82,11 @@ class Commands(click.Group):
         except Interrupted as e:  # click would make another error of it
             say(str(e))
             return e.exit_code
+        except GristmillError as e:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            if command is not None and (more := _ways(str(e), command)):
+                e.args = (f"{e}{more}", *e.args[1:])
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -89,6 +94,12 @@ class Commands(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         unwrapped(EPILOG, formatter)
+
+
+def _ways(message: str, command: click.Command) -> str:
+    from gristmill.cli.flags import ways  # only now: it knows all that a job may hold
+
+    return ways(message, command.params)
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

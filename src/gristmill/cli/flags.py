@@ -19,7 +19,15 @@ from gristmill.plan.fields import about
 from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.options import EngineSpec, Gates, Running
 from gristmill.plan.overlay import Change
-from gristmill.plan.specs import Call, FunctionModel, TextClassifier, TextEmbedder
+from gristmill.plan.specs import (
+    Call,
+    FunctionModel,
+    OnnxModel,
+    SklearnModel,
+    TextClassifier,
+    TextEmbedder,
+    TorchScriptModel,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +37,7 @@ SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "running": (Running,),
     "gates": (Gates,),
     "engine": (EngineSpec,),
-    "model": (TextEmbedder, TextClassifier, FunctionModel, Call),
+    "model": (TextEmbedder, TextClassifier, FunctionModel, Call, OnnxModel, TorchScriptModel, SklearnModel),
     "job": (JobSpec,),
 }
 
@@ -112,6 +120,8 @@ class Pair(_ParamType):
 
 def _hint(path: str) -> Any:
     section, _, field = path.partition(".")
+    if field.startswith("options."):
+        return str
     for cls in SECTIONS[section]:
         if field in cls.__dataclass_fields__:
             return get_type_hints(cls)[field]
@@ -192,3 +202,21 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
 def listed(values: Sequence[str]) -> tuple[str, ...]:
     """`--keep a,b --keep c` as its names."""
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+
+
+def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
+    """A line that says how a command is given the options which a message names as Python does (`types=`); empty where
+    it names none, or says it itself.
+    """
+    given = {parameter.name: parameter.opts[0] for parameter in parameters}
+    told = []
+    for name in dict.fromkeys(re.findall(r"(?<![\w.'\"-])([a-z_]+)=", message)):
+        homes = [s for s, classes in SECTIONS.items() if any(name in cls.__dataclass_fields__ for cls in classes)]
+        if len(homes) != 1:
+            continue
+        flag = Flag("", f"{homes[0]}.{name}", "")
+        inside = ".NAME" if get_origin(_plain_hint(_hint(flag.path))) is Mapping else ""
+        way = given.get(flag.key) or (f"--set {'.'.join(flag.place)}{inside}=…" if "sets" in given else "")
+        if way and way.split("=")[0] not in message:
+            told.append(f"{name}= is {way}")
+    return f"\n(for this command: {', '.join(told)})" if told else ""

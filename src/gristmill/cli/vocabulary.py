@@ -20,6 +20,7 @@ SOURCE = (
     Flag("--sample", "source.sample", "Source"),
     Flag("--seed", "source.seed", "Source"),
     Flag("--source-format", "source.format", "Source", "NAME"),
+    Flag("--delimiter", "source.options.delimiter", "Source", "CHAR"),
     Flag("--on-bad-file", "source.on_bad_file", "Source"),
     Flag("--on-new-files", "job.on_new_files", "Source"),
 )

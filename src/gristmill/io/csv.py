@@ -8,7 +8,7 @@ import csv
 import difflib
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,10 +37,11 @@ _OPTIONS = ("types", "sample_bytes", "delimiter", "quote", "header", "names", "n
 
 @dataclass(frozen=True)
 class Layout:
-    """A file's columns and where its first record begins, after the header."""
+    """A file's columns, where its first record begins, after the header, and what separates its fields."""
 
     names: tuple[str, ...]
     first: int
+    dialect: Dialect
 
 
 class CsvSource:
@@ -51,8 +52,9 @@ class CsvSource:
     fields, or with a value that does not fit its column, is a bad row: a hexadecimal number too, one that is too large
     for a float and, unless `types` names the column, one with leading zeros or a plus, which a number would lose, a
     whole one beyond 2^53 that a float would round, and 1 or 0 among truth values. A float is what it was written as,
-    not how: 1.50 is 1.5. Options: delimiter, quote ("" for none), header (false where there is none; then `names` gives
-    the columns), nulls, sample_bytes.
+    not how: 1.50 is 1.5. Options: delimiter (where none is given, a header without a comma is split at its tabs,
+    semicolons or bars), quote ("" for none), header (false where there is none; then `names` gives the columns), nulls,
+    sample_bytes.
     """
 
     name = "csv"
@@ -67,7 +69,7 @@ class CsvSource:
             if stream.read(0, 2) in (b"\xff\xfe", b"\xfe\xff"):
                 raise BadSource(f"{file.path}: UTF-16 text: convert it to UTF-8")
             layout = _layout(stream, dialect, options)
-            cuts, rows, sample = _read_through(stream, dialect, layout, int(options.get("sample_bytes", _SAMPLE)))
+            cuts, rows, sample = _read_through(stream, layout, int(options.get("sample_bytes", _SAMPLE)))
         types = from_names(options.get("types"), file.path)
         _check_types(file, types, layout)
         count = int(rows.sum())
@@ -76,7 +78,7 @@ class CsvSource:
             extent=int(cuts[-1]),
             cuts=cuts,
             divisible=False,
-            schema=_infer(layout, sample, types, dialect, options),
+            schema=_infer(layout, sample, types, options),
             cut_rows=rows,
             row_bytes=float(cuts[-1]) / count if count else None,
         )
@@ -88,6 +90,7 @@ class CsvSource:
         dialect = self._dialect(reading.options)
         with opened(info.file, fs) as stream:
             layout = _layout_of(info.file, stream, dialect, reading.options)
+            dialect = layout.dialect
             fields = Fields(reading, layout.names, dialect, _nulls(reading.options), info.file.path)
             ranges = np.maximum(ranges, layout.first)
             for found in selected(stream, ranges, info.extent, reading.block_bytes, dialect.ends, anywhere=False):
@@ -154,9 +157,20 @@ def _layout(stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Lay
         if names is not None and len(names) != len(fields):
             raise BadSource(f"{stream.path}: names has {len(names)} columns, the file's first record {len(fields)}")
         if header:
-            return Layout(_unique(stream.path, names or fields), ends)
-        return Layout(_unique(stream.path, names or [f"f{i}" for i in range(len(fields))]), begins)
-    return Layout(tuple(names or ()), 0)
+            plain = names is None and len(fields) == 1 and "delimiter" not in options
+            if plain and (other := _other(stream.path, record, dialect)):
+                return _layout(stream, other, {**options, "delimiter": other.delimiter})
+            return Layout(_unique(stream.path, names or fields), ends, dialect)
+        return Layout(_unique(stream.path, names or [f"f{i}" for i in range(len(fields))]), begins, dialect)
+    return Layout(tuple(names or ()), 0, dialect)
+
+
+def _other(path: str, header: bytes, dialect: Dialect) -> Dialect | None:
+    """The dialect of a header that is one field in this one: of the usual separators the one that makes most of it."""
+    marks = [mark for mark in (b"\t", b";", b"|", b",") if mark in header and mark != dialect.delimiter]
+    fields = {mark: len(_split(path, header, replace(dialect, delimiter=mark))) for mark in marks}
+    best = max(fields, key=lambda mark: fields[mark], default=b"")
+    return replace(dialect, delimiter=best) if fields.get(best, 1) > 1 else None
 
 
 def _split(path: str, record: bytes, dialect: Dialect) -> list[str]:
@@ -180,16 +194,17 @@ def _unique(path: str, names: Any) -> tuple[str, ...]:
     out = tuple(str(n) for n in names)
     doubled = next((n for n in out if out.count(n) > 1), None) if len(set(out)) < len(out) else None
     if doubled is not None:
-        raise BadSource(f"{path}: column {doubled!r} stands more than once in the header: give names= for all columns")
+        raise BadSource(
+            f"{path}: column {doubled!r} stands more than once in the header: name all columns with "
+            "options={'names': ['a', 'b', …]} (source.options.names in a job file or with --set)"
+        )
     return out
 
 
-def _read_through(
-    stream: Stream, dialect: Dialect, layout: Layout, most: int
-) -> tuple[np.ndarray, np.ndarray, list[Lines]]:
+def _read_through(stream: Stream, layout: Layout, most: int) -> tuple[np.ndarray, np.ndarray, list[Lines]]:
     """Cuts, the records between them, and a sample: the first piece, then at twice the distance each time."""
     cuts, rows, sample = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], []
-    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _PIECE, dialect.ends)):
+    for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _PIECE, layout.dialect.ends)):
         found = piece.lines()
         after = int(np.searchsorted(found.position, layout.first))
         found = Lines(found.data, found.start[after:], found.stop[after:], found.position[after:])
@@ -211,7 +226,7 @@ def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> 
 
 
 def _infer(
-    layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], dialect: Dialect, options: Mapping[str, Any]
+    layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], options: Mapping[str, Any]
 ) -> pa.Schema:
     """Types of the sampled records. Dates stay text, and so do numbers that would not come back as written."""
     import pyarrow as pa
@@ -220,7 +235,7 @@ def _infer(
     if sample:
         one = joined(sample)
         one = blanked(one, not_utf8(one), b"\n")
-        found = inferred(one, layout.names, dialect, _nulls(options))
+        found = inferred(one, layout.names, layout.dialect, _nulls(options))
     found.update(types)
     return pa.schema([pa.field(n, found[n]) for n in layout.names], metadata={INFERRED: b"text"})
 

@@ -33,6 +33,8 @@ ABOUT: dict[str, str] = {
     "source.types": "Column types of text formats, where they cannot be told: {price: float64}",
     "source.on_bad_file": "What a file that cannot be read does: fails the job, or is skipped and counted",
     "source.options": "Options of the format, for example {delimiter: ';'}",
+    "source.options.delimiter": "What separates the fields of CSV files: one character, or tab (default: a comma, or "
+    "else what the header shows)",
     "source.storage": "Options of the file system, for example {region: eu-west-1}",
     # -- sink
     "sink.uri": "The folder that the answers are published in, relative to the current folder, or a URI",

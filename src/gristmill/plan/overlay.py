@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from gristmill.errors import BadJob
 from gristmill.plan.job import JobSpec
@@ -141,6 +141,8 @@ def _field(value: Any, key: str, sub: Any) -> tuple[str, str | None]:
     known = _known(value, names)
     near = difflib.get_close_matches(key, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    if "options" in known and not near:
+        hint += f"; an option of its format is options.{key}"
     kind = KIND_OF.get(type(value))
     what = f"this model ({kind})" if kind else type(value).__name__.removesuffix("Spec").lower()
     raise BadJob(f"{_first({key: sub}).said}: {what} has no {key!r}: {hint}")
@@ -149,7 +151,8 @@ def _field(value: Any, key: str, sub: Any) -> tuple[str, str | None]:
 def _known(value: Any, names: Sequence[str]) -> list[str]:
     """The keys that a job file has for a dataclass."""
     kind = KIND_OF.get(type(value))
-    known = [name for name in names if name not in ("data", "audit", "options", "call", "model")]
+    hidden = ("data", "audit", "call", "model", *(["options"] if isinstance(value, EngineSpec) else []))
+    known = [name for name in names if name not in hidden]
     if isinstance(value, JobSpec):
         return [*known, "model"]
     return [kind, *known, *(["args", "batch_format", "takes"] if kind == "call" else [])] if kind else known
@@ -162,7 +165,10 @@ def _typed(value: Any, name: str, change: Change) -> Any:
 
     if isinstance(value, JobSpec) and not name.startswith("on_"):
         raise BadJob(f"{change.said}: {name} is a whole section: set one of its keys, {name}.key=value")
-    return check(get_type_hints(type(value))[name], change.value, change.said)
+    hint, given = get_type_hints(type(value))[name], change.value
+    if isinstance(given, str) and tuple[str, ...] in (hint, *get_args(hint)):
+        given = [item.strip() for item in given.split(",")]  # as the flags take it
+    return check(hint, given, change.said)
 
 
 def _first(tree: Mapping[str, Any]) -> Change:
