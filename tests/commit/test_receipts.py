@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -104,6 +107,82 @@ def test_a_lease_names_its_holder(tmp_path: Path) -> None:
     assert holder(str(tmp_path)) is None
     with Lease("out", str(tmp_path)):
         pass
+
+
+TAKES_AND_FORKS = """
+import os, sys, time
+from gristmill.commit.lease import Lease
+with Lease("out", sys.argv[1]):
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    print(child, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), 9)
+with Lease("out", sys.argv[1]):  # the same process again
+    pass
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_a_lease_ends_with_its_run_though_a_fork_lives_on(tmp_path: Path, how: str) -> None:
+    """A process of a pool, forked while a run went on, keeps the sink from nobody once the run has ended in any way."""
+    command = [sys.executable, "-c", TAKES_AND_FORKS, str(tmp_path), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None
+        child = int(run.stdout.readline())
+        try:
+            assert run.wait(30) == (0 if how == "ended" else -9)
+            assert holder(str(tmp_path)) is None
+            with Lease("out", str(tmp_path)):
+                os.kill(child, 0)  # it lives
+        finally:
+            os.kill(child, 9)
+        assert run.stderr.read() == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_that_leaves_the_run_leaves_the_lease(tmp_path: Path) -> None:
+    """A fork that comes out of the `with` gives back nothing: the lock is its parent's."""
+    with Lease("out", str(tmp_path)) as lease:
+        child = os.fork()
+        if not child:
+            try:
+                lease.__exit__()
+            finally:
+                os._exit(lease.held())
+        assert os.waitpid(child, 0)[1] == 0
+        assert holder(str(tmp_path)) is not None
+
+
+def test_looking_at_a_lease_takes_it_from_nobody(tmp_path: Path) -> None:
+    """Three that look all the time see no run where there is none, and no run is refused for their sake."""
+    with Lease("out", str(tmp_path)):
+        pass
+    seen: list[object] = []
+    until = time.monotonic() + 1.0
+
+    def look() -> None:
+        while time.monotonic() < until:
+            seen.append(holder(str(tmp_path)))
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) > 100 and set(map(repr, seen)) == {"None"}
+    until = time.monotonic() + 1.0
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while time.monotonic() < until:
+        with Lease("out", str(tmp_path)):
+            pass
+    for thread in threads:
+        thread.join()
 
 
 def test_whole_files_or_none(tmp_path: Path) -> None:

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from gristmill.plan.scratch import Scratch
+
 RACER = """
 import os, sys, tempfile
 from gristmill.plan.scratch import Scratch
@@ -36,3 +40,29 @@ def test_fault_72_many_processes_make_and_sweep_at_once(tmp_path: Path) -> None:
     last = subprocess.run([*command[:2], RACER.replace("60", "1"), str(tmp_path)], input="go\n", text=True)
     assert last.returncode == 0
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process and one that it forks put there does not meet, and is swept when both are gone."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    scratch = Scratch()
+    scratch.path("before")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            theirs = Path(scratch.path("part"))
+            theirs.write_text("theirs")
+            os.write(writing, str(theirs).encode())
+        finally:
+            os._exit(0)
+    mine = Path(scratch.path("part"))
+    mine.write_text("mine")
+    theirs = Path(os.read(reading, 4096).decode())
+    os.waitpid(child, 0)
+    assert (mine.read_text(), theirs.read_text()) == ("mine", "theirs")
+    assert scratch._folder is not None
+    scratch._folder.remove()
+    Scratch().path("part")
+    assert not theirs.exists()

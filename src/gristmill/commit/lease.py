@@ -4,6 +4,7 @@ can only cost double work, not a wrong result.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -13,38 +14,49 @@ from typing import Any
 
 from gristmill.errors import SinkBusy
 from gristmill.plan.contracts import Files
+from gristmill.plan.locks import LockFile
+
+_LOOK = 0.1  # seconds, more than somebody who looks holds a lock
 
 
 class Lease:
-    """Holds a sink's lock file while the run lives. The kernel drops it with the process, however that ends."""
+    """Holds a sink's lock file while the run lives. It ends with the process, however that ends."""
 
     def __init__(self, sink: str, folder: str, files: Files | None = None) -> None:
         self._files = files
         self.path = os.path.join(folder, "lock")
         self._sink = sink
-        self._file: Any = None
+        self._file: LockFile
 
     def __enter__(self) -> Lease:
         """Take the lease. Raises SinkBusy, naming the run that holds it."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        self._file = open(self.path, "a+")
-        try:
-            lock(self._file)
-        except OSError:
-            raise SinkBusy(
-                f"{self._sink}: another run holds this sink ({self._holder()}): wait for it or stop it"
-            ) from None
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump(myself(), self._file)
-        self._file.flush()
+        self._file = LockFile(self.path, "a+")
+        until = time.monotonic() + _LOOK
+        while not self._locked():
+            if time.monotonic() > until:
+                about = _told(self._file)
+                self._file.close()
+                who = named(about) if about else "it has not told its name yet"
+                raise SinkBusy(f"{self._sink}: another run holds this sink ({who}): wait for it or stop it")
+            time.sleep(0.01)
+        self._file.truncate(0)
+        self._file.write(json.dumps(myself()).encode())
         return self
+
+    def _locked(self) -> bool:
+        with contextlib.suppress(BlockingIOError, PermissionError):
+            self._file.lock()
+            return True
+        return False
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def held(self) -> bool:
         """Whether the file that is locked is the one that others would lock."""
+        if self._file.closed:  # in a fork
+            return False
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
         except (FileNotFoundError, NotADirectoryError):
@@ -54,16 +66,6 @@ class Lease:
         """Note how far the run is."""
         if self._files is not None:
             self._files.note(path, data)
-
-    def _holder(self) -> str:
-        self._file.seek(0)
-        try:
-            about = json.load(self._file)
-        except ValueError:
-            return "it has not told its name yet"
-        finally:
-            self._file.close()
-        return named(about)
 
 
 def myself() -> dict[str, Any]:
@@ -77,33 +79,22 @@ def named(about: Mapping[str, Any]) -> str:
 
 
 def holder(folder: str) -> dict[str, Any] | None:
-    """Who holds the lease of a sink now, or None."""
-    path = os.path.join(folder, "lock")
-    if not os.path.exists(path):
+    """Who holds the lease of a sink now, or None; {} if it has not told its name yet."""
+    try:
+        file = LockFile(os.path.join(folder, "lock"))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    with open(path, "r+") as file:
+    with file:
         try:
-            lock(file)
+            file.lock(shared=True)  # so that of many who look none is taken for a run
         except OSError:
-            try:
-                return json.load(file)  # type: ignore[no-any-return]
-            except ValueError:
-                return {}
-        return None
+            return _told(file)
+    return None
 
 
-if os.name == "nt":
-    import msvcrt
-
-    def lock(file: Any) -> None:
-        """Lock an open file, or raise OSError at once."""
-        file.seek(1 << 30)  # beyond the text, so that others can read it
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        file.seek(0)
-
-else:
-    import fcntl
-
-    def lock(file: Any) -> None:
-        """Lock an open file, or raise OSError at once."""
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _told(file: LockFile) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        return json.load(file)  # type: ignore[no-any-return]
+    except ValueError:
+        return {}

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gristmill.commit.lease import Lease, holder, lock
+from gristmill.commit.lease import Lease, holder
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.plan.contracts import Files
+from gristmill.plan.locks import LockFile
 
 META = "_gristmill"  # the folder of plans, receipts and work files in a sink
 
@@ -216,9 +217,9 @@ class LocalFiles:
         """Replace a file that holds what was looked at. Who swaps locks the file that it replaces, so that of two that
         looked at the same one wins; where the lock is another's at this moment, the answer is no.
         """
-        with open(path, "r+b") as file, contextlib.suppress(BlockingIOError):
+        with LockFile(path, "r+") as file, contextlib.suppress(BlockingIOError):
             if os.name != "nt":  # an open file cannot be replaced there
-                lock(file)
+                file.lock()
             if file.read() == version["data"] and os.path.samestat(os.stat(path), os.fstat(file.fileno())):
                 if os.name == "nt":
                     file.close()

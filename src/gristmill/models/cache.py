@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from gristmill.plan.locks import LockFile
+
 # Files below this are read again each time: about 3 ms, no more than looking into the cache and checking it.
 _SMALL = 4 << 20
 # A file touched this recently may change again within the clock tick of its time stamp, so its digest is not kept
@@ -124,11 +126,9 @@ def built(name: str, build: Callable[[Path], None], cache: Path | None = None) -
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # Windows: no lock, the rename decides
+    if os.name == "nt":  # no lock, the rename decides
         yield
         return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with LockFile(str(path), "a+") as file:
+        file.lock(wait=True)
         yield

@@ -131,7 +131,7 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
             stderr=log,
             start_new_session=True,  # the caller's terminal may go
         )
-    # Until the lock names its holder, so is held: asking `holder` sooner could take the lock from under the driver.
+    # Until the lock names its holder, so is held: sooner, the map would be taken for lost.
     while not _has_text(folder / "lock"):
         if driver.poll() is not None and not _has_text(folder / "lock"):
             raise RunFailed(f"the driver of a detached map ended at once; see {folder / 'log.txt'}")

@@ -9,7 +9,8 @@ import os
 import shutil
 import tempfile
 import threading
-from typing import Any
+
+from gristmill.plan.locks import LockFile
 
 
 class Folder:
@@ -19,11 +20,11 @@ class Folder:
 
     def __init__(self, prefix: str, above: str) -> None:
         _sweep(prefix, above)
-        self._process = os.getpid()
+        self.process = os.getpid()
         while True:
             self.path = tempfile.mkdtemp(prefix=prefix, dir=above)
             try:
-                self._lock = open(os.path.join(self.path, "lock"), "a+")  # noqa: SIM115
+                self._lock = LockFile(os.path.join(self.path, "lock"), "a+")
             except FileNotFoundError:
                 continue  # swept, as it was empty
             if os.name == "nt" or (_held(self._lock) and os.path.exists(self._lock.name)):
@@ -32,13 +33,15 @@ class Folder:
 
     def remove(self) -> None:
         """With all that is in it; not from a fork of the process whose folder it is."""
-        if os.getpid() == self._process:
+        if os.getpid() == self.process:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
 
 
 class Scratch:
-    """Names in a temporary folder (TMPDIR), made when the first one is asked for and removed with the process."""
+    """Names in a temporary folder (TMPDIR), made when the first one is asked for and removed with the process; a fork
+    of that has its own.
+    """
 
     def __init__(self) -> None:
         self._folder: Folder | None = None
@@ -48,7 +51,7 @@ class Scratch:
     def path(self, name: str) -> str:
         """A path that nothing stands at."""
         with self._guard:
-            if self._folder is None:
+            if self._folder is None or self._folder.process != os.getpid():
                 self._folder = Folder("gristmill-scratch-", tempfile.gettempdir())
                 atexit.register(self._folder.remove)
         return os.path.join(self._folder.path, f"{next(self._numbers)}-{name}")
@@ -60,19 +63,16 @@ def _sweep(prefix: str, above: str) -> None:
             folder = os.path.join(above, name)
             with contextlib.suppress(OSError):
                 os.rmdir(folder)  # its process was killed before it made a lock; if it lives it makes another
-            with contextlib.suppress(OSError), open(os.path.join(folder, "lock"), "r+") as lock:
+            with contextlib.suppress(OSError), LockFile(os.path.join(folder, "lock"), "r+") as lock:
                 if _held(lock):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _held(file: Any) -> bool:
+def _held(file: LockFile) -> bool:
     """Take the lock of a folder; false if its process lives."""
     if os.name == "nt":
         return False  # a file that is open cannot be removed there: such folders are left to the system
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.suppress(OSError):
+        file.lock()
         return True
-    except OSError:
-        return False
+    return False
