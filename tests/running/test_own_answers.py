@@ -204,6 +204,15 @@ def frames(how: str) -> Any:
             "array beside": lambda: {"y": by["id"] * 10, "z": by["x"].to_numpy()},
             "repeated": lambda: pd.DataFrame({"y": df["id"] * 10}).iloc[[0, 0, 1, 2, 3, 4][: len(df)]],
             "two halves": lambda: pd.concat([(df["id"] * 10).iloc[:3]] * 2).to_frame("y"),
+            "index by name": lambda: by.reset_index().set_index("index").assign(y=by["id"].to_numpy() * 10)[["y"]],
+            "keyed": lambda: pd.concat({k: g.assign(y=g["id"] * 10)[["y"]] for k, g in df.groupby(df["x"] > 3)}),
+            "by group": lambda: df.groupby((-df["x"]).rename("r")).apply(lambda g: pd.DataFrame({"y": g["id"] * 10})),
+            "floats": lambda: (
+                df.set_index(df.index.astype(float)).sort_values("x").assign(y=lambda d: d["id"] * 10)[["y"]]
+            ),
+            "a rank": lambda: pd.DataFrame({"y": df["id"] * 10}).set_index(
+                (df["x"].rank() - 1).astype(int).rename("rank")
+            ),
             "by id": lambda: pd.DataFrame({"y": by.set_index("id")["x"]}),
         }[how]()
 
@@ -211,7 +220,11 @@ def frames(how: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "how", ["frame", "series", "two series", "grouped", "backwards", "labels", "from one", "indexed", "counted"]
+    "how",
+    [
+        *("frame", "series", "two series", "grouped", "backwards", "labels", "from one", "indexed", "counted"),
+        *("index by name", "keyed", "by group", "floats"),
+    ],
 )
 @pytest.mark.parametrize("stage", ["model", "step", "post"])
 def test_what_pandas_has_sorted_is_put_back_in_order(tmp_path: Path, how: str, stage: str) -> None:
@@ -231,7 +244,7 @@ def test_what_pandas_has_sorted_is_put_back_in_order(tmp_path: Path, how: str, s
     assert found["y"].to_pylist() == [10 * i for i in range(6)]
 
 
-@pytest.mark.parametrize("how", ["array beside", "repeated", "two halves", "by id"])
+@pytest.mark.parametrize("how", ["array beside", "repeated", "two halves", "by id", "a rank"])
 def test_an_index_that_does_not_tell_which_row_is_which_is_refused(tmp_path: Path, how: str) -> None:
     """What it could mean is said, with the way to say so."""
     pytest.importorskip("pandas")
@@ -247,3 +260,18 @@ def test_a_filter_s_sorted_mask_is_of_its_rows(tmp_path: Path) -> None:
     source = pa.table({"id": range(6), "x": SORTED})
     job = gm.Job(source, lambda b: {"y": b["x"]}, gm.sink(str(tmp_path), keep=["id"]), steps=[kept], workers=0)
     assert job.run().read().to_table().to_pylist() == [{"id": i, "y": x} for i, x in enumerate(SORTED) if x > 3]
+
+
+@pytest.mark.parametrize("expands", [False, True])
+def test_steps_that_make_something_new_at_each_call(tmp_path: Path, expands: bool) -> None:
+    """What stands beside an answer is what the model was given, also for the rows that were tried before planning."""
+    drawn = iter(range(10**6))
+    step = gm.flat_map(lambda row: ({"crop": next(drawn)} for _ in range(2))) if expands else gm.step(
+        lambda batch: {"crop": [next(drawn) for _ in batch["id"]]}, batch_format="numpy"
+    )  # fmt: skip
+    source = pa.table({"id": range(3000)})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id", "crop"])
+    report = gm.Job(source, lambda b: {"seen": b["crop"]}, sink, steps=[step], workers=0).run()
+    found = report.read().to_table()
+    assert found.num_rows == 6000 if expands else 3000
+    assert found["crop"].to_pylist() == found["seen"].to_pylist()

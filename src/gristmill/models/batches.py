@@ -407,26 +407,32 @@ class _Found:
         count = len(index)
         if count < 2 or count != (self.rows if self._table is None else self._table.num_rows):
             return None
-        if of := [n for n in index.names if n in self.given]:
-            assert self._table is not None
-            had = to_pandas(self._table.select(of))
-            if all(had.set_index(n).index.equals(index.get_level_values(n)) for n in of):
-                return None
-        elif index.names != [None] or index.inferred_type != "integer":
+        levels = [index.get_level_values(i) for i in range(index.nlevels)]
+        theirs = self._as_given([level for level in levels if level.name in self.given])
+        if theirs == "one by one":
             return None
-        else:
-            numbers = index.to_numpy(dtype=np.int64)
-            if (np.diff(numbers) > 0).all():
-                return None
-            order = np.argsort(numbers, kind="stable")
-            if (numbers[order] == np.arange(count)).all():
-                return np.asarray(order)
+        told, doubtful = _told([level for level in levels if level.name not in self.given], len(levels) == 1)
+        if told and all(np.array_equal(order, told[0]) for order in told):
+            return None if (np.diff(told[0]) > 0).all() else told[0]
+        if not told and not doubtful and theirs != "no":
+            return None  # labels of their own
         raise self.error(
             f"returned column {column!r} of pandas with an index ({', '.join(map(repr, index[:4].tolist()))}, …) that "
             "does not tell which row is which",
             "return the index that was given (sort_index() puts values in its order), or, if they are in the order of "
             "the rows, use reset_index(drop=True)",
         )
+
+    def _as_given(self, levels: list[Any]) -> str:
+        """What levels named like given columns hold: none of these (no), or what was given, with rows that are alike
+        (alike) or one by one.
+        """
+        if not levels or self._table is None:
+            return "alike"
+        had = to_pandas(self._table.select([level.name for level in levels]))
+        if not all(had.set_index(level.name).index.equals(level) for level in levels):
+            return "no"
+        return "alike" if had.duplicated().any() else "one by one"
 
     def _column(self, column: str, values: Any) -> pa.Array | pa.ChunkedArray:
         try:
@@ -521,6 +527,31 @@ def _flat(values: np.ndarray) -> pa.Array:
         return pa.array(values)
     # Not pa.array: at its first call it imports pandas where that is installed, a third of a second in every worker.
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _told(levels: list[Any], alone: bool) -> tuple[list[np.ndarray], bool]:
+    """Orders that levels of an index tell, of rows that were given as 0, 1, …; and whether one may tell another: with a
+    name of its own it could be a rank.
+    """
+    told, doubtful = [], False
+    for name, found in [(v.name, n) for v in levels if (n := _whole(v)) is not None]:
+        order, ours = np.argsort(found, kind="stable"), name in (None, "index")
+        ascending = bool((np.diff(found) > 0).all())
+        if not (found[order] == np.arange(len(found))).all():
+            doubtful |= alone and name is None and not ascending
+        elif ours:
+            told.append(order)
+        else:
+            doubtful |= not ascending
+    return told, doubtful
+
+
+def _whole(level: Any) -> np.ndarray | None:
+    """A level of an index as whole numbers, if it is made of them."""
+    if level.inferred_type not in ("integer", "floating") or level.hasnans:
+        return None
+    numbers = level.to_numpy(dtype=np.float64 if level.inferred_type == "floating" else np.int64)
+    return numbers if (numbers == np.floor(numbers)).all() else None
 
 
 def _pandas_columns(frame: Any, found: _Found) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gristmill.plan.contracts import Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error
 from gristmill.worker.finite import holds_nan, not_finite
-from gristmill.worker.identity import Identity, Row
+from gristmill.worker.identity import Identity, Row, digests_of
 from gristmill.worker.prepare import Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import Applied, LoadedStep, post_step
@@ -49,7 +49,7 @@ class Scored:
     results: tuple[str, ...] = ()
     dead: tuple[DeadRow, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
-    raw: tuple[tuple[Identity, pa.Table], ...] = ()
+    raw: tuple[tuple[np.ndarray, pa.Table], ...] = ()  # of a probe: rows of the window, and what the model returned
     sparse: bool = False  # rows came as dicts: a column that none of them has is null
 
 
@@ -71,7 +71,8 @@ class Predict:
         self._before: Guard | None = None  # is told of each call of the model, those that only try it included
         self._doomed: frozenset[int] = frozenset()
         self._doubt = Doubt(self._works_elsewhere)
-        self._kept: list[tuple[list[Row], np.ndarray, pa.Table]] = []  # rows, their positions, their outputs
+        # Rows, their positions, digests of what the model was given of them, their outputs.
+        self._kept: list[tuple[list[Row], np.ndarray, np.ndarray, pa.Table]] = []
         self._is_out_of_memory = is_out_of_memory
         self._release_memory = release_memory
 
@@ -126,7 +127,10 @@ class Predict:
         """Remember what a probe scored, so that its shard need not score it again. `anew`: in place of what an earlier,
         smaller probe did, whose rows are among these.
         """
-        found = [(who.places(task.paths), who.position, table) for who, table in scored.raw]
+        found = []
+        for index, table in scored.raw:
+            who = scored.window.identity.take(index)
+            found.append((who.places(task.paths), who.position, self._given(scored.window.rows, index), table))
         self._kept = [*([] if anew else self._kept), *found]
 
     def _from_probe(self, task: Task, window: Window) -> list[tuple[np.ndarray, pa.Table]]:
@@ -140,14 +144,19 @@ class Predict:
         ):
             return []
         found = []
-        for keys, positions, table in self._kept:
+        for keys, positions, digests, table in self._kept:
             near = np.flatnonzero(np.isin(window.identity.position, positions))
             place = dict(zip(window.identity.take(near).places(task.paths), near.tolist(), strict=True))
-            have = np.array([k in place for k in keys], dtype=bool)
-            if have.any():
-                index = np.array([place[k] for k, h in zip(keys, have.tolist(), strict=True) if h], dtype=np.int64)
-                found.append((index, table if have.all() else picked(table, np.flatnonzero(have))))
+            index = np.array([place.get(key, -1) for key in keys], dtype=np.int64)
+            have = np.flatnonzero(index >= 0)
+            have = have[self._given(window.rows, index[have]) == digests[have]]
+            if len(have):
+                found.append((index[have], table if len(have) == len(keys) else picked(table, have)))
         return found
+
+    def _given(self, rows: pa.Table, index: np.ndarray) -> np.ndarray:
+        """Digests of these rows, which a step may have made anew, and other than before."""
+        return digests_of(picked(rows, index)) if self._recipe.steps else np.zeros(len(index), dtype=np.uint32)
 
     # ------------------------------------------------ batches
 
@@ -287,7 +296,7 @@ class Predict:
             keep = np.setdiff1d(np.arange(rows.num_rows), list(unheld))
             rows, identity, place = picked(rows, keep), identity.take(keep), place[keep]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
-        raw = tuple((window.identity.take(i), t) for i, t in outputs) if task.kind == "probe" else ()
+        raw = tuple(outputs) if task.kind == "probe" else ()
         sparse = any(ROWS in (t.schema.metadata or {}) for _, t in outputs) or any(s.sparse for s in self._post)
         return Scored(window, rows, place, identity, counts, tuple(names), tuple(dead), figures, raw, sparse)
 
