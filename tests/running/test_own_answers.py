@@ -275,3 +275,46 @@ def test_steps_that_make_something_new_at_each_call(tmp_path: Path, expands: boo
     found = report.read().to_table()
     assert found.num_rows == 6000 if expands else 3000
     assert found["crop"].to_pylist() == found["seen"].to_pylist()
+
+
+class FirstOfEach:
+    """Keeps the first row of each key, and numbers what it is given, as a step that remembers rows does."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def __call__(self, batch: Any) -> Any:
+        new = []
+        for k in batch["k"].tolist():
+            new.append(k not in self.seen)
+            self.seen.add(k)
+        return new
+
+
+class Numbers:
+    """Counts the rows it was given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.count += len(batch["k"])
+        return {"n": np.arange(self.count - len(batch["k"]), self.count)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_step_that_remembers_meets_each_row_once(tmp_path: Path, workers: int) -> None:
+    """Of one worker that nothing fails in: rows tried before planning are none that it has seen."""
+    source = pa.table({"k": [i % 700 for i in range(1400)]})
+    steps = [gm.filter(FirstOfEach, batch_format="numpy")]
+    post = [gm.step(Numbers, batch_format="numpy")]
+    sink = gm.sink(str(tmp_path / "out"), keep=["k"])
+    report = gm.Job(source, scored, sink, steps=steps, post=post, workers=workers).run()
+    found = report.read().to_table()
+    assert sorted(found["k"].to_pylist()) == list(range(700))
+    assert found["n"].to_pylist() == list(range(700))
+
+
+def scored(batch: Any) -> Any:
+    """The key once more."""
+    return {"y": batch["k"]}

@@ -40,7 +40,7 @@ class LoadedCall:
     def __init__(self, name: str, function: Callable[[Any], Any], built: Any = None) -> None:
         self.name = name
         self._function = function
-        self._built = built
+        self.built = built
 
     def __call__(self, batch: Any) -> Any:
         with UserCode():
@@ -48,7 +48,7 @@ class LoadedCall:
 
     def close(self) -> None:
         """Calls the `close` method of a class that has one."""
-        close = getattr(self._built, "close", None)
+        close = getattr(self.built, "close", None)
         if callable(close):
             with UserCode():
                 close()

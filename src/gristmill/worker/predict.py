@@ -90,6 +90,8 @@ class Predict:
 
         Rows in `apart` are scored first, in these batches; those in `doomed` not at all. `post` runs a step after.
         """
+        for step in self._post:
+            step.begin(task)
         rows = window.rows.num_rows
         refused = {r.row: r for r in window.prepared.refused}
         alive = np.ones(rows, dtype=bool)

@@ -141,6 +141,8 @@ class Prepare:
         """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, rows are noted
         before steps and model.prepare get them, and those that killed workers are taken apart.
         """
+        for step in self._steps:
+            step.begin(task)
         read: list[str] = []
         empty, begun = True, time.perf_counter()
         for window in self._windows(task, suspects, read):

@@ -24,12 +24,15 @@ from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
 from gristmill.io.plain import to_rows
 from gristmill.models.batches import LACKS, ROW, ROWS, from_result, owned, to_batch, told_nulls
+from gristmill.models.function import LoadedCall, load_call
 from gristmill.models.given import handed_back, same
+from gristmill.models.takes import takes_of
 from gristmill.plan.failing import SomeFailed
 from gristmill.plan.processes import UserCode
 from gristmill.plan.specs import Step
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
 from gristmill.worker.identity import digest_of_row, digests_of
+from gristmill.worker.recipe import Task
 
 STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, little enough to hold several copies
 # What cannot change after it was given out; all else that a flat_map makes is copied.
@@ -56,17 +59,29 @@ class LoadedStep:
     """A step with its function loaded (a class is built once a worker); rows that fail in it die at `stage`."""
 
     def __init__(self, step: Step, stage: Stage = Stage.BEFORE) -> None:
-        from gristmill.models.function import load_call
-        from gristmill.models.takes import takes_of
-
         self._takes = None if step.call is None else takes_of(step.call)
         self.step = step
         self.sparse = False  # whether it has returned dicts
         self.stage = stage
-        self.call: Callable[[Any], Any] | None = None if step.call is None else load_call(step.call)
+        self.call = self._load()
+        self._task: Task | None = None
         self._where: Any = None
         self._good: Callable[[], Any] | None = None  # makes what the function was given last when it worked
         self.doubt = Doubt(self._still_works)
+
+    def _load(self) -> LoadedCall | None:
+        return None if self.step.call is None else load_call(self.step.call)
+
+    def begin(self, task: Task) -> None:
+        """Before rows of a task. A class that was given rows on trial, which it will be given again, is built anew, so
+        that one which remembers rows does not take them for others.
+        """
+        on_trial = self._task is not None and self._task.kind != "score"
+        if on_trial and self._task is not task and self.call is not None and self.call.built is not None:
+            self.call.close()
+            self.call = self._good = None
+            self.call = self._load()
+        self._task = task
 
     def _still_works(self) -> bool | None:
         if self._good is None:
