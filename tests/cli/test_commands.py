@@ -473,6 +473,33 @@ def test_a_value_of_the_environment_that_is_an_argument_is_part_of_the_job(folde
     assert not any(value in part for part in stored for value in (b"880055", b"990066", b"n771"))
 
 
+def test_the_order_of_a_mapping_in_an_argument_is_part_of_the_job(folder: Folder) -> None:
+    """Rules that are tried in their order: refused in another one; the job that a sink keeps for retry-dead has it as
+    it was written.
+    """
+    (folder.path / "rules.py").write_text(
+        "import os\n\n\ndef first(batch, rules):\n"
+        "    if not os.path.exists('mended') and 'text 7' in batch['t'].tolist():\n        raise ValueError('seven')\n"
+        "    return {'label': [next(of for word, of in rules.items() if word in t) for t in batch['t'].tolist()]}\n"
+    )
+    text = (
+        "source: rows.parquet\nmodel: {call: 'rules:first', args: {rules: {text: a word, '7': a figure}}}\n"
+        "sink: {uri: out, keep: [id]}\nengine: {workers: 0}\n"
+    )
+    (folder.path / "job.yaml").write_text(text)
+    assert folder.run("run", "job.yaml").code == 0
+    assert "nothing to do" in folder.run("run", "job.yaml").out
+    (folder.path / "other.yaml").write_text(
+        text.replace("{text: a word, '7': a figure}", "{'7': a figure, text: a word}")
+    )
+    refused = folder.run("run", "other.yaml")
+    assert refused.code == 4 and "argument rules of first changed" in refused.err
+    (folder.path / "mended").touch()
+    assert (done := folder.run("retry-dead", "out")).code == 0, done.err
+    found = gm.read(str(folder.path / "out")).to_table()
+    assert found.num_rows == 60 and set(found["label"].to_pylist()) == {"a word"}
+
+
 def test_secrets_are_nowhere(folder: Folder) -> None:
     """Not in plan, receipts, report, log, dead letters or errors, though the function was given it (fault 39)."""
     (folder.path / "job.yaml").write_text(

@@ -125,8 +125,17 @@ def test_inputs_that_differ() -> None:
 
 
 def test_arguments_of_a_job_may_come_from_a_file() -> None:
-    """A list there is a tuple in Python, and the order of keys means nothing."""
-    assert value_digest({"a": (1, 2), "b": 3}) == value_digest({"b": 3, "a": [1, 2]})
+    """A list there is a tuple in Python. The order of arguments means nothing, that of a mapping among them does, and
+    so does that of the columns which a function takes.
+    """
+    assert value_digest({"a": (1, 2), "b": 3}) == value_digest({"a": [1, 2], "b": 3})
+    rules = {"red": ["colour"], "apple": ["fruit"]}
+    other = dict(reversed(rules.items()))
+    same = [digests(Call(base, given)) for given in ({"x": 1, "y": rules}, {"y": rules, "x": 1})]
+    assert same[0] == same[1]
+    for pair in ((rules, other), ({"by": [rules]}, {"by": [other]})):
+        assert digests(Call(base, {"y": pair[0]})) != digests(Call(base, {"y": pair[1]}))
+    assert digests(Call(base, takes={"a": "any", "b": "any"})) != digests(Call(base, takes={"b": "any", "a": "any"}))
 
 
 SCRIPT = """

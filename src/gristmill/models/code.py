@@ -138,14 +138,14 @@ def _with_missed(found: dict[str, str], walk: Walk) -> dict[str, str]:
 
 
 def value_digest(value: Any) -> str:
-    """A digest of a value by its content, the same in every process. A job file has lists where Python has tuples, and
-    mappings in any order: these are the same. Raises BadModel for a value that could not be sent to workers.
+    """A digest of a value by its content, the same in every process. A job file has lists where Python has tuples:
+    these are the same. Raises BadModel for a value that could not be sent to workers.
     """
     return _digest(value, exact=False)
 
 
 def exact_digest(value: Any) -> str:
-    """As `value_digest`, but what a function could tell apart is not the same: types of containers, order of keys."""
+    """As `value_digest`, but types of containers are not the same, which a function could tell apart."""
     return _digest(value, exact=True)
 
 

@@ -39,7 +39,7 @@ class Walk:
     label: str = ""
 
     def text(self, value: Any, *, exact: bool) -> str:
-        """`exact` tells types of containers and the order of keys apart, which a job file cannot say."""
+        """`exact` tells types of containers apart, which a job file cannot say."""
         kind = type(value)
         if kind in _FLAT:
             return _short(f"{kind.__name__}:{value!r}")
@@ -81,7 +81,7 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
         text = _container(value, walk, exact)
         return _subclass(value, text, walk) if exact and kind is not dict else text
     if walk.is_code(value):
-        return walk.named(kind) + walk.text(dict(walk.code(value)), exact=False)
+        return walk.named(kind) + walk.text(sorted(walk.code(value).items()), exact=False)
     if isinstance(value, os._Environ):
         return "environment"  # other in each shell, and each machine
     if isinstance(value, pathlib.PurePath):
@@ -99,11 +99,9 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
 def _container(value: Any, walk: Walk, exact: bool) -> str:
     if isinstance(value, Mapping):
         if {*map(type, value), *map(type, value.values())} <= _FLAT:
-            return (
-                repr(dict(value)) if exact else "{" + ",".join(sorted(f"{k!r}:{v!r}" for k, v in value.items())) + "}"
-            )
+            return repr(dict(value))
         pairs = [f"{walk.text(k, exact=exact)}={walk.text(v, exact=exact)}" for k, v in value.items()]
-        return "{" + ",".join(pairs if exact else sorted(pairs)) + "}"
+        return "{" + ",".join(pairs) + "}"
     if isinstance(value, (list, tuple)):
         if set(map(type, value)) <= _FLAT:
             return repr(list(value))

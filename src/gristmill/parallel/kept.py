@@ -96,10 +96,10 @@ def code_digest(function: Any, kept: Kept) -> str:
 
     found = dict(callable_digests(function))
     files = {name: found.pop(name) for name in list(found) if name.startswith(FILE)}
-    code = value_digest(found)
+    code = value_digest(sorted(found.items()))
     known = kept.first(code, files) if files else ()
     compared = {name: files[name] for name in known if name in files and not files[name].startswith(NOT_COMPARED)}
-    return value_digest([code, compared]) if compared else code
+    return value_digest([code, sorted(compared.items())]) if compared else code
 
 
 def key_of(code: str, value: Any) -> str:
