@@ -247,11 +247,12 @@ class Run:
             publishing.settle(self.root, self._files)  # where a run was stopped after it had published
         choice = self._chosen(r)
         self.resolved, self._base = choice.resolved, choice.base
+        opened = (self.root, self._files)
+        # Of a result that stays live; one that is replaced may have gone.
+        if (choice.generation is None or choice.base is not None) and (restored := publishing.put_back(*opened)):
+            self._note("warning", f"{units.plural(len(restored), 'published file')} had gone and were put back")
         if choice.generation is None:
             seconds, engine = time.monotonic() - self._begun, self.spec.engine.name
-            opened = (self.root, self._files)
-            if restored := publishing.put_back(*opened):
-                self._note("warning", f"{units.plural(len(restored), 'published file')} had gone and were put back")
             self.report = reporting.untouched(self.sink.uri, opened, seconds, engine, self._notes)
             self._say(phase="done")
             return

@@ -161,3 +161,36 @@ def test_a_published_file_that_somebody_removed(source: str, root: str) -> None:
         run(source, root)
     run(source, root, restart=True)
     sound(root, 30)
+
+
+@pytest.mark.parametrize("verb", ["append", "retry"])
+def test_nothing_is_added_to_a_result_of_which_a_part_has_gone(source: str, root: str, verb: str) -> None:  # noqa: F811
+    """It is put back first where its rows are kept; else the command is refused, and publishes nothing."""
+    run(source, root, args={"bad": [3]})
+    if verb == "append":
+        more(source, range(30, 40))
+    part = sorted(Path(root).glob("*.parquet"))[0]
+    work = next(Path(root, "_gristmill").glob(f"g*/work/{part.stem}*"))
+    kept = work.read_bytes()
+    verbs: dict[str, Any] = {verb: True, "args": {"bad": [3]}}
+    part.unlink()
+    work.unlink()
+    for _ in range(2):
+        with pytest.raises(CorruptStore, match=f"{part.name}.*put it back, or .*--restart"):
+            run(source, root, **verbs)
+    work.write_bytes(kept)
+    assert any("1 published file had gone" in note for note in run(source, root, **verbs).notes)
+    sound(root, 40 if verb == "append" else 30, dead=1)
+
+
+def test_letters_that_are_gone_for_good_are_named(source: str, root: str) -> None:  # noqa: F811
+    """Where nothing is kept of them either: with the way out, which is one."""
+    run(source, root, args={"bad": [3]})
+    for letters in Path(root).rglob("*.jsonl*"):
+        letters.unlink()
+    with pytest.raises(CorruptStore, match=r"put it back, or .*--restart"):
+        gm.dead(root)
+    with pytest.raises(CorruptStore, match=r"put it back, or .*--restart"):
+        run(source, root, retry=True, args={"bad": [3]})
+    run(source, root, restart=True)
+    sound(root, 30)

@@ -21,7 +21,7 @@ import gristmill as gm
 from gristmill.commit import heartbeat, lease, reading
 from gristmill.commit.objects import ObjectFiles
 from gristmill.commit.places import opened
-from gristmill.errors import BadJob, SinkBusy
+from gristmill.errors import BadJob, CorruptStore, SinkBusy
 from s3server import SECRET, Forgetful, S3Server, Troubled
 
 ROWS = 600
@@ -102,6 +102,52 @@ def test_restart_replaces_and_dead_rows_are_retried(
     again = made.run(restart=True)
     assert sorted(again.read().to_table()["id"].to_pylist()) == list(range(ROWS))
     assert gm.verify(made).ok
+
+
+def test_letters_that_were_cleared_away_are_retried_all_the_same(
+    server: S3Server, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk: those in `_dead` are the reader's."""
+    made = job(server, rows, "cleared", picky)
+    made.run()
+    root, files = files_of(server, "cleared")
+    files.remove_folder(f"{root}/_dead")
+    assert gm.dead(made).num_rows == 1
+    (tmp_path / "fixed").touch()
+    monkeypatch.setenv("GM_FIXED", str(tmp_path / "fixed"))
+    assert gm.retry_dead(made).rows_dead == 0
+    assert sorted(gm.read(made).to_table()["id"].to_pylist()) == list(range(ROWS))
+
+
+def test_nothing_is_appended_to_a_result_of_which_a_part_has_gone(server: S3Server, tmp_path: Path) -> None:
+    """Fault 36: a bucket's lifecycle rule took it. Refused, and nothing is published."""
+    for name, first in (("a", 0), ("b", 100)):
+        pq.write_table(pa.table({"id": range(first, first + 10)}), tmp_path / f"{name}.parquet")
+        made = job(server, f"{tmp_path}/*.parquet", "taken")
+        if name == "a":
+            made.run()
+    root, files = files_of(server, "taken")
+    (part,) = (n for n in files.below(root, "_gristmill") if n.startswith("part-"))
+    files.remove(f"{root}/{part}")
+    with pytest.raises(CorruptStore, match=f"{part} is published, but the file is gone: .*--restart"):
+        made.run(append=True)
+    assert gm.status(made)["published_generation"] == 1
+    made.run(restart=True)
+    assert gm.read(made).count_rows() == 20
+
+
+def test_a_reader_in_the_middle_of_a_file_reads_on(server: S3Server, rows: str) -> None:
+    """Fault 61: though a restart publishes, and its part is visible no more."""
+    made = job(server, rows, "readers", lambda b: {"v": np.random.rand(len(b["id"]), 400)})
+    made.run()
+    system, paths = (data := gm.read(made)).filesystem, data.files
+    with system.open_input_file(paths[0]) as part:
+        size = part.size()
+        head = part.read(size // 2)
+        made.run(restart=True)
+        whole = head + part.read()
+    assert len(whole) == size
+    assert pq.read_table(pa.BufferReader(whole)).num_rows == 100
 
 
 def test_a_damaged_and_a_deleted_part_are_named(server: S3Server, rows: str) -> None:

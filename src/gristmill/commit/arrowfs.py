@@ -16,12 +16,7 @@ def handler(files: Any, otherwise: Mapping[str, str]) -> Any:
     from gristmill.commit.objects import Ranges
 
     def found(path: str) -> Ranges:
-        try:
-            return Ranges(files, path)
-        except FileNotFoundError:
-            if path not in otherwise:
-                raise
-            return Ranges(files, otherwise[path])
+        return Ranges(files, path, otherwise.get(path))
 
     class Reading(pafs.FileSystemHandler):  # type: ignore[misc]
         def get_type_name(self) -> str:

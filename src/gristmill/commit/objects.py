@@ -392,10 +392,11 @@ class ObjectFiles:
 
 
 class Ranges(io.RawIOBase):
-    """An object as a file that is read by ranges."""
+    """An object as a file that is read by ranges; on from where else it is kept (`kept`), should it go meanwhile."""
 
-    def __init__(self, files: ObjectFiles, path: str) -> None:
-        self._files, self._path, self.size, self._at = files, path, files.size(path), 0
+    def __init__(self, files: ObjectFiles, path: str, kept: str | None = None) -> None:
+        self._files, self._paths, self._at = files, [path, *([] if kept is None else [kept])], 0
+        self.size = self._asked(files.size)
 
     def readable(self) -> bool:
         """True."""
@@ -419,6 +420,15 @@ class Ranges(io.RawIOBase):
         stop = self.size if size < 0 else min(self.size, self._at + size)
         if stop <= self._at:
             return b""
-        data = self._files.range(self._path, self._at, stop)
+        data = self._asked(lambda path: self._files.range(path, self._at, stop))
         self._at += len(data)
         return data
+
+    def _asked(self, what: Callable[[str], T]) -> T:
+        try:
+            return what(self._paths[0])
+        except FileNotFoundError:
+            if len(self._paths) == 1:
+                raise
+            del self._paths[0]
+            return what(self._paths[0])

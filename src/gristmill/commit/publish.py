@@ -167,7 +167,7 @@ def _forget(newest: Publication, live: Sequence[Live], before: Publication | Non
     folders. Of the others, work files that nobody reads. What was begun after this publication is left alone.
     """
     files, root = newest.files, newest.root
-    kept = {f.work for f in live if files.free_links or f.role == "manifest"}
+    kept = {f.work for f in live if files.free_links or f.role in ("manifest", "dead")}
     kept |= {f.work for f in _readable(before)}
     names = {f.name for f in live}
     members = {*newest.generations, *(before.generations if before is not None else ())}

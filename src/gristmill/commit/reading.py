@@ -16,7 +16,7 @@ from gristmill.commit.generation import Generation, decode_schema, generations, 
 from gristmill.commit.publication import Live, Publication, latest, published
 from gristmill.commit.receipt import standing
 from gristmill.commit.store import LOCAL, join
-from gristmill.errors import BadJob, BadSource
+from gristmill.errors import BadJob, BadSource, CorruptStore
 from gristmill.io.jsonread import as_arrow
 from gristmill.models.batches import to_numpy
 from gristmill.models.extras import require
@@ -128,8 +128,10 @@ def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:
     """For each file a path that holds it, and goes on doing so when the next result is published: its work file, where
     that is kept beside the visible name; a sink that was copied without its `_gristmill` has only the latter.
     """
-    if not files.free_links:
-        return [join(root, f.name) for f in parts]
+    return _kept(root, parts, files) if files.free_links else [join(root, f.name) for f in parts]
+
+
+def _kept(root: str, parts: Sequence[Live], files: Files) -> list[str]:
     folders = {f.work.rpartition("/")[0] for f in parts}
     there = {f"{folder}/{name}" for folder in folders for name in files.names(join(root, folder))}
     return [join(root, f.work if f.work in there else f.name) for f in parts]
@@ -169,8 +171,8 @@ def committed_letters(begun: Generation) -> pa.Table:
 
 
 def letters_of(root: str, live: Sequence[Live], files: Files) -> list[str]:
-    """Paths of the dead-letter files among the files of a result."""
-    return readable(root, [f for f in live if f.role == "dead"], files)
+    """Paths of the dead-letter files among the files of a result: visible ones are the reader's to clear away."""
+    return _kept(root, [f for f in live if f.role == "dead"], files)
 
 
 def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
@@ -181,12 +183,19 @@ def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
 
 
 def dead_letters(paths: Sequence[str], files: Files = LOCAL) -> pa.Table:
-    """Dead-letter files as a table, schema DEAD."""
+    """Dead-letter files as a table, schema DEAD. Raises CorruptStore for one that is gone."""
     rows = []
     for name in paths:
-        with files.local(name) as path, open(path, encoding="utf-8") as file:
-            for line in file:
-                row = json.loads(line)
-                row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
-                rows.append({n: storable(v) if isinstance(v, str) else v for n, v in row.items()})
+        try:
+            with files.local(name) as path, open(path, encoding="utf-8") as file:
+                lines = file.readlines()
+        except FileNotFoundError:
+            raise CorruptStore(
+                f"{name}: holds dead letters of the result, but the file is gone: put it back, or score all rows again "
+                "with --restart (restart=True)"
+            ) from None
+        for line in lines:
+            row = json.loads(line)
+            row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
+            rows.append({n: storable(v) if isinstance(v, str) else v for n, v in row.items()})
     return pa.Table.from_pylist(rows, schema=DEAD)
