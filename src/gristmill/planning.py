@@ -639,7 +639,9 @@ def fingerprint_of(
     for place, call in calls.items():
         for name, digest in ({} if call is None else code.digests(call)).items():
             # Modules are the same for all; a lambda, an argument or a closure is of its own step.
-            digests[name if name.startswith(("module ", "version of ")) else f"{place}: {name}"] = digest
+            digests[
+                name if name.startswith(("module ", "version of ", fingerprint.PACKAGE)) else f"{place}: {name}"
+            ] = digest
     described = replace(job, model=_as_asked(job, model))
     return Fingerprint(
         fingerprint.options_of(described, source_format, sink_format),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.models import pins
+from gristmill.models.code import digests
+from gristmill.plan.specs import Call
 
 SCORING = """
 import os, pathlib, shutil, time
@@ -69,3 +73,40 @@ def test_a_module_that_changes_during_a_run_is_exit_4(
     report = job.run()
     assert report.read().to_table()["y"].to_pylist() == [2 * i for i in range(200)]
     assert (tmp_path / "marker").exists() and bool(report.shards_resumed) == another
+
+
+def test_the_package_that_a_function_is_of_counts_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed again under the same version: refused, by workers too, and in a process that has the old one in memory.
+    What the package wrote itself is none of its files.
+    """
+    site = tmp_path / "site-packages"
+
+    def installed(code: str, rate: str = "2") -> gm.Job:
+        files = {"acme_rates/__init__.py": "", "acme_rates/score.py": code, "acme_rates/rate.txt": rate}
+        about = {"METADATA": "Metadata-Version: 2.1\nName: acme-rates\nVersion: 1.0\n", "top_level.txt": "acme_rates\n"}
+        about["RECORD"] = "".join(f"{name},,\n" for name in files)
+        for name, text in {**files, **{f"acme_rates-1.0.dist-info/{n}": t for n, t in about.items()}}.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text)
+        sys.modules.pop("acme_rates.score", None)
+        return gm.Job(
+            str(tmp_path / "in.parquet"), gm.model("acme_rates.score:score"), str(tmp_path / "out"), workers=0
+        )
+
+    code = "def score(batch):\n    return {'y': batch['id'] * 2}\n"
+    pq.write_table(pa.table({"id": range(20)}), tmp_path / "in.parquet")
+    monkeypatch.syspath_prepend(str(site))
+    assert installed(code).run().rows_ok == 20
+    (site / "acme_rates" / "cache.json").write_text("{}")
+    assert installed(code).run().state == "nothing to do"
+    planned = pins.pins(digests(Call("acme_rates.score:score")))
+    for changed in ((code, "3"), (code.replace("* 2", "* 3 + 1"), "2")):
+        with pytest.raises(gm.PlanChanged, match="package acme_rates changed"):
+            installed(*changed).run()
+        with pytest.raises(gm.PlanChanged, match="installed package acme_rates was changed after"):
+            pins.check(planned)
+    importlib.import_module("acme_rates.score")
+    (site / "acme_rates" / "score.py").write_text(code)
+    with pytest.raises(gm.BadJob, match="start again"):
+        gm.Job(str(tmp_path / "in.parquet"), gm.model("acme_rates.score:score"), str(tmp_path / "out")).run()
+    assert installed(code).run().state == "nothing to do"

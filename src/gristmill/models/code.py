@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+import os
 import sys
 import textwrap
 import types
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gristmill.errors import BadModel
@@ -30,10 +32,12 @@ from gristmill.models.modules import (
     is_users,
     local_file,
     named,
+    package_digest,
+    package_of,
     read,
 )
 from gristmill.models.values import Walk
-from gristmill.plan.fingerprint import FILE, VALUE
+from gristmill.plan.fingerprint import FILE, PACKAGE, VALUE
 from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
 
@@ -255,6 +259,11 @@ class _Look:
         """What is called, by its name, and all that it refers to."""
         module = getattr(target, "__module__", None) or ""
         self.put(f"callable {_qualified(target)}", "" if _local_module(module) else module)
+        if package := package_of(module):  # the user's own, as a rule, and its version is not always another
+            self.found[f"{PACKAGE}{package}"] = package_digest(package) or ""
+            for function in (target, *vars(target).values()) if hasattr(target, "__dict__") else ():
+                if isinstance(function, types.FunctionType) and os.path.isfile(function.__code__.co_filename):
+                    must_be_as_written(function.__code__, Path(function.__code__.co_filename))
         self.add("object", target, given=True)
 
     def add(

@@ -69,14 +69,6 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
     return found
 
 
-# Up to these a folder that an argument names is compared by what its files hold.
-MOST_FILES = 10_000
-MOST_BYTES = 64 << 30
-NO_MODEL = "not compared: no model in it"
-TOO_MANY = f"not compared: more than {MOST_FILES:,} files"
-BY_TIMES = "names, sizes and times "  # before the digest of these
-
-
 def named_files(value: Any) -> Iterator[tuple[str, str]]:
     """The files and folders of this machine that texts and paths anywhere in an argument name, with digests of what
     they hold, or one of the words above. A text that could be another thing, a word that a folder here happens to be
@@ -108,7 +100,7 @@ def _named(text: str, sure: bool) -> str | None:
         return file_digest(path) if sure or path.suffix else None
     if not stat.S_ISDIR(kind):
         return None
-    found = _below(path)
+    found = below(path)
     if found is None:
         return TOO_MANY if sure or any(p.suffix in _WEIGHTS for p in path.iterdir()) else None
     if any(p.suffix in _WEIGHTS or (sure and _MODEL_FILE.match(p.name)) for p in found):
@@ -119,7 +111,7 @@ def _named(text: str, sure: bool) -> str | None:
 def _matching(pattern: str) -> str | None:
     """The digest of the files that a text with `*`, `?` or `[…]` stands for."""
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
-    if "**" in pattern and _below(root) is None:
+    if "**" in pattern and below(root) is None:
         return TOO_MANY
     found = list(itertools.islice(glob.iglob(pattern, recursive=True), MOST_FILES + 1))
     if len(found) > MOST_FILES:
@@ -135,7 +127,7 @@ def _together(root: Path, files: list[Path]) -> str:
     return BY_TIMES + table_digest({name: f"{s.st_size} {s.st_mtime_ns}" for name, s in stats.items()})
 
 
-def _below(folder: Path) -> list[Path] | None:
+def below(folder: Path) -> list[Path] | None:
     """The files in a folder and its folders, also those that links lead to, without hidden ones; None where they are
     too many.
     """

@@ -17,10 +17,17 @@ import sysconfig
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.machinery import all_suffixes
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
+from gristmill.models.cache import file_digest, table_digest
+from gristmill.models.files import TOO_MANY, below, digests_of
+
 ALL = "*"
+_CODE = set(all_suffixes())
+_MOST_HASHED = 1000  # files of an installed package: 0.1 s
 _OURS = Path(__file__).resolve().parents[1]
 _SCRIPTS = sysconfig.get_path("scripts")
 # Where one of these is used, any name of the module may be meant.
@@ -476,17 +483,63 @@ def add_version(module: str, found: dict[str, str]) -> None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("gristmill", "__main__") or f"version of {top}" in found:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    for name in _distributions(top):
+        found[f"version of {name}"] = version(name)
 
+
+def _distributions(top: str) -> list[str]:
+    """The installed distributions that a top-level module is of."""
     try:
-        found[f"version of {top}"] = version(top)
+        version(top)
     except PackageNotFoundError:
-        for distribution in _distributions().get(top, []):
-            found[f"version of {distribution}"] = version(distribution)
+        return _by_module().get(top, [])
+    return [top]
 
 
 @functools.lru_cache(maxsize=1)
-def _distributions() -> dict[str, list[str]]:
-    from importlib.metadata import packages_distributions
-
+def _by_module() -> dict[str, list[str]]:
     return {k: list(v) for k, v in packages_distributions().items()}
+
+
+def package_of(module: str) -> str:
+    """The outermost package, no mere namespace, that an installed module is of; "" for the user's own files, Python's
+    and Gristmill's.
+    """
+    parts = module.split(".")
+    if parts[0] in sys.stdlib_module_names or parts[0] in ("", "gristmill", "__main__") or is_local_module(module):
+        return ""
+    names = (".".join(parts[: n + 1]) for n in range(len(parts)))
+    return next((name for name in names if _root_of(name) is not None), "")
+
+
+def package_digest(name: str) -> str | None:
+    """Of what the files of an installed package, or module, hold; None where it is not installed here. Of files that
+    are no code those count that were installed with it: others it may have written itself. A large one counts by what
+    its installer has noted.
+    """
+    root = _root_of(name)
+    if root is None:
+        return None
+    if root.is_file():
+        return file_digest(root)
+    recorded = [file for dist in _distributions(name.partition(".")[0]) for file in distribution(dist).files or ()]
+    found = below(root)
+    if found is None or len(found) > _MOST_HASHED:
+        inside = Path(*name.split("."))
+        noted = {str(file): file.hash.value for file in recorded if file.hash and inside in Path(file).parents}
+        return table_digest(noted) if noted else TOO_MANY
+    known = {os.path.realpath(str(file.locate())) for file in recorded}
+    files = [f for f in found if not known or f.suffix in _CODE or os.path.realpath(f) in known]
+    return digests_of(root, files, None, name).all
+
+
+def _root_of(name: str) -> Path | None:
+    """The folder of an installed package, or the file of a module; None of a namespace, and what is not installed."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None or spec.origin in (None, "built-in", "frozen"):
+        return None
+    path = Path(str(spec.origin))
+    return path.parent if spec.submodule_search_locations else path

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.errors import PlanChanged
-from gristmill.models.modules import local_file, named, read
+from gristmill.models.modules import local_file, named, package_digest, read
+from gristmill.plan.fingerprint import PACKAGE
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A module: digests of those statements of it that the plan rests on ("": of its file, where that is no source),
-    and the path, size and time of the file that had them, None where it had them no more.
+    """A module: digests of those statements of it that the plan rests on ("": of its file, where that is no source;
+    PACKAGE: of all files of an installed one), and the path, size and time of the file that had them, None where it had
+    them no more.
     """
 
     module: str
@@ -32,11 +34,13 @@ def pins(code: Mapping[str, str]) -> tuple[Pin, ...]:
         module, _, part = name.removeprefix("module ").partition(": ")
         if name.startswith("module ") and module != named("__main__"):
             parts.setdefault(module, {})[part] = digest
+        elif name.startswith(PACKAGE):
+            parts[name.removeprefix(PACKAGE)] = {PACKAGE: digest}
     return tuple(_pinned(module, digests) for module, digests in parts.items())
 
 
 def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
-    file = local_file(module)
+    file = None if PACKAGE in parts else local_file(module)
     if file is None or not file.is_file():
         return Pin(module, parts)
     stamp = _stamp(file)  # before its content is looked at: what is written later has another one
@@ -49,14 +53,23 @@ def check(planned: tuple[Pin, ...]) -> None:
     """
     importlib.invalidate_caches()
     for pin in planned:
-        file = local_file(pin.module)
-        if file is None or not file.is_file():
-            continue
-        if _stamp(file) != pin.stamp and not _holds(file, pin.module, pin.parts):
+        what = _changed(pin)
+        if what is not None:
             raise PlanChanged(
-                f"{file}: module {pin.module} was changed after the run was planned, and answers of two versions must "
-                "not stand in one result: put it back and run again, or --restart (restart=True) with what is there now"
+                f"{what} was changed after the run was planned, and answers of two versions must not stand in one "
+                "result: put it back and run again, or --restart (restart=True) with what is there now"
             )
+
+
+def _changed(pin: Pin) -> str | None:
+    """The name of what is not as it was planned."""
+    if PACKAGE in pin.parts:
+        found = package_digest(pin.module)
+        return None if found in (None, pin.parts[PACKAGE]) else f"the installed package {pin.module}"
+    file = local_file(pin.module)
+    if file is None or not file.is_file() or _stamp(file) == pin.stamp or _holds(file, pin.module, pin.parts):
+        return None
+    return f"{file}: module {pin.module}"
 
 
 def _stamp(file: Path) -> tuple[str, int, int]:

@@ -77,6 +77,7 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
 }
 MOST_LINES = 12
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
+PACKAGE = "package "  # before the name of an installed package that a callable itself is of
 VALUE = "value of "  # before the name of a value of the environment that is in an argument
 _COLUMNS = "source.columns"
 
