@@ -143,16 +143,11 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
 
 
 def check_exact(base: Publication, schema: pa.Schema, uri: str) -> None:
-    """Raises PlanChanged where a column of whole numbers is to be one of floats, and the result has one that a float
-    may not hold.
+    """Raises PlanChanged where a column of the result is to have a type that may not hold each of its values: floats
+    for whole numbers, and finer times, which reach less far.
     """
     then, role = generations.decode_schema(base.body["output_schema"]), "rows"
-    t = pa.types
-    names = [
-        f.name
-        for f in schema
-        if f.name in then.names and t.is_integer(then.field(f.name).type) and t.is_floating(f.type)
-    ]
+    names = [f.name for f in schema if f.name in then.names and not _holds(f.type, then.field(f.name).type)]
     if not names:
         return
     if base.body["sink_format"] == "npy":
@@ -164,9 +159,17 @@ def check_exact(base: Publication, schema: pa.Schema, uri: str) -> None:
             except pa.ArrowInvalid as e:
                 raise PlanChanged(
                     f"{uri}: column {name!r} was {then.field(name).type}, is {schema.field(name).type}, in which not "
-                    f"every value of the result is the same ({e}): --evolve cannot widen it; give whole numbers, or "
-                    "use --restart (restart=True) to score everything anew"
+                    f"every value of the result is the same ({e}): --evolve cannot widen it; give "
+                    f"{then.field(name).type}, or use --restart (restart=True) to score everything anew"
                 ) from None
+
+
+def _holds(wider: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether a type that another was widened to holds each of its values, whatever they are."""
+    t = pa.types
+    if t.is_nested(kind):
+        return all(_holds(wider.field(i).type, kind.field(i).type) for i in range(kind.num_fields))
+    return kind == wider or not (t.is_timestamp(kind) or (t.is_integer(kind) and t.is_floating(wider)))
 
 
 def schema_without_rows(r: Resolved) -> pa.Schema:

@@ -417,6 +417,36 @@ def test_fault_47_whole_numbers_are_added_to_fractions_where_each_is_one(source:
     assert gm.verify(root, deep=True).ok
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_fault_47_times_are_made_finer_where_each_can_be(quick: Path, root: str, form: str, nested: bool) -> None:
+    """Nanoseconds reach to 2262: added to microseconds only where the result has none beyond."""
+    (quick / "times").mkdir()
+
+    def written(name: str, ids: list[int], times: pa.Array) -> None:
+        if nested:
+            times = pa.StructArray.from_arrays([pa.array([[t] for t in times], pa.list_(times.type))], ["seen"])
+        pq.write_table(pa.table({"id": ids, "until": times}), quick / "times" / name)
+
+    def added() -> None:
+        sink = gm.sink(root, keep=["id", "until"], format=form, evolve=True)
+        gm.Job(f"{quick}/times/*.parquet", lambda b: {"y": b["id"]}, sink, workers=0).run(append=True)
+
+    far = 253_402_214_400 * 10**6  # the last day of 9999
+    written("a.parquet", [1, 2], pa.array([1704067200000000, None], pa.timestamp("us")))
+    added()
+    written("b.parquet", [3], pa.array([1735689600000000001], pa.timestamp("ns")))
+    added()
+    assert gm.read(root).count_rows() == 3 and gm.verify(root, deep=True).ok
+    shutil.rmtree(root)
+    written("b.parquet", [3], pa.array([far], pa.timestamp("us")))
+    added()
+    written("c.parquet", [4], pa.array([1735689600000000001], pa.timestamp("ns")))
+    with pytest.raises(PlanChanged, match=r"'until' was .*\[us\].*, is .*\[ns\]"):
+        added()
+    assert gm.read(root).to_table().num_rows == 3 and gm.verify(root, deep=True).ok
+
+
 def nothing_yet(batch: dict[str, Any], cured: bool = False) -> list[Any]:
     """Every row is refused, or none."""
     return [{"y": float(i)} if cured else ValueError("not yet") for i in batch["id"].tolist()]

@@ -393,7 +393,7 @@ def _deep(result: Publication, files: Files) -> list[str]:
             rows = sum(b.num_rows for b in beside.to_batches(columns=others))
         else:
             rows = sum(b.num_rows for b in reading.read(result.root, files).to_batches())
-    except (pa.ArrowException, OSError, ValueError) as e:
+    except (CorruptStore, pa.ArrowException, OSError, ValueError) as e:
         return [f"the rows cannot be read: {type(e).__name__}: {e}"]
     wanted = result.body["rows_ok"]
     return [] if rows == wanted else [f"{rows} rows are read, {wanted} were published"]
