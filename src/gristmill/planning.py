@@ -636,8 +636,9 @@ def fingerprint_of(
     calls = {f"{name}[{n}]": s.call for name in ("steps", "post") for n, s in enumerate(getattr(job, name))}
     calls["model"] = model.call if isinstance(model, FunctionModel) else None
     digests: dict[str, str] = {}
+    held: list[Any] = []
     for place, call in calls.items():
-        for name, digest in ({} if call is None else code.digests(call)).items():
+        for name, digest in ({} if call is None else code.digests(call, held)).items():
             # Modules are the same for all; a lambda, an argument or a closure is of its own step.
             digests[
                 name if name.startswith(("module ", "version of ", fingerprint.PACKAGE)) else f"{place}: {name}"
@@ -649,6 +650,7 @@ def fingerprint_of(
         digests,
         {f.file.path: fingerprint.input_digest(f) for f in files},
         fingerprint.digest_of(list(reads)) if reads else "",
+        tuple(held),
     )
 
 

@@ -168,6 +168,7 @@ class Run:
         self._tally = Tally()
         self._now = Progress(sink=self.sink.uri, model=spec.model.name)
         self._said = 0.0
+        self._warned: set[str] = set()  # of what workers warn
         self._notes: list[str] = []
         self._secrets = tuple(secrets_in(spec))
         self._plan: Plan | None = None
@@ -518,7 +519,11 @@ class Run:
         for note in feed.notes:
             self._observer.note(note)
         feed.notes.clear()
-        if isinstance(event, Printed):
+        if isinstance(event, Printed) and event.stream == "warning":
+            if event.text not in self._warned:
+                self._warned.add(event.text)
+                self._note("warning", scrub(event.text, self._secrets))
+        elif isinstance(event, Printed):
             for line in scrub(event.text, self._secrets).removesuffix("\n").split("\n"):
                 self._observer.note(Note("print", line, {"worker": event.worker}))
         elif isinstance(event, Waiting):

@@ -35,6 +35,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r), sink.drop),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
         files=files, secrets=tuple(secrets_in(job)), pins=pins(r.fingerprint.code),
+        held=r.fingerprint.held,
     )  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -110,3 +112,44 @@ def test_the_package_that_a_function_is_of_counts_by_its_files(tmp_path: Path, m
     with pytest.raises(gm.BadJob, match="start again"):
         gm.Job(str(tmp_path / "in.parquet"), gm.model("acme_rates.score:score"), str(tmp_path / "out")).run()
     assert installed(code).run().state == "nothing to do"
+
+
+def test_what_a_script_sets_in_a_module_is_refused_where_workers_do_not_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain values of modules and classes, by both values and the way out; what may be a cache,
+    what code sets as it runs and what differs by machine are only warned of.
+    """
+    text = (
+        "import os\nimport {name}_conf\nfrom {name}_conf import LIMIT\nTHRESHOLD = 1 / 2\nLABELS = {{'a': 1}}\n"
+        "SEEN = 0\nHOME = os.environ.get('NO_SUCH', 'none')\n\nclass Conf:\n    name = 'default'\n\n"
+        "def count():\n    global SEEN\n    SEEN += 1\n\n"
+        "def score(batch):\n    answer = [THRESHOLD, LIMIT, {name}_conf.STEP, Conf.name, LABELS, SEEN, HOME]\n"
+        "    return {{'y': [str(answer)] * len(batch['id'])}}\n"
+    )
+    (tmp_path / "set_values.py").write_text(text.format(name="set_values"))
+    (tmp_path / "set_values_conf.py").write_text("LIMIT = 3\nSTEP = (1, 'a')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pq.write_table(pa.table({"id": range(20)}), tmp_path / "in.parquet")
+    module = importlib.import_module("set_values")
+    conf = importlib.import_module("set_values_conf")
+
+    def job(workers: int, sink: str) -> gm.Job:
+        return gm.Job(str(tmp_path / "in.parquet"), module.score, str(tmp_path / sink), workers=workers)
+
+    plain = [(module, "THRESHOLD", 0.9), (module, "LIMIT", 4), (conf, "STEP", (1, "b")), (module.Conf, "name", "x")]
+    for number, (where, name, value) in enumerate(plain):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, value)
+            assert job(0, f"out{number}").run().rows_ok == 20
+            with pytest.raises(
+                gm.BadJob, match=rf"{name} is {re.escape(repr(value))} where .* in its workers.*argument"
+            ):
+                job(1, f"new{number}").run()
+    for number, (name, value) in enumerate((("LABELS", {"a": 2}), ("SEEN", 7), ("HOME", "here"))):
+        with monkeypatch.context() as patched, pytest.warns(gm.GristmillWarning, match=f"set_values.{name} is"):
+            patched.setattr(module, name, value)
+            assert job(1, f"warned{number}").run().rows_ok == 20
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* in its workers")
+        assert job(1, "out").run().rows_ok == 20

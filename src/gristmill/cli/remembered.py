@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.plan.contracts import Files
 from gristmill.plan.job import JobSpec
-from gristmill.plan.secret import Secret
+from gristmill.plan.secret import SECRET_NAME, Secret
 
 STARTED_IN = "; started in "
-_SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$|key(_?id)?$", re.IGNORECASE)
 
 
 def _path(root: str) -> str:
@@ -57,7 +55,7 @@ def _named_secret(value: Any) -> bool:
     """Whether a mapping, or one in it, has plain text under a name that says that it is a secret."""
     if isinstance(value, Mapping):
         return any(
-            (_SECRET_NAME.search(str(key)) and isinstance(item, str) and not isinstance(item, Secret))
+            (SECRET_NAME.search(str(key)) and isinstance(item, str) and not isinstance(item, Secret))
             or _named_secret(item)
             for key, item in value.items()
         )

@@ -36,7 +36,7 @@ from gristmill.models.modules import (
     package_of,
     read,
 )
-from gristmill.models.values import Walk
+from gristmill.models.values import Held, Walk, is_plain, is_small
 from gristmill.plan.fingerprint import FILE, PACKAGE, VALUE
 from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
@@ -46,12 +46,13 @@ _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _current: ContextVar[Walk | None] = ContextVar("current", default=None)
 
 
-def digests(call: Call) -> dict[str, str]:
+def digests(call: Call, held: list[Held] | None = None) -> dict[str, str]:
     """Digests by name: the callable, statements of the user's modules that it rests on, arguments, closure, globals.
 
     Files that arguments name count by what they hold, values of the environment as they are (to be sealed). Versions
     of the installed distributions that the code imports stand beside them. A callable named by text is imported, and is
-    then the same as one that was given. What has no content that could be compared is named there.
+    then the same as one that was given. What has no content that could be compared is named there. To `held` go values
+    that workers will have by their own imports, and must have the same.
     """
     with _looking() as walk:
         found: dict[str, str] = {}
@@ -73,6 +74,8 @@ def digests(call: Call) -> dict[str, str]:
             found.update({f"{VALUE}{s} ({label})": Secret(UNSEALED, s.reveal()) for s in secrets_in(value)})
         if call.takes is not None:
             found[f"columns taken by {name}"] = value_digest(dict(call.takes))
+        if held is not None:
+            held += walk.held
         return _with_missed(found, walk)
 
 
@@ -267,11 +270,12 @@ class _Look:
         self.add("object", target, given=True)
 
     def add(
-        self, label: str, value: Any, *, changed: bool = False, owner: str | None = None, given: bool = False
-    ) -> None:
+        self, label: str, value: Any, *, changed: bool = False, owner: str | None = None, given: bool = False,
+        home: tuple[str, str] = ("", ""),
+    ) -> None:  # fmt: skip
         """Any value that code refers to. What the code itself changes as it runs is other after each call: it is only
         named. What stands in the source of a class or function `owner` need not be told again. Of one that was `given`,
-        as arguments are, the files that it names count too.
+        as arguments are, the files that it names count too. `home` is the module that has it, and its name there.
         """
         if is_code(value):
             if id(value) not in self.seen:
@@ -279,14 +283,23 @@ class _Look:
                 self._code(label, value, owner)
         elif changed:
             self.walk.missed[f"{label} (the code itself changes it)"] = None
+            if is_plain(value):
+                self.hold(home, exact_digest(value), value)
         else:
             before, self.walk.label = self.walk.label, label
-            put = self.put(label, exact_digest(value))
+            digest = exact_digest(value)
+            put = self.put(label, digest)
             self.walk.label = before
+            self.hold(home, digest, value)
             if given:
                 self.found.update(_files(put, value))
             if callable(value):  # by the code of its class, which differences name better
                 self.add(label, type(value))
+
+    def hold(self, home: tuple[str, str], digest: str, value: Any) -> None:
+        """Note what workers will have by their own import, and what it is here."""
+        if home[0] not in ("", "__main__", named("__main__")) and is_small(value, _local_module):
+            self.walk.held.append(Held.of(*home, digest, value))
 
     def _code(self, label: str, value: Any, owner: str | None) -> None:
         if isinstance(value, types.ModuleType):
@@ -334,7 +347,8 @@ class _Look:
         self.add(f"{name}.defaults", [function.__defaults__, function.__kwdefaults__], given=users)
         for label, value in vars(function).items():
             if label != "__wrapped__" and (users or label in _HELD):
-                self.add(f"{name}.{label}", value, changed=f"{function.__name__}.{label}" in state)
+                home = (module, f"{name}.{label}") if stands and owner is None else ("", "")
+                self.add(f"{name}.{label}", value, changed=f"{function.__name__}.{label}" in state, home=home)
         if users:
             self._globals(function, name, state, stands)
 
@@ -374,10 +388,11 @@ class _Look:
             self.module(label, value, names, changed=changed, above=above)
         elif (id(values), name) not in self.seen:
             self.seen[id(values), name] = values
-            if not is_code(value) and is_passing(named(values.get("__name__") or ""), name):
+            home = named(values.get("__name__") or "")
+            if not is_code(value) and is_passing(home, name):
                 self.walk.missed[f"{label} (other in every process)"] = None
                 return
-            self.add(label, value, changed=changed)
+            self.add(label, value, changed=changed, home=(home, name) if _local_module(home) else ("", ""))
 
     def module(
         self, label: str, module: types.ModuleType, names: Iterable[str], *, changed: bool = False,
@@ -413,8 +428,9 @@ class _Look:
         for attribute, value in list(vars(kind).items()):
             hidden = (attribute.startswith("_") and attribute.endswith("_")) or attribute == "_abc_impl"
             if not isinstance(value, _DESCRIPTORS) and (is_code(value) or callable(value) or not hidden):
-                own = name if stands else None
-                self.add(f"{name}.{attribute}", value, changed=attribute in state, owner=own)
+                own, label = name if stands else None, f"{name}.{attribute}"
+                home = (module, label) if stands else ("", "")
+                self.add(label, value, changed=attribute in state, owner=own, home=home)
         for above in (*kind.__bases__, type(kind)):
             self.add(name, above)
 

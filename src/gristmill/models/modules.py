@@ -18,7 +18,6 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import all_suffixes
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,13 @@ _CHANGING = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
     "setdefault", "sort", "update", "fill", "put",
 }  # fmt: skip
+
+# Modules of Python that look at nothing outside of what they are given, and functions and names that do.
+_STEADY = {
+    "collections", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "itertools", "json", "math",
+    "operator", "re", "string", "textwrap", "types", "typing", "unicodedata",
+}  # fmt: skip
+_OUTSIDE = {"__file__", "__name__", "__path__", "__spec__", "hash", "id", "input", "open", *_BY_NAME}
 
 # Calls whose values are other in every process, the last only without a seed; and what only writes such a value down.
 _PASSING = {
@@ -223,6 +229,15 @@ class Source:
     def knows_classes(self, part: str) -> bool:
         """Whether it does something with the classes that are made from another."""
         return bool(self._used(part)[0] & _BY_CLASS)
+
+    def sets(self, name: str) -> bool:
+        """Whether its functions and classes set a global or an attribute of that name."""
+        nodes = (n for stmts in self.parts.values() for s in stmts if isinstance(s, _DEFINED) for n in ast.walk(s))
+        return any(
+            name in n.names if isinstance(n, ast.Global) else isinstance(n, ast.Attribute) and n.attr == name
+            for n in nodes
+            if not isinstance(getattr(n, "ctx", None), ast.Load)
+        )
 
     def digest(self, part: str) -> str:
         """Of its code, however it is written."""
@@ -409,6 +424,58 @@ def is_passing(module: str, name: str) -> bool:
     return bool(inner) and (other, inner) != (module, name) and is_passing(other, inner)
 
 
+def is_steady(module: str, name: str) -> bool:
+    """Whether the source of modules says that a name has the same value wherever they are imported: it is made of
+    constants, of names that are so, and by Python's own functions that look at nothing outside.
+    """
+    waiting, done = [(module, name)], set[tuple[str, str]]()
+    while waiting:
+        module, name = waiting.pop()
+        if (module, name) in done:
+            continue
+        done.add((module, name))
+        file = local_file(module)
+        if file is None or file.suffix != ".py":
+            if module.partition(".")[0] not in _STEADY:
+                return False
+            continue
+        source, (top, *inner) = read(file, module), name.split(".")
+        other, imported_name = source.imports.get(top, ("", ""))
+        if other:
+            waiting.append((other, ".".join(filter(None, [imported_name, *inner])) or ALL))
+        elif top not in source.names:
+            return False
+        else:
+            nodes = [n for part in source.names[top] for stmt in source.parts[part] for n in _giving(stmt, inner)]
+            for node in (n for top_node in nodes for n in ast.walk(top_node)):
+                if isinstance(node, (ast.Import, ast.ImportFrom, ast.Global)):
+                    return False
+                if isinstance(node, ast.Attribute):
+                    waiting += _through(node, source.imports)
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                    if node.id in source.names and node.id not in source.imports:
+                        waiting.append((module, node.id))
+                    elif node.id in source.imports and source.imports[node.id][1]:
+                        waiting.append(source.imports[node.id])
+                    elif node.id in _OUTSIDE:
+                        return False
+    return True
+
+
+def _giving(stmt: ast.stmt, inner: list[str]) -> list[ast.AST]:
+    """What gives a name its value, `inner` being its names in a class; the whole statement where that is not told."""
+    for name in inner:
+        body = stmt.body if isinstance(stmt, ast.ClassDef) else []
+        found: list[ast.stmt] = [
+            s for s in body if isinstance(s, (ast.Assign, ast.AnnAssign)) and name in _plain_targets(s)
+        ]
+        found += [s for s in body if isinstance(s, ast.ClassDef) and s.name == name]
+        if len(found) != 1:
+            return [stmt]
+        stmt = found[0]
+    return [stmt]
+
+
 def _root(node: ast.expr) -> set[str]:
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -483,12 +550,16 @@ def add_version(module: str, found: dict[str, str]) -> None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("gristmill", "__main__") or f"version of {top}" in found:
         return
+    from importlib.metadata import version
+
     for name in _distributions(top):
         found[f"version of {name}"] = version(name)
 
 
 def _distributions(top: str) -> list[str]:
     """The installed distributions that a top-level module is of."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         version(top)
     except PackageNotFoundError:
@@ -498,6 +569,8 @@ def _distributions(top: str) -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def _by_module() -> dict[str, list[str]]:
+    from importlib.metadata import packages_distributions
+
     return {k: list(v) for k, v in packages_distributions().items()}
 
 
@@ -517,6 +590,8 @@ def package_digest(name: str) -> str | None:
     are no code those count that were installed with it: others it may have written itself. A large one counts by what
     its installer has noted.
     """
+    from importlib.metadata import distribution
+
     root = _root_of(name)
     if root is None:
         return None

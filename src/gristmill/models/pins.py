@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import operator
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.errors import PlanChanged
-from gristmill.models.modules import local_file, named, package_digest, read
+from gristmill.errors import BadJob, PlanChanged
+from gristmill.models.modules import is_steady, local_file, named, package_digest, read
+from gristmill.models.values import Held
 from gristmill.plan.fingerprint import PACKAGE
 
 
@@ -70,6 +73,41 @@ def _changed(pin: Pin) -> str | None:
     if file is None or not file.is_file() or _stamp(file) == pin.stamp or _holds(file, pin.module, pin.parts):
         return None
     return f"{file}: module {pin.module}"
+
+
+def unlike(held: tuple[Held, ...], planned: tuple[Pin, ...]) -> list[str]:
+    """What to warn of: values of the user's modules that are other ones in this worker than they were where the run was
+    planned, by which answers would be labelled. Raises BadJob for a plain one that the module's source gives, and that
+    no code changes as it runs: a script has set it.
+    """
+    from gristmill.models.code import exact_digest
+
+    said = []
+    for one in held:
+        try:
+            value = operator.attrgetter(one.name)(sys.modules[one.module])
+        except (KeyError, AttributeError):  # not imported here: it is, if it is needed
+            continue
+        now = Held.of(one.module, one.name, exact_digest(value), value)
+        if now.digest == one.digest:
+            continue
+        what = f"{one.module}.{one.name} is {one.shown} where the run was started, and {now.shown} in its workers"
+        if one.plain and is_steady(one.module, one.name) and not _stored(one.name, planned):
+            raise BadJob(
+                f"{what}: they import {one.module} anew, and do not see what a script sets in it: give it as an "
+                "argument of the function or class (gm.model(f, name=value)), or write it in the file"
+            )
+        said.append(
+            f"{what}, by which they compute: what shapes answers should be an argument (gm.model(f, name=value))"
+        )
+    return said
+
+
+def _stored(name: str, planned: tuple[Pin, ...]) -> bool:
+    """Whether code of the job's modules may set it as it runs, from wherever."""
+    last = name.rpartition(".")[2]
+    files = ((pin.module, file) for pin in planned if (file := local_file(pin.module)) and file.suffix == ".py")
+    return any(read(file, module).sets(last) for module, file in files)
 
 
 def _stamp(file: Path) -> tuple[str, int, int]:

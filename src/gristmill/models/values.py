@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import datetime
+import decimal
 import enum
+import fractions
 import hashlib
 import io
 import os
@@ -15,10 +18,45 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gristmill.plan.secret import SECRET_NAME
+
 _SCALARS = (bool, int, float, str, bytes)
 _FLAT = {type(None), *_SCALARS}  # exactly these: their repr tells them apart, and C writes it
 _DEEPEST = 1000  # no value that is compared goes as deep; one may make itself anew without end
+_PLAIN = (
+    *_SCALARS,
+    complex,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    enum.Enum,
+    pathlib.PurePath,
+)
+_SMALL = 10_000  # values that are looked at again
 _LONG = 200  # characters; a longer text is known by its sha256
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value that a name of a module, or of a class or function there (`a.b`), stands for. `plain`: see `is_plain`;
+    `shown` is such a one as text.
+    """
+
+    module: str
+    name: str
+    digest: str
+    plain: bool
+    shown: str
+
+    @staticmethod
+    def of(module: str, name: str, digest: str, value: Any) -> Held:
+        """The value that a name stands for now; one whose name says that it is a secret does not show."""
+        plain = is_plain(value)
+        secret = not plain or SECRET_NAME.search(name)
+        return Held(module, name, digest, plain, "another value" if secret else _cut(repr(value)))
 
 
 @dataclass
@@ -26,7 +64,7 @@ class Walk:
     """One look at values and all that they refer to: what was seen, what is being looked at, what cannot be compared.
 
     `code` gives the digests of code by name, of what `is_code`; `named` a class's name, `local` whether a module is the
-    user's.
+    user's. `held` is what was seen of values that every process has by itself, as it imports their modules.
     """
 
     is_code: Callable[[Any], bool]
@@ -36,6 +74,7 @@ class Walk:
     seen: dict[tuple[int, bool], tuple[Any, str]] = field(default_factory=dict)  # the value keeps its id
     within: list[int] = field(default_factory=list)
     missed: dict[str, None] = field(default_factory=dict)
+    held: list[Held] = field(default_factory=list)
     label: str = ""
 
     def text(self, value: Any, *, exact: bool) -> str:
@@ -61,6 +100,10 @@ class Walk:
         name = self.named(type(value))
         self.missed[f"{self.label or 'value'} ({name})"] = None
         return f"not compared {name}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _short(text: str) -> str:
@@ -123,6 +166,34 @@ def _subclass(value: Any, text: str, walk: Walk) -> str:
     kind = type(value)
     own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
     return own + text + (walk.text(more, exact=True) if more else "")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is one number, text, time or the like, or a tuple of such: nothing can change it where it is."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, _PLAIN) or getattr(value, "shape", None) == ()
+
+
+def is_small(value: Any, local: Callable[[str], bool]) -> bool:
+    """Whether a value can be looked at again for next to nothing: it is plain, or holds no more than 10,000 such in
+    containers and objects of the user's own.
+    """
+    waiting, seen = [value], dict[int, Any]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            waiting += [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        elif local(type(value).__module__) and hasattr(value, "__dict__"):
+            waiting += vars(value).values()
+        elif not is_plain(value):
+            return False
+        if len(seen) + len(waiting) > _SMALL:
+            return False
+    return True
 
 
 def texts_in(value: Any) -> Iterator[str | bytes | os.PathLike[str]]:

@@ -493,7 +493,7 @@ class Tick(Event):
 @dataclass(frozen=True)
 class Printed(Event):
     """Text that user code printed: whole lines, but for `stream` "stdout", which is as it was written. Where a worker
-    cannot tell the two streams apart, it is "stderr".
+    cannot tell the two streams apart, it is "stderr". "warning" is what a worker itself warns of.
     """
 
     text: str = ""

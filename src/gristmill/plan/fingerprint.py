@@ -85,7 +85,8 @@ _COLUMNS = "source.columns"
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
     """Digests by section and name. `inputs` may be large, and is compared only where its own digest differs. `reads` is
-    one of the columns that are read, in their order: those which count where the job names them in other words.
+    one of the columns that are read, in their order: those which count where the job names them in other words. `held`
+    are values behind `code` that each worker has by itself (models.values.Held).
     """
 
     options: Mapping[str, str]
@@ -93,6 +94,7 @@ class Fingerprint:
     code: Mapping[str, str]
     inputs: Mapping[str, str]
     reads: str = ""
+    held: tuple[Any, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """As claims and plans store it: the inputs as one digest without their stamps, as the plan's files are in a

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ class Secret(str):
         return self._hidden
 
 
+SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$|key(_?id)?$", re.IGNORECASE)
 SEALED = "scrypt "  # before the salt and the digest of a sealed value
 UNSEALED = "not sealed"
 

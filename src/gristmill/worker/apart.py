@@ -18,7 +18,7 @@ from gristmill.plan.contracts import Alive, Emit, Item, Model, Portion
 from gristmill.worker.memory import use_jemalloc
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe
-from gristmill.worker.work import ShardStages, Watch, classified, scrubbed
+from gristmill.worker.work import ShardStages, Watch, classified, scrubbed, warn_of_values
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class PrepareStages:
     def open(self, name: str, emit: Emit) -> PrepareWorker:
         """Build the steps and, for text, the tokenizer; no weights."""
         use_jemalloc()
-        return PrepareWorker(self.whole.recipe, name)
+        worker = PrepareWorker(self.whole.recipe, name)
+        warn_of_values(self.whole.recipe, name, emit)
+        return worker
 
 
 class _AsRead:

@@ -70,6 +70,7 @@ class Recipe:
     secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
     files: Files = LOCAL
     pins: tuple[Any, ...] = ()  # models.pins: the user's modules as planned
+    held: tuple[Any, ...] = ()  # models.values.Held: what names of these stood for then
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
 from gristmill.plan.beats import LOADING
-from gristmill.plan.contracts import Alive, Elsewhere, Emit, Failure, Item, Left, Outcome, Tick
+from gristmill.plan.contracts import Alive, Elsewhere, Emit, Failure, Item, Left, Outcome, Printed, Tick
 from gristmill.plan.failing import failure_of
 from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
@@ -72,7 +72,9 @@ class ShardStages:
         """Load the model."""
         if self.timed:
             use_jemalloc()
-        return ShardWorker(self, name)
+        worker = ShardWorker(self, name)
+        warn_of_values(self.recipe, name, emit)
+        return worker
 
     def first(self) -> Any:
         """Stages of workers that read, run steps and tokenise, and nothing else."""
@@ -98,6 +100,14 @@ class _Parcel:
     body: Any
     answered: threading.Event | None = None  # set when the body was written, which a careful attempt waits for
     suspects: Suspects | None = None
+
+
+def warn_of_values(recipe: Recipe, name: str, emit: Emit) -> None:
+    """Tell of values of the user's modules that are others here than where the run was planned; see `pins.unlike`."""
+    from gristmill.models.pins import unlike
+
+    for text in unlike(recipe.held, recipe.pins) if recipe.held else ():
+        emit(Printed(name, text, "warning"))
 
 
 class Stopped(Exception):
