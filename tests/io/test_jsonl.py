@@ -299,3 +299,33 @@ def test_a_mixed_column_in_one_file_is_no_drift(scratch: Any, planned: Any) -> N
     assert plan.read(columns=["b"]).rows["b"].to_pylist() == [1]
     with pytest.raises(BadSource, match=r"b\.jsonl: column 'a' is int64 and list"):
         plan.read(columns=["a"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"i": 1, "rare": 0}', "key 'rare' has no column"),
+        (b'{"i": 1, "rare": "x", "u": null}', "key 'rare' has no column"),
+        (b'{"i": 1, "u": {"n": "a", "vip": true}}', "key 'u.vip' has no column"),
+        (b'{"i": 1, "l": [{"k": 1}, {"k": 2, "m": [0]}]}', "key 'l.m' has no column"),
+        (b'{"i": 1, "u": {"n": "a", "vip": null}, "rare": null}', None),
+        (b'{"i": 1, "p": null, "l": []}', None),
+    ],
+)
+def test_a_key_that_the_sample_did_not_show(scratch: Any, planned: Any, line: bytes, said: str | None) -> None:
+    """A value under it is never dropped: the row is bad, unless columns were named, or the type of its column."""
+    plain = b'{"i": 0, "u": {"n": "b"}, "l": [{"k": 5}], "p": "%s"}' % (b"x" * 60)
+    lines = [plain] * 200
+    lines[37:40] = [line] * 3
+    plan = planned(scratch.file("x.jsonl", b"\n".join(lines)), options={"sample_bytes": 1000})
+    read = plan.read()
+    assert len(read.bad) == (3 if said else 0)
+    assert all(said in bad.message and bad.error == "UnknownKey" for bad in read.bad if said)
+    assert read.rows.num_rows == 200 - len(read.bad)
+    assert plan.read(columns=["i", "p"]).rows.num_rows == 200
+    some = plan.read(columns=["i", "u"])
+    assert len(some.bad) == (3 if said and "'u." in said else 0)
+    told = planned(
+        scratch.file("y.jsonl", b"\n".join(lines)), types={"u": pa.struct({"n": pa.string()}), "rare": "string"}
+    )
+    assert said is None or "rare" not in said or sum(r["rare"] is not None for r in told.read().pylist()) == 3

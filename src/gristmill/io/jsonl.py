@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["JsonlSource"]
 
 _PIECE = 2 << 20  # decompressed bytes read at a time
-_SAMPLE = 1 << 20  # bytes that types are inferred from; option sample_bytes
+_SAMPLE = 2 << 20  # bytes that types are inferred from; option sample_bytes
 
 
 class JsonlSource:
     """One JSON object a line; a position is the byte at which the line begins. Blank lines are no rows.
 
-    Types are inferred from a sample at the start, the middle and the end; `types` fixes them. A line that is no JSON
-    object, not UTF-8, or not of the types is a bad row, as is a number that a column of floats would round (a whole one
-    beyond 2^53, unless `types` asks for floats) or make infinite. Keys without a column are left out; a missing key is
-    null.
+    Types are inferred from a sample that is spread over the file; `types` fixes them. A line that is no JSON object,
+    not UTF-8, or not of the types is a bad row, as is a number that a column of floats would round (a whole one beyond
+    2^53, unless `types` asks for floats) or make infinite, and a key with a value that no line of the sample had: it
+    has no column. Where `columns` are named, other keys are left out. A missing key is null.
     """
 
     name = "jsonl"

@@ -182,10 +182,13 @@ def joined(held: Sequence[Lines]) -> Lines:
     )
 
 
+_SPREAD = 16
+
+
 def sample_ranges(extent: int, count: int) -> np.ndarray:
-    """Ranges of about `count` bytes together at the start, the middle and the end of a file."""
+    """Ranges of about `count` bytes together, spread over a file from its start to its end."""
     if extent <= count:
         return np.array([[0, extent]], dtype=np.int64)
-    third = max(1, count // 3)
-    middle = extent // 2
-    return as_ranges(np.array([[0, third], [middle, middle + third], [extent - third, extent]], dtype=np.int64))
+    each = max(1, count // _SPREAD)
+    starts = np.unique(np.linspace(0, extent - each, num=_SPREAD).astype(np.int64))
+    return as_ranges(np.stack([starts, starts + each], axis=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,10 @@ class Objects:
         self._wire = pa.schema([pa.field(f.name, wire_of(f.name, f.type)) for f in self._target])
         self._told = frozenset(reading.options.get("types") or ())
         self._floats = [f.name for f in self._target if has_floats(f.type)]
+        self._names = (
+            None if reading.columns is not None else frozenset(reading.schema.names)
+        )  # None: others are left out
+        self._nested = [f for f in self._wire if pa.types.is_nested(f.type) and f.name not in self._told]
 
     def block(self, found: Lines) -> Block:
         """Every line as a row, filtered, or bad. Lines of white space are none."""
@@ -58,20 +63,48 @@ class Objects:
         means one row a line.
         """
         import pyarrow as pa
+
+        try:
+            rows = self._typed(self._parsed(found, part))
+        except (pa.ArrowException, UnicodeDecodeError, Lossy, _Bad, RecursionError):
+            return None
+        return None if rows.num_rows == len(part) and self._loses(found, part, rows) else rows
+
+    def _parsed(self, found: Lines, part: np.ndarray) -> pa.Table:
+        """Raises pyarrow.ArrowInvalid where a value does not fit, or a key that has one has no column."""
+        import pyarrow as pa
         import pyarrow.json as pj
 
         first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
         longest = int((found.stop[part] - found.start[part]).max())
-        try:
-            rows = pj.read_json(
+
+        def rows(others: str) -> pa.Table:
+            return pj.read_json(
                 pa.BufferReader(pa.py_buffer(found.data)[first:last]),
                 read_options=pj.ReadOptions(block_size=max(_PARSE, longest + 16)),
-                parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior="ignore"),
+                parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior=others),
             )
-            rows = self._typed(rows)
-        except (pa.ArrowException, UnicodeDecodeError, Lossy):
-            return None
-        return None if rows.num_rows == len(part) and self._loses(found, part, rows) else rows
+
+        if self._names is None and not self._nested:
+            return rows("ignore")
+        try:
+            parsed = rows("infer")
+        except pa.ArrowException:
+            if self._names is not None:
+                raise
+            for line in map(found.line, part.tolist()):  # it may be of columns that are not read
+                self._fitted(_decoded(line))
+            return rows("ignore")
+        if self._names is not None and any(parsed.column(n).null_count < len(parsed) for n in self._new(parsed)):
+            raise pa.ArrowInvalid("a key without a column")
+        if any(_holds_more(parsed.column(f.name), f.type) for f in self._nested):
+            raise pa.ArrowInvalid("a key without a field")
+        same = all(parsed.schema.field(f.name).type.equals(f.type) for f in self._nested)
+        return parsed.select(self._wire.names) if same else rows("ignore")
+
+    def _new(self, parsed: pa.Table) -> list[str]:
+        assert self._names is not None
+        return [n for n in parsed.column_names if n not in self._names]
 
     def _typed(self, rows: pa.Table) -> pa.Table:
         """Rows as they were parsed, with the types wanted. Raises pyarrow.ArrowInvalid where a value does not fit."""
@@ -106,6 +139,8 @@ class Objects:
         return False
 
     def _fitted(self, value: dict[str, Any]) -> dict[str, Any]:
+        if self._names is not None:
+            _no_others(value, self._names, "")
         return {f.name: _fit(value.get(f.name), f.type, f.name, f.name in self._told) for f in self._target}
 
     def _single(self, found: Lines, i: int) -> pa.Table | BadRow:
@@ -228,6 +263,8 @@ def _fit(value: Any, kind: pa.DataType, name: str, told: bool) -> Any:
         if isinstance(value, list):
             return [_fit(v, kind.value_type, name, told) for v in value]
     elif t.is_struct(kind) and isinstance(value, dict):
+        if not told:
+            _no_others(value, {f.name for f in kind}, f"{name}.")
         return {f.name: _fit(value.get(f.name), f.type, f"{name}.{f.name}", told) for f in kind}
     elif t.is_decimal(kind) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
@@ -243,6 +280,43 @@ def _fit(value: Any, kind: pa.DataType, name: str, told: bool) -> Any:
     shown = _text(value)
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
     raise _Bad("TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}{lost}")
+
+
+def _no_others(value: Mapping[str, Any], names: Collection[str], inside: str) -> None:
+    """Raises _Bad for a key that has a value and no column, or no field of one."""
+    for key, item in value.items():
+        if item is not None and key not in names:
+            column = f"{inside}{key}".partition(".")[0]
+            raise _Bad(
+                "UnknownKey",
+                f"key {inside + key!r} has no column: no line of the sample had it, from which columns are told; give "
+                f"the type of {column!r} with types=, a larger sample with options={{'sample_bytes': 100000000}}, or "
+                "with columns= the names of those that are needed",
+            )
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    """Whether there are structs in it."""
+    import pyarrow as pa
+
+    return pa.types.is_struct(kind) or (pa.types.is_nested(kind) and _has_fields(kind.field(0).type))
+
+
+def _holds_more(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> bool:
+    """Whether structs at any depth have values in fields that `kind` has not."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        return any(_holds_more(chunk, kind) for chunk in values.chunks)
+    if pa.types.is_list(values.type) and pa.types.is_list(kind):
+        return _holds_more(values.flatten(), kind.value_type)
+    if not (pa.types.is_struct(values.type) and pa.types.is_struct(kind)):
+        return False
+    fields = {f.name: f.type for f in kind}
+    for field, part in zip(values.type, values.flatten(), strict=True):
+        if part.null_count < len(part) and (field.name not in fields or _holds_more(part, fields[field.name])):
+            return True
+    return False
 
 
 def _text(value: Any) -> str:
