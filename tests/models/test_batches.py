@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import uuid
 
 import numpy as np
 import pandas as pd
@@ -157,7 +158,9 @@ def test_dates_and_times():
         ([{"a": 1}, 2, 3], "mixes dicts with int"),
         ({1: [1, 2, 3]}, "named 1"),
         ((1, 2, 3), "a tuple of 3"),
-        ([1, "a", 2], "no one type"),
+        ([1, "a", 2], "no column can hold"),
+        (pd.Series(pd.period_range("2024-01", periods=3, freq="M")), "astype(str)"),
+        (pd.DataFrame({"a": pd.cut(pd.Series([1, 2, 3]), [0, 2, 4])}), "column 'a' that no column can hold"),
         (np.array([1j, 2, 3]), "complex"),
         (pa.table({"a": [1, 2]}), "returned 2 rows"),
         (pd.DataFrame({"a": [1, 2]}), "returned 2 rows"),
@@ -186,3 +189,10 @@ def test_plain_numbers_take_the_declared_type():
     assert result([0.1, 0.2, None], types=types).schema == types
     assert result([0.1, 0.2, 1e300], types=types)["output"].type == pa.float64()
     assert result(np.array([0.1, 0.2, 0.3]), types=types)["output"].type == pa.float64()
+
+
+def test_objects_of_polars_are_their_values():
+    """Polars gives Arrow the addresses of Python's objects: they are taken as the values they are."""
+    keys = [uuid.UUID(int=n) for n in range(3)]
+    for value in (pl.DataFrame({"a": keys}), {"a": pl.Series(keys)}):
+        assert result(value)["a"].to_pylist() == keys

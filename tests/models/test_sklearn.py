@@ -12,11 +12,13 @@ import pyarrow as pa
 import pytest
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder, StandardScaler
 
+import gristmill as gm
 import kit
 from gristmill.errors import BadModel
 from gristmill.models import registry
@@ -294,8 +296,6 @@ NULLS = pa.table({"id": [0, 1, 2], "a": [1.0, None, 2.0], "b": [0.5, 1.0, None],
 def _job(tmp_path, estimator, **options):
     import joblib
 
-    import gristmill as gm
-
     path = tmp_path / "model.joblib"
     joblib.dump(estimator, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -327,8 +327,6 @@ def test_fault_76_nulls_kept_reach_graphs_too(tmp_path):
     """TorchScript over floats is given NaN under `keep`: a NaN answer is a dead letter, one that it replaces is not."""
     import torch
 
-    import gristmill as gm
-
     class Filled(torch.nn.Module):
         def forward(self, x):
             return torch.nan_to_num(x[:, 0], nan=-1.0) + x[:, 1]
@@ -341,3 +339,32 @@ def test_fault_76_nulls_kept_reach_graphs_too(tmp_path):
     report = job.run()
     assert report.read().to_table().to_pydict() == {"id": [0, 1], "y": [1.5, 0.0]}
     assert report.dead()["error"].to_pylist() == ["NaN"]
+
+
+@pytest.mark.parametrize("rows", [1, 60])
+def test_a_text_pipeline_is_given_its_texts(tmp_path, rows):
+    """A vectorizer takes one text a row, also of one row; other columns, and a null, are told or dead."""
+    texts = [f"{'good' if i % 2 else 'bad'} film {i}" for i in range(60)]
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, np.arange(60) % 2)
+    saved = dump(model, tmp_path / "m.joblib")
+    spec = SklearnModel(**saved, method="predict_proba", features=["t"])
+    source = pa.table({"t": [*texts[: rows - 1], texts[7]], "n": range(rows)})
+    found = run(spec, source)[0]["probabilities"].to_pylist()
+    np.testing.assert_allclose(found, model.predict_proba(source["t"].to_pylist()), atol=1e-12)
+    with pytest.raises(BadModel, match="one text a row"):
+        run(SklearnModel(**saved, features=["t", "n"]), source)
+    assert run(spec, pa.table({"t": ["good film", None, "bad film"]}))[1] == [1]
+
+
+@pytest.mark.parametrize("kind", ["sparse", "frame"])
+def test_transforms_that_give_other_than_arrays(tmp_path, kind):
+    """Sparse matrices and frames (set_output) are rows of numbers like arrays."""
+    model = KBinsDiscretizer(3, encode="onehot") if kind == "sparse" else StandardScaler()
+    x = np.arange(40.0).reshape(20, 2)
+    model.fit(x)
+    if kind == "frame":
+        model.set_output(transform="pandas")
+    spec = SklearnModel(**dump(model, tmp_path / "m.joblib"), method="transform", features=["a", "b"])
+    found = run(spec, pa.table({"a": x[:, 0], "b": x[:, 1]}))[0]["transformed"].to_pylist()
+    wanted = model.transform(x)
+    np.testing.assert_allclose(found, wanted.toarray() if kind == "sparse" else np.asarray(wanted))

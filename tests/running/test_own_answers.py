@@ -318,3 +318,49 @@ def test_a_step_that_remembers_meets_each_row_once(tmp_path: Path, workers: int)
 def scored(batch: Any) -> Any:
     """The key once more."""
     return {"y": batch["k"]}
+
+
+class ClosesBadly:
+    """Fails when it is closed, which is after its last row."""
+
+    def __call__(self, batch: Any) -> Any:
+        return {"y": batch["k"]}
+
+    def close(self) -> None:
+        raise RuntimeError("cannot close")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_model_that_cannot_be_closed_has_scored_its_rows(tmp_path: Path, workers: int) -> None:
+    """What `close` raises costs no row, and the result is published."""
+    source = pa.table({"k": range(100)})
+    report = gm.Job(source, gm.model(ClosesBadly, batch_format="numpy"), str(tmp_path / "out"), workers=workers).run()
+    assert report.rows_ok == 100 and report.read().to_table()["y"].to_pylist() == list(range(100))
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_categories_may_be_more_than_the_first_rows_have(tmp_path: Path, merge: bool) -> None:
+    """pandas counts the categories of a batch in a byte; those of a whole column need more room."""
+    pd = pytest.importorskip("pandas")
+    model = gm.model(lambda df: pd.DataFrame({"c": pd.Categorical([f"c{k}" for k in df["k"]])}), batch_format="pandas")
+    sink = gm.sink(str(tmp_path / "out"), keep=["k"], merge=merge)
+    report = gm.Job(pa.table({"k": range(3000)}), model, sink, workers=0, batch_rows=50, shard_rows=100).run()
+    found = report.read().to_table()
+    assert found["c"].to_pylist() == [f"c{k}" for k in found["k"].to_pylist()]
+
+
+@pytest.mark.parametrize("how", ["jsonl", "partition", "text"])
+def test_text_that_is_no_utf8_is_one_dead_row(tmp_path: Path, minilm_int8: Path, how: str) -> None:
+    """Parquet passes on any bytes as text; what cannot hold or read them refuses that row alone."""
+    texts = pa.array([b"one", b"caf\xe9", b"two"]).view(pa.string())
+    pq.write_table(pa.table({"id": range(3), "t": texts}), tmp_path / "in.parquet")
+    source, out = str(tmp_path / "in.parquet"), str(tmp_path / "out")
+    gates = {"min_ok": 0.5}
+    if how == "text":
+        report = gm.embed(source, out, text="t", model=str(minilm_int8), gates=gates, workers=1)
+    else:
+        options: dict[str, Any] = {"format": "jsonl"} if how == "jsonl" else {"partition_by": ["t"]}
+        sink = gm.sink(out, keep=["id", "t"], **options)
+        report = gm.Job(source, lambda b: {"y": b["id"]}, sink, workers=0, gates=gates).run()
+    assert report.read().to_table()["id"].to_pylist() == [0, 2] or how == "partition"
+    assert report.dead().column("position").to_pylist() == [1]

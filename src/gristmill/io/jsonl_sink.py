@@ -12,6 +12,7 @@ from gristmill.io.guarded import Guarded
 from gristmill.io.jsontext import json_lines
 from gristmill.io.lossless import fitted
 from gristmill.io.options import known
+from gristmill.io.plain import not_text
 from gristmill.plan.contracts import Files, WorkFile, Writer
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class JsonlSink:
         return stored(rows.schema)
 
     def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-        """None."""
-        return {}
+        """Rows with text that is no UTF-8, which no reader of JSON takes."""
+        return dict.fromkeys(not_text(rows), ("NotText", "it holds text that is no UTF-8, which JSON cannot hold"))
 
     def count(self, path: str, role: str) -> int:
         """Lines; raises CorruptStore where the last one is cut off or the file cannot be decompressed."""

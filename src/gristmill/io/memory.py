@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadSource
 from gristmill.io.lossless import Lossy
-from gristmill.io.values import from_python, is_from, tensor_to_numpy
+from gristmill.io.values import from_polars, from_python, is_from, tensor_to_numpy
 
 # A reader gives its rows once, and a job may look at its source many times: they are kept for as long as the reader is.
 _READ: weakref.WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = weakref.WeakKeyDictionary()
@@ -73,8 +73,7 @@ def _column(values: Any) -> pa.Array | pa.ChunkedArray:
     if hasattr(values, "iloc"):
         return _pandas_values(values)
     if is_from("polars", values, "Series"):
-        # Of Python's objects polars gives Arrow the addresses.
-        return from_python(values.to_list()) if str(values.dtype) == "Object" else values.to_arrow()
+        return from_polars(values)
     if is_from("torch", values, "Tensor"):
         values = tensor_to_numpy(values)
     if isinstance(values, np.ndarray) and values.dtype.kind != "O" and values.ndim == 1:

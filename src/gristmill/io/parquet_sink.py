@@ -43,14 +43,14 @@ class ParquetSink:
 
     def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
         """The schema that reads back as it is: encodings as what they hold, but for columns that are dictionaries of
-        text. Raises BadJob for what a Parquet file cannot hold.
+        text, which have room for any number of values. Raises BadJob for what a Parquet file cannot hold.
         """
         import pyarrow as pa
 
         fields = list(holdable(rows.schema, "a parquet sink"))
         for i, field in enumerate(rows.schema):
             if pa.types.is_dictionary(field.type) and pa.types.is_string(fields[i].type):
-                fields[i] = field.with_type(pa.dictionary(field.type.index_type, pa.string(), field.type.ordered))
+                fields[i] = field.with_type(pa.dictionary(pa.int32(), pa.string(), field.type.ordered))
         return pa.schema(fields)
 
     def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:

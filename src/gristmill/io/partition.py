@@ -238,7 +238,10 @@ def _unreadable(name: str, value: pa.Scalar, kind: pa.DataType) -> str | None:
 
     if not value.is_valid:
         return None
-    text = value.cast(pa.string()).as_py()
+    try:
+        text = value.cast(pa.string()).as_py()
+    except UnicodeDecodeError:
+        return "is text that is no UTF-8, which no folder's name can be: put another text there in a step"
     if text == "":
         return "is an empty text, which a folder's name cannot tell from null: put another text or null there in a step"
     segment = _segment(name, text)

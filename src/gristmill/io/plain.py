@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.io.lossless import Lossy, entries, is_list, lossless
+from gristmill.io.picking import picked
 from gristmill.io.values import from_python
 
-__all__ = ["from_plain", "lengths_of", "to_plain", "to_rows"]
+__all__ = ["from_plain", "lengths_of", "not_text", "to_plain", "to_rows"]
 
 _NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "D": 86_400 * 10**9}
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -183,3 +184,19 @@ def _nanoseconds(value: Any, kind: pa.DataType) -> int:
     elif t.is_duration(kind) and isinstance(value, datetime.timedelta):
         return value // _MICROSECOND * 1000
     raise Lossy(f"{value!r:.60} is no value of {kind}")
+
+
+def not_text(rows: pa.Table) -> list[int]:
+    """Rows with text that is no UTF-8, at any depth, which Parquet and Arrow pass on as it is."""
+    todo, found = [np.arange(rows.num_rows)] if rows.num_rows else [], []
+    while todo:
+        index = todo.pop()
+        part = rows if len(index) == rows.num_rows else picked(rows, index)
+        try:
+            part.validate(full=True)
+        except pa.ArrowInvalid:
+            if len(index) == 1:
+                found.append(int(index[0]))
+            else:
+                todo += np.array_split(index, 2)
+    return sorted(found)

@@ -254,3 +254,8 @@ def is_from(package: str, value: Any, kind: str) -> bool:
     """Whether a value is of a class of a package that may not be installed; never imports it."""
     module = sys.modules.get(package)
     return module is not None and isinstance(value, getattr(module, kind, ()))
+
+
+def from_polars(values: Any) -> pa.Array | pa.ChunkedArray:
+    """A polars series; of Python's objects, which it holds in no other column, it gives Arrow the addresses."""
+    return from_python(values.to_list()) if str(values.dtype) == "Object" else values.to_arrow()

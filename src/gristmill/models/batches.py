@@ -17,7 +17,7 @@ from gristmill.io.lossless import Lossy, fitted, is_list, lossless
 from gristmill.io.picking import picked
 from gristmill.io.plain import from_plain, lengths_of, to_plain, to_rows
 from gristmill.io.schema import plain
-from gristmill.io.values import from_python, is_from, tensor_to_numpy
+from gristmill.io.values import from_polars, from_python, is_from, tensor_to_numpy
 from gristmill.models.columns import numbers
 from gristmill.models.extras import require
 from gristmill.plan.failing import SomeFailed
@@ -329,7 +329,7 @@ class _Found:
         if is_from("pandas", result, "DataFrame"):
             return self._from_columns(_pandas_columns(result, self))
         if is_from("polars", result, "DataFrame"):
-            return owned(_readable(result.to_arrow()))
+            return self._from_columns({name: result[name] for name in result.columns})
         if isinstance(result, np.ndarray) and result.dtype.names:
             return self._from_columns({n: result[n] for n in result.dtype.names})
         if isinstance(result, Mapping):
@@ -439,7 +439,7 @@ class _Found:
             if is_from("pandas", values, "Series") or is_from("pandas", values, "Index"):
                 values = _pandas_values(values)
             elif is_from("polars", values, "Series"):
-                values = _readable(pa.table({column: values.to_arrow()})).column(0)
+                values = _readable(pa.table({column: from_polars(values)})).column(0)
             elif is_from("torch", values, "Tensor"):
                 values = tensor_to_numpy(values)
             if isinstance(values, (pa.Array, pa.ChunkedArray)):
@@ -448,14 +448,14 @@ class _Found:
                 return self._from_array(column, values)
             if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray, memoryview)):
                 return self._listed(column, values)
-        except (Lossy, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as e:
-            listed = values if isinstance(values, Sequence) else values.tolist()
+        except (Lossy, pa.ArrowException, OverflowError, TypeError, ValueError) as e:
+            listed = values if isinstance(values, Sequence) else list(values)
             failed = {i: v for i, v in enumerate(listed) if isinstance(v, BaseException)}
             if failed:
                 self.failed.update(failed)
                 return self._column(column, [None if i in failed else v for i, v in enumerate(listed)])
             raise self.error(
-                f"returned values in column {column!r} that have no one type ({e})", "give them one type"
+                f"returned values in column {column!r} that no column can hold ({e})", "return plain values of one type"
             ) from e
         raise self.error(f"returned {_what(values)} as column {column!r}")
 
@@ -566,7 +566,10 @@ def _pandas_values(series: Any) -> Any:
     if isinstance(series.dtype, np.dtype) and series.dtype.kind != "O":
         return series.to_numpy()
     if series.dtype != object:
-        return pa.Array.from_pandas(series)
+        found = pa.Array.from_pandas(series)
+        if isinstance(found.type, pa.ExtensionType) and found.type.extension_name.startswith("pandas."):
+            raise Lossy(f"it is pandas' {series.dtype}, which no file format holds: astype(str) makes text of it")
+        return found
     values = series.to_numpy(copy=True)
     values[series.isna().to_numpy()] = None
     return values

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from gristmill.errors import BadModel, BadOutput
 from gristmill.io.lossless import together
 from gristmill.io.picking import picked
-from gristmill.io.values import tensor_to_numpy
+from gristmill.io.values import is_from, tensor_to_numpy
 from gristmill.models.batches import from_array, from_result
 from gristmill.models.columns import check_columns, is_number
 from gristmill.plan.contracts import Refusal
@@ -332,6 +332,8 @@ def as_column(values: Any, rows: int, name: str, column: str) -> pa.Array:
         values = tensor_to_numpy(values)
     elif hasattr(values, "toarray"):  # a sparse matrix of scipy
         values = values.toarray()
+    elif is_from("pandas", values, "DataFrame") or is_from("polars", values, "DataFrame"):  # scikit-learn's set_output
+        values = values.to_numpy()
     if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim and len(values) == rows and values.dtype.kind in "fiub":
@@ -361,7 +363,8 @@ def renamed(names: Sequence[str], outputs: Mapping[str, str] | None, output: str
 
 def check_rows(values: Any, rows: int, name: str, output: str) -> None:
     """Raises BadOutput where a model's output does not have one entry a row."""
-    found = len(values) if hasattr(values, "__len__") and getattr(values, "ndim", 1) != 0 else None
+    shape = getattr(values, "shape", None)  # of a sparse matrix, too, which has no length
+    found = (shape[0] if shape else None) if shape is not None else len(values) if hasattr(values, "__len__") else None
     if found != rows:
         raise BadOutput(
             f"{name} was given {rows} rows and its output {output!r} has {found or 'no'}: it must have one for each"

@@ -6,6 +6,7 @@ import json
 import logging
 import warnings
 import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import pyarrow.compute as pc
 
 from gristmill.errors import BadModel
 from gristmill.io.picking import picked
+from gristmill.io.plain import to_plain
 from gristmill.models.batches import from_array
 from gristmill.models.cache import file_digest
-from gristmill.models.columns import check_columns, is_number
+from gristmill.models.columns import check_columns, is_number, is_text
 from gristmill.models.extras import installed, require
 from gristmill.models.features import Ragged, Stacker, as_column, check_numbers, check_rows, in_calls, take
 from gristmill.models.files import digests_of, model_file
@@ -144,19 +146,31 @@ def features_of(spec: SklearnModel, estimator: Any) -> tuple[str, ...]:
 
 def takes_missing(estimator: Any) -> bool:
     """Whether the estimator says that it takes NaN for a missing value itself (an imputer's pipeline, tree models)."""
+    return _says(estimator, lambda tags: tags.allow_nan, lambda older: older.get("allow_nan"))
+
+
+def takes_documents(estimator: Any) -> bool:
+    """Whether it takes one text a row, as a vectorizer does, and not a table of columns."""
+    return _says(
+        estimator, lambda tags: tags.string and not tags.two_d_array, lambda older: older.get("X_types") == ["string"]
+    )
+
+
+def _says(estimator: Any, tag: Callable[[Any], bool], older: Callable[[dict[str, Any]], Any]) -> bool:
     steps = getattr(estimator, "steps", None)
     if steps:
         first = next((s for _, s in steps if s not in (None, "passthrough")), None)
-        return first is not None and takes_missing(first)
+        return first is not None and _says(first, tag, older)
     try:
-        return bool(estimator.__sklearn_tags__().input_tags.allow_nan)  # scikit-learn 1.6 and later
+        return bool(tag(estimator.__sklearn_tags__().input_tags))  # scikit-learn 1.6 and later
     except Exception:  # older, or an estimator of somebody's own: what it says is not known
-        tags: dict[str, Any] = getattr(estimator, "_get_tags", dict)()
-        return bool(tags.get("allow_nan", False))
+        return bool(older(getattr(estimator, "_get_tags", dict)()))
 
 
 def scores_nulls(spec: SklearnModel, estimator: Any, schema: pa.Schema) -> bool:
     """Whether it gives a row of nothing but nulls an answer: what its parts do with them, only asking it can tell."""
+    if takes_documents(estimator):
+        return False
     features = features_of(spec, estimator)
     kinds = [schema.field(c).type for c in features]
     rows: Any = np.full((1, len(features)), np.nan)
@@ -193,7 +207,9 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
     estimator = load_estimator(spec)
     features = features_of(spec, estimator)
     check_columns(schema, features, spec.name, "was fitted with column")
-    if schema is not None and not any(hasattr(estimator, a) for a in _TAKES_OTHERS):
+    if schema is not None and takes_documents(estimator):
+        _check_documents(spec, features, schema)
+    elif schema is not None and not any(hasattr(estimator, a) for a in _TAKES_OTHERS):
         check_numbers(schema, features, spec.name)
     missing = takes_missing(estimator)
     asked = not missing and schema is not None and scores_nulls(spec, estimator, schema)
@@ -207,6 +223,15 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         filled=() if missing or asked else features,
         notes=(f"{spec.name} gave a row of nulls an answer, so that rows with nulls are scored",) if asked else (),
     )
+
+
+def _check_documents(spec: SklearnModel, features: Sequence[str], schema: pa.Schema) -> None:
+    kinds = [str(schema.field(c).type) for c in features]
+    if len(features) != 1 or not is_text(_plain(schema.field(features[0]).type)):
+        raise BadModel(
+            f"{spec.name} takes one text a row (its first step is a vectorizer); features= names "
+            f"{', '.join(f'{c} ({k})' for c, k in zip(features, kinds, strict=True))}: name the one column of text"
+        )
 
 
 def _output(spec: SklearnModel) -> str:
@@ -243,8 +268,9 @@ class LoadedEstimator:
         self._features = features_of(spec, self._estimator)
         self._named = hasattr(self._estimator, "feature_names_in_") and installed("pandas")
         self._spec, self._keep_nulls = spec, place.keep_nulls
+        self._documents = takes_documents(self._estimator)
         self._missing = takes_missing(self._estimator)
-        self._asked = self._missing
+        self._asked = self._missing or self._documents
         self._call = getattr(self._estimator, spec.method)
         self._metadata = self._labels(spec.method)
         self._threads = require("threadpoolctl", "sklearn", spec.name).threadpool_limits(place.threads)
@@ -297,6 +323,8 @@ class LoadedEstimator:
         self._threads.restore_original_limits()
 
     def _called(self, rows: Any) -> Any:
+        if self._documents:
+            return self._call(to_plain(rows.column(0)))
         if isinstance(rows, pa.Table):
             frame = rows.to_pandas(ignore_metadata=True).copy()  # null is NaN, as estimators are fitted
             objects = [f.name for f in rows.schema if f.metadata and _OBJECTS in f.metadata]

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
+from gristmill.io.plain import to_plain
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.extras import installed, require
 from gristmill.models.files import read_json
@@ -308,7 +309,7 @@ def text_rows(rows: pa.Table, column: str, name: str) -> tuple[list[str | None],
         values = values.cast(values.type.value_type)
     if not is_text(values.type):
         raise BadModel(f"{name} reads column {column!r} as text, but it is {values.type}: make it text in a step")
-    texts: list[Any] = values.to_pylist()
+    texts: list[Any] = to_plain(values)
     refused = []
     for row, value in enumerate(texts):
         if value is None:

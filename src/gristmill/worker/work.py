@@ -8,8 +8,10 @@ import contextlib
 import faulthandler
 import math
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -193,7 +195,15 @@ class ShardWorker:
                 self._beside.close()
         if self._leaving:
             emit(Left(self._name, reason=self._leaving))
-        self._model.close()
+        self._closed()
+
+    def _closed(self) -> None:
+        """A model whose `close` fails has scored its rows all the same: that is told where its own output goes."""
+        try:
+            self._model.close()
+        except Exception:
+            print(f"{self._name}: the model's close() failed; its rows are done:", file=sys.stderr)
+            traceback.print_exc()
 
     def _wants_to_leave(self, done: Any) -> bool:
         """Whether a fresh process should go on: at the end of a shard, for its memory; at once if the model is sick."""
