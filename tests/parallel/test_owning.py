@@ -220,3 +220,60 @@ def test_arrays_arrive_as_they_are(array: np.ndarray) -> None:
         (found,) = opened(bundle.parcel())
         assert found.dtype == value.dtype and (found == value).all() and found.shape == value.shape
         assert found.flags.writeable == writable
+
+
+KEEPS = """
+import enum, sys
+from dataclasses import dataclass
+import gristmill as gm
+
+class Label(enum.Enum):
+    POS = 1
+    NEG = 2
+
+@dataclass(frozen=True)
+class Found:
+    n: int
+    label: Label
+    next: "Found | None" = None
+
+class Odd(Exception):
+    pass
+
+def found(x):
+    if x == 3:
+        return Odd(x)
+    label = Label.POS if x % 2 else Label.NEG
+    return Found(x, label, Found(-x, label))
+
+def fails(x):
+    raise Odd(x)
+
+folder = sys.argv[1]
+options = dict(checkpoint=folder, spinner=False, max_parallelism=1)
+results = gm.map(found, range(5), **options)
+assert [type(r) for r in results] == [Odd if x == 3 else Found for x in range(5)], results
+del results[3]
+assert results == [found(x) for x in (0, 1, 2, 4)], results
+assert sum(r.label is Label.POS for r in results) == 1
+if len(sys.argv) == 2:
+    handles = [gm.remote_parallel_map(f, [0, 1], detach=True, return_exceptions=True) for f in (found, fails)]
+else:
+    handles = [gm.detached(id) for id in sys.argv[2:]]
+done, failed = (h.results(timeout=60) for h in handles)
+assert done == [found(0), found(1)], done
+assert [type(e) for e in failed] == [Odd, Odd], failed
+print(*(h.id for h in handles))
+"""
+
+
+def test_what_is_kept_comes_back_as_the_script_s_own_in_a_later_process(tmp_path: Path) -> None:
+    """Enums, dataclasses and exceptions of a script: what a checkpoint or a detached map kept is as computed."""
+    script = tmp_path / "script.py"
+    script.write_text(KEEPS)
+    handles: list[str] = []
+    for _ in range(2):
+        command = [sys.executable, str(script), str(tmp_path / "kept"), *handles]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        handles = done.stdout.split()

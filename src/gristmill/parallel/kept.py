@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gristmill.errors import BadJob
-from gristmill.parallel.shipping import Fault, by_value
+from gristmill.parallel.shipping import Fault, by_name
 
 
 class Kept:
@@ -36,7 +36,7 @@ class Kept:
 
     def add(self, results: Iterable[tuple[str, Any, Fault | None]]) -> None:
         """Keep results: key, value, and the fault of those that have none, whose value says of what."""
-        rows = [(k, by_value(v), None if f is None else pickle.dumps(f)) for k, v, f in results]
+        rows = [(k, by_name(v), None if f is None else pickle.dumps(f)) for k, v, f in results]
         with self._lock:
             self._file.execute("begin")
             self._file.executemany("insert or replace into results values (?, ?, ?)", rows)

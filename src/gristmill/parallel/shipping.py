@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import secrets
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +60,32 @@ def by_value(value: Any) -> bytes:
     return data
 
 
+def by_name(value: Any) -> bytes:
+    """Pickled to be read in a later process, or another: classes that go by value are there the script's own, where it
+    has one of that name.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            found = super().reducer_override(obj)
+            if isinstance(found, tuple) and isinstance(obj, type) and obj.__module__ != "builtins":
+                return _class, (obj.__module__, obj.__qualname__, by_value(obj))
+            return found
+
+    out = io.BytesIO()
+    Pickler(out, protocol=5).dump(value)
+    return out.getvalue()
+
+
+def _class(module: str, name: str, data: bytes) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    own = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name)
+    return found if own else pickle.loads(data)
+
+
 plain = True  # False in workers for which modules were shipped by value: plain pickle would import them
 
 
@@ -66,9 +94,9 @@ def pickled(value: Any) -> bytes:
     script, cloudpickle sends back as the caller's own.
     """
     try:
-        return pickle.dumps(value, protocol=5) if plain else by_value(value)
+        return pickle.dumps(value, protocol=5) if plain else by_name(value)
     except Exception:  # whatever pickle stumbles over, cloudpickle says better
-        return by_value(value)
+        return by_name(value)
 
 
 # ---------------------------------------------------------------- exceptions
