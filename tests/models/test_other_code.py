@@ -126,6 +126,52 @@ DIFFERENT: dict[str, tuple[str, dict[str, str]]] = {
         "import mylib.part\ndef score(x): return x * mylib.part.W",
         {"mylib/part.py": VALUE.replace("'k.json'", "'../k.json'") + "W = K"},
     ),
+    "imported by a made name": (
+        "import importlib\ndef score(x): return importlib.import_module(f'mylib.{x}').f(x)",
+        {"mylib/part.py": F["part.py"]},
+    ),
+    "imported by a name that begins with a constant": (
+        "from importlib import import_module\nBASE = 'mylib'\ndef score(x): return import_module(BASE + '.' + x).f(x)",
+        {"mylib/part.py": F["part.py"]},
+    ),
+    "imported by a made name in a closure": (
+        "score = lambda x: __import__('importlib').import_module('mylib.{}'.format(x)).f(x)",
+        {"mylib/part.py": F["part.py"]},
+    ),
+    "imported by a relative name": (
+        "import pkg\ndef score(x): return pkg.f(x)",
+        {
+            "pkg/__init__.py": "import importlib\ndef f(x): return importlib.import_module('.' + x, __package__).f(x)",
+            "pkg/part.py": F["part.py"],
+        },
+    ),
+    "imported by any name": ("import importlib\ndef score(x): return importlib.import_module(x).f(x)", F),
+    "imported by any name in a closure": (
+        "import importlib\ndef make():\n    def score(x): return importlib.import_module(x).f(x)\n    return score\n"
+        "score = make()",
+        F,
+    ),
+    "imported by any name in another package": (
+        "import tool\ndef score(x): return tool.load('part').f(x)",
+        {"tool/__init__.py": "import importlib\ndef load(name): return importlib.import_module(name)", **F},
+    ),
+    "plugins of a package": (
+        "import pkg\ndef score(x): return pkg.REGISTRY['part'](x)",
+        {
+            "pkg/__init__.py": "import importlib, pkgutil\nREGISTRY = {}\n"
+            "def register(f):\n    REGISTRY['part'] = f\n    return f\n"
+            "for m in pkgutil.iter_modules(__path__): importlib.import_module(f'{__name__}.{m.name}')",
+            "pkg/part.py": "from pkg import register\n@register\ndef f(x): return x * @@\n",
+        },
+    ),
+    "a plugin that has registered itself": (
+        "import registry\nexec('import part')\ndef score(x): return registry.score(x)",
+        {
+            "registry.py": "REGISTRY = {}\ndef register(f):\n    REGISTRY['part'] = f\n    return f\n"
+            "def score(x): return REGISTRY['part'](x)",
+            "part.py": "from registry import register\n@register\ndef f(x): return x * @@\n",
+        },
+    ),
     "a module in a dict": (
         "import part\ndef make():\n    D = {'h': part}\n    def score(x): return D['h'].f(x)\n    return score\n"
         "score = make()",
@@ -275,3 +321,19 @@ def test_what_only_looks_passing_counts(tmp_path: Path) -> None:
     for case, found in once.items():
         assert found != other[case], case
         assert not any("not compared" in name for name in found), case
+
+
+def test_modules_that_no_name_tells_are_named(tmp_path: Path) -> None:
+    """Where the source does not say how a module's name begins, it is said that one from elsewhere is not seen."""
+    cases = {
+        "told": (
+            "import importlib\ndef score(x): return importlib.import_module(f'mylib.{x}').f(x)",
+            {"mylib/a.py": ""},
+        ),
+        "not told": ("import importlib\ndef score(x): return importlib.import_module(x).f(x)", {"a.py": ""}),
+        "by a path": ("from runpy import run_path\ndef score(x): return run_path(x)['f'](x)", {"a.py": ""}),
+    }
+    found = looked_at(cases, tmp_path, "1", "1")
+    said = {case: [name for name in digests if "not compared" in name] for case, digests in found.items()}
+    elsewhere = ["not compared: modules imported by names made at run time in job from elsewhere"]
+    assert said == {"told": [], "not told": elsewhere, "by a path": elsewhere}

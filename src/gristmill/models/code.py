@@ -23,14 +23,18 @@ from gristmill.models.edited import must_be_as_written
 from gristmill.models.files import BY_TIMES, NOT_COMPARED, named_files
 from gristmill.models.modules import (
     ALL,
+    BY_NAME,
+    IMPORTING,
     add_module,
     add_version,
+    around,
     changed_names,
     imported_by,
     is_local_module,
     is_passing,
     is_users,
     local_file,
+    modules_named,
     named,
     package_digest,
     package_of,
@@ -205,7 +209,6 @@ _MADE: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
 }
 _HELD = ("registry",)  # what functions of installed code hold that is the user's: of `functools.singledispatch`
-_IMPORTING = {"__import__", "import_module"}
 _CODE = (type, types.FunctionType, types.ModuleType, *_MADE)
 
 
@@ -268,6 +271,9 @@ class _Look:
                 if isinstance(function, types.FunctionType) and os.path.isfile(function.__code__.co_filename):
                     must_be_as_written(function.__code__, Path(function.__code__.co_filename))
         self.add("object", target, given=True)
+        if any(name.startswith(BY_NAME) for name in (*self.walk.missed, *(n[len(NOT_COMPARED) :] for n in self.found))):
+            for other in around(named(module))[0] if _local_module(module) else ():  # a helper may be told its modules
+                self.source(other, ALL)
 
     def add(
         self, label: str, value: Any, *, changed: bool = False, owner: str | None = None, given: bool = False,
@@ -285,6 +291,9 @@ class _Look:
             self.walk.missed[f"{label} (the code itself changes it)"] = None
             if is_plain(value):
                 self.hold(home, exact_digest(value), value)
+            for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+                if isinstance(part, (type, types.FunctionType)) and _stands(part) and _local_module(part.__module__):
+                    self.source(named(part.__module__), part.__qualname__.partition(".")[0])  # it was registered
         else:
             before, self.walk.label = self.walk.label, label
             digest = exact_digest(value)
@@ -363,11 +372,14 @@ class _Look:
             if not stands:  # else the module's source tells it
                 for other, inner in imported_by(code, package):
                     self.source(other, inner)
-            if _IMPORTING & set(code.co_names):
-                texts = [c for c in code.co_consts if isinstance(c, str) and all(map(str.isidentifier, c.split(".")))]
-                for text in texts:
-                    if local_file(text) is not None:
-                        self.source(text, ALL)
+            if not stands and IMPORTING & set(code.co_names):
+                texts = [c for c in code.co_consts if isinstance(c, str) and c.replace(".", "_").isidentifier()]
+                found = [m for text in texts for m in ([text] if is_local_module(text) else modules_named(text))]
+                if not found:
+                    found, elsewhere = around(named(function.__module__ or ""))
+                    self.walk.missed[elsewhere] = None
+                for other in found:
+                    self.source(other, ALL)
         for label in names:
             if label in function.__globals__ and label not in ("__name__", "__file__"):
                 self.named(f"{name}.{label}", function.__globals__, label, names, changed=label in state)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.models.cache import file_digest, table_digest
-from gristmill.models.files import TOO_MANY, below, digests_of
+from gristmill.models.files import NOT_COMPARED, TOO_MANY, below, digests_of
 
 ALL = "*"
 _CODE = set(all_suffixes())
@@ -31,6 +31,11 @@ _OURS = Path(__file__).resolve().parents[1]
 _SCRIPTS = sysconfig.get_path("scripts")
 # Where one of these is used, any name of the module may be meant.
 _BY_NAME = {"globals", "locals", "vars", "eval", "exec", "compile", "__import__", "import_module", "modules"}
+IMPORTING = {"__import__", "import_module", "resolve_name", "run_module", "iter_modules", "walk_packages"}
+_BY_PATH = {"spec_from_file_location", "SourceFileLoader", "run_path"}  # what is imported by them is not looked for
+BY_NAME = "modules imported by names made at run time in "
+_MOST_ENTRIES = 10_000  # files and folders in which modules are looked for
+_MOST_MODULES = 1_000  # that are so found: to look at them takes seconds
 # Where a class knows those made from it, any class of any module may be meant.
 _BY_CLASS = {"__init_subclass__", "__subclasses__"}
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -190,9 +195,73 @@ def add_module(module: str, name: str, found: dict[str, str]) -> None:
             if key not in found:
                 found[key] = source.digest(part)
             waiting += source.uses(part)
+            if source.imports_any(part):
+                beside, elsewhere = around(module)
+                found[f"{NOT_COMPARED}{elsewhere}"] = ""
+                waiting += [(other, ALL) for other in beside]
             if not wide and source.knows_classes(part):
                 wide, waiting = True, [*waiting, *done]
         waiting += [(other, "") for other in source.runs]
+
+
+def around(module: str) -> tuple[list[str], str]:
+    """The modules that one may mean which it does not name, those of its outermost package, else of its folder, and
+    what is to be said of those that are elsewhere.
+    """
+    top = module.partition(".")[0]
+    found = modules_named(f"{top}.")
+    if found:
+        found.append(top)
+    else:
+        file = local_file(module)
+        folder = Path.cwd() if module == "__main__" else None if file is None else file.parent
+        found = [] if folder is None else _modules_in([str(folder)], "")
+    return found, f"{BY_NAME}{module}{' from elsewhere' if found else ''}"
+
+
+def modules_named(beginning: str) -> list[str]:
+    """The user's modules whose names begin so, below a package or, of an installed one, that alone."""
+    package, dot, _ = beginning.rpartition(".")
+    if not dot:
+        return []
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError, AttributeError):
+        return []
+    if spec is None:
+        return []
+    if not is_local_module(package):
+        return [package]
+    found = _modules_in(list(spec.submodule_search_locations or ()), f"{package}.")
+    return [name for name in found if name.startswith(beginning)]
+
+
+def _modules_in(folders: list[str], prefix: str) -> list[str]:
+    """The names of all modules in folders and packages below them, but for the script that runs; none where they are
+    too many to look at.
+    """
+    found, entries = set[str](), 0
+    waiting = [(folder, prefix) for folder in folders]
+    while waiting:
+        folder, prefix = waiting.pop()
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if os.path.isdir(folder) else ():
+            entries += 1
+            stem, ending = os.path.splitext(entry.name)
+            if entries > _MOST_ENTRIES or len(found) > _MOST_MODULES:
+                return []
+            if stem.isidentifier() and not ending and entry.is_dir() and stem not in ("__pycache__", "node_modules"):
+                waiting.append((entry.path, f"{prefix}{stem}."))
+            elif stem == "__init__" and ending == ".py" and prefix:
+                found.add(prefix.rstrip("."))
+            elif stem.isidentifier() and ending == ".py":
+                found.add(prefix + stem)
+    return sorted(found - {named("__main__")})
+
+
+def _entry_points(group: str) -> list[str]:
+    from importlib.metadata import entry_points
+
+    return sorted({point.value.partition(":")[0] for point in entry_points(group=group)})
 
 
 @dataclass
@@ -209,7 +278,7 @@ class Source:
     pure: set[str] = field(default_factory=lambda: {"property", "staticmethod", "classmethod"})  # decorators
     changed: set[str] = field(default_factory=set)  # see `changed_names`
     passing: set[str] = field(default_factory=set)  # names whose value is other in every process
-    _uses: dict[str, tuple[set[str], list[tuple[str, str]]]] = field(default_factory=dict)
+    _uses: dict[str, tuple[set[str], list[tuple[str, str]], bool]] = field(default_factory=dict)
 
     def reached(self, name: str) -> list[str]:
         """The parts that a name rests on, in the order of their names; those that only do something always."""
@@ -248,14 +317,19 @@ class Source:
         """Names of other modules that a part uses."""
         return self._used(part)[1]
 
-    def _used(self, part: str) -> tuple[set[str], list[tuple[str, str]]]:
+    def imports_any(self, part: str) -> bool:
+        """Whether it imports modules of which the source does not say how their names begin."""
+        return self._used(part)[2]
+
+    def _used(self, part: str) -> tuple[set[str], list[tuple[str, str]], bool]:
         if part not in self._uses:
             self._uses[part] = self._looked(part)
         return self._uses[part]
 
-    def _looked(self, part: str) -> tuple[set[str], list[tuple[str, str]]]:
+    def _looked(self, part: str) -> tuple[set[str], list[tuple[str, str]], bool]:
         names: set[str] = set()
         others: list[tuple[str, str]] = []
+        unknown = False
         imports = dict(self.imports)
         nodes = [node for stmt in self.parts[part] for node in ast.walk(stmt)]
         for node in nodes:
@@ -265,7 +339,10 @@ class Source:
                 others += [(module, ALL if name == ALL else "") for module, name in bound.values()]
         bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
         for node in nodes:
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.Call) and (found := self._called(node, imports)) is not None:
+                others += [(module, ALL) for module in found]
+                unknown = unknown or not found
+            elif isinstance(node, ast.FunctionDef):
                 names |= {node.name} & _BY_CLASS
             elif isinstance(node, ast.Attribute):
                 names |= {ALL} if node.attr in _BY_NAME - {"compile"} else {node.attr} & _BY_CLASS
@@ -275,7 +352,72 @@ class Source:
                 if node.id in imports and (id(node) not in bases or imports[node.id][1]):
                     module, name = imports[node.id]
                     others.append((module, name or ALL))
-        return names, others
+        return names, others, unknown
+
+    def _called(self, call: ast.Call, imports: dict[str, tuple[str, str]]) -> list[str] | None:
+        """The modules that a call imports by a name that it makes, as far as its beginning tells; None of a call that
+        imports none.
+        """
+        function = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+        if function == "entry_points":
+            group = next((k.value for k in call.keywords if k.arg == "group"), call.args[0] if call.args else None)
+            text, whole = self._begins(group, imports)
+            return _entry_points(text) if whole else []
+        if function in _BY_PATH:
+            return []
+        if function not in IMPORTING:
+            return None
+        given = [*call.args, *(k.value for k in call.keywords if k.arg == "package")]
+        if function in ("iter_modules", "walk_packages"):
+            path = given[0] if given else None
+            owner = path.value if isinstance(path, ast.Attribute) and path.attr == "__path__" else None
+            own = isinstance(path, ast.Name) and path.id == "__path__"
+            text, whole = (self.module if own else _dotted(owner, imports) if owner is not None else ""), False
+            text += "." if text else ""
+        else:
+            text, whole = self._begins(given[0] if given else None, imports)
+        if text.startswith("."):
+            base, known = self._begins(given[1], imports) if len(given) > 1 else ("", False)
+            parts = (base if known else self._package).split(".")
+            dots = len(text) - len(text.lstrip("."))
+            text = ".".join([*parts[: len(parts) - dots + 1], text.lstrip(".")])
+        return [text.partition(":")[0]] if whole and text else modules_named(text)
+
+    @property
+    def _package(self) -> str:
+        return self.module if self.package else self.module.rpartition(".")[0]
+
+    def _begins(self, node: ast.expr | None, imports: dict[str, tuple[str, str]]) -> tuple[str, bool]:
+        """How a text begins that is made of constants of the module, and whether that is all of it."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value, True
+        if isinstance(node, ast.Name):
+            known = {"__name__": self.module, "__package__": self._package}
+            bound = self.parts.get(node.id, [])
+            value = bound[0].value if len(bound) == 1 and isinstance(bound[0], (ast.Assign, ast.AnnAssign)) else None
+            constant = isinstance(value, ast.Constant) and isinstance(value.value, str)
+            return (known[node.id], True) if node.id in known else self._begins(value if constant else None, imports)
+        if isinstance(node, ast.Attribute) and node.attr == "__name__":
+            text = _dotted(node.value, imports)
+            return text, bool(text)
+        if isinstance(node, ast.FormattedValue):
+            return self._begins(node.value, imports)
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.JoinedStr):
+            parts = node.values
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            parts = [node.left, node.right]
+        begun, whole = "", bool(parts)
+        for part in parts:
+            text, whole = self._begins(part, imports)
+            begun += text
+            if not whole:
+                break
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            begun = self._begins(node.left, imports)[0].partition("%")[0]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+            begun = self._begins(node.func.value, imports)[0].partition("{")[0]
+        return begun, whole
 
 
 def _through(node: ast.Attribute, imports: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
