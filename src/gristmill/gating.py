@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -129,11 +130,18 @@ def told(counts: Counts, errors: Mapping[str, float]) -> str:
 
 
 def refusals(hooks: Iterable[Any], staged: Staged) -> Iterator[str]:
-    """Give the staged result to every hook; says of each that returns False, or raises, that it refuses it, and why."""
+    """Give the staged result to every hook; says of each that it refuses it, and why: it returns what is false (nothing
+    at all is none), or raises.
+    """
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         try:
-            refused = f"audit {name} refused the result" if hook(staged) is False else None
+            answer = hook(staged)
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise TypeError("it is async, and nobody waits for it: make it a plain function")
+            value = answer.as_py() if hasattr(answer, "as_py") else answer  # of pyarrow, whose null is an answer, too
+            refused = f"audit {name} refused the result" if answer is not None and not value else None
         except Exception as e:
             refused = f"audit {name} refused the result: {type(e).__name__}: {e}"
         if refused is not None:

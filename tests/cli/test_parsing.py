@@ -18,7 +18,7 @@ from gristmill.cli import app, job, score, sink, tune, vocabulary
 from gristmill.cli.flags import Flag, changes
 from gristmill.errors import BadJob
 from gristmill.plan.job import JobSpec, Sink, Source
-from gristmill.plan.jobfile import dump, read_job_file
+from gristmill.plan.jobfile import dump, literal, read_job_file
 from gristmill.plan.options import EngineSpec, Gates, Running
 from gristmill.plan.specs import Call, FunctionModel
 
@@ -241,3 +241,23 @@ def test_the_environment_s_list_is_in_the_help() -> None:
     folder = pathlib.Path(app.__file__).parent
     used = {name for path in folder.glob("*.py") for name in re.findall(r"GRISTMILL_[A-Z]+", path.read_text())}
     assert used == set(re.findall(r"GRISTMILL_[A-Z]+", app.EPILOG))
+
+
+@pytest.mark.parametrize("text", ["1.10", "12e4567", "1234e56", "NaN", "Infinity", "-0", "0.1234567890123456789"])
+def test_a_number_that_is_not_what_was_typed_is_refused(text: str) -> None:
+    """As a version or a digest it is text: both ways out are said; what a number keeps is one."""
+    with pytest.raises(BadJob, match=f"--arg v={text}.*not {text}.*'\"{text}\"' for the text"):
+        literal(text, f"--arg v={text}")
+    assert literal(f'"{text}"', "") == text
+    for number in ("0.00001", "1e-5", "1e5", "2.50e3", "3", "1.0", "12345678901234567890123", "0.1"):
+        assert repr(literal(number, "")) == repr(json.loads(number))
+
+
+def test_arguments_are_what_was_typed(folder: Any) -> None:
+    """--arg goes through the same door, and takes a name once."""
+    (folder.path / "m.py").write_text("def f(batch, v=None): return [repr(v)] * len(batch['x'])\n")
+    (folder.path / "a.jsonl").write_text('{"x": 1}\n')
+    line = ("apply", "a.jsonl", "out", "--fn", "m:f", "--preview", "1", "--json", "--arg")
+    assert "'1.10'" in folder.run(*line, 'v="1.10"').out
+    assert folder.run(*line, "v=1.10").code == 2
+    assert "--arg v=… is given twice" in folder.run(*line, "v=1", "--arg", "v=2").err

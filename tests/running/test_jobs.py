@@ -482,6 +482,25 @@ def test_dead_letters_of_an_unpublished_run_can_be_read(numbers: str, tmp_path: 
     assert [json.loads(x)["id"] for x in gm.dead(out)["payload"].to_pylist()] == [3, 950]
 
 
+@pytest.mark.parametrize("answer", ["np.bool_", "pyarrow", "0", "async", "array"])
+def test_an_audit_refuses_with_whatever_is_false(numbers: str, tmp_path: Path, answer: str) -> None:
+    """What comparing a column's mean gives is numpy's or pyarrow's false; a coroutine and an array are no answer."""
+
+    async def later(_: object) -> None: ...
+
+    audits: dict[str, Any] = {
+        "np.bool_": lambda staged: staged.dataset().to_table()["y"].to_numpy().mean() < 0,
+        "pyarrow": lambda _: pa.scalar(False),
+        "0": lambda _: 0,
+        "async": later,
+        "array": lambda _: np.array([True, True]),
+    }
+    with pytest.raises(gm.GateFailed, match="refused the result"):
+        gm.Job(numbers, functions.double, str(tmp_path / "out"), audit=(audits[answer],)).run()
+    passed = (lambda _: None, lambda _: np.True_, lambda _: pa.scalar(True), lambda _: {"rows": 3})
+    assert gm.Job(numbers, functions.double, str(tmp_path / "new"), audit=passed).run().rows_ok == 1000
+
+
 def test_an_audit_can_refuse(numbers: str, tmp_path: Path) -> None:
     """An audit hook sees the staged parts before they are published, and can refuse them."""
     seen = []

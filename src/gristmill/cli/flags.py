@@ -5,7 +5,6 @@ A flag that was not given changes nothing, so the defaults stand in one place on
 
 from __future__ import annotations
 
-import json
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import click
 
 from gristmill.cli.shape import Option
+from gristmill.errors import BadJob
 from gristmill.plan.fields import about
 from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.jobfile import literal
 from gristmill.plan.options import EngineSpec, Gates, Running
 from gristmill.plan.overlay import Change
 from gristmill.plan.specs import (
@@ -112,10 +113,7 @@ class Pair(_ParamType):
             return self.fail(f"{value!r}: write it as name=value", param, ctx)
         if not self.typed:
             return key, text
-        try:
-            return key, json.loads(text)
-        except ValueError:
-            return key, text
+        return key, literal(text, f"{param.opts[0] if param else self.name} {value}")
 
 
 def _hint(path: str) -> Any:
@@ -194,6 +192,8 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
         if get_origin(hint) is tuple:
             value = listed(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], tuple):
+            if twice := next((k for i, (k, _) in enumerate(value) if k in [k for k, _ in value[:i]]), None):
+                raise BadJob(f"{flag.name} {twice}=… is given twice")
             value = dict(value)
         out.append(Change(flag.place, value, flag.name))
     return out

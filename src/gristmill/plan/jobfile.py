@@ -14,10 +14,12 @@ import dataclasses
 import difflib
 import importlib
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path as File
 from typing import Any
 
@@ -309,9 +311,20 @@ def _plain(value: Any) -> Any:
     )
 
 
-def literal(text: str) -> Any:
-    """A value typed on a command line: JSON if it is some, else the text itself."""
+# Numbers that could be meant as text: trailing zeros (versions), no finite number, digits around an e (digests).
+_DOUBTFUL = re.compile(r"-?\d+\.\d*[1-9]0+|-?\d+\.0{2,}|\d{2,}[eE]\d+|-?(NaN|Infinity)|-0")
+
+
+def literal(text: str, said: str) -> Any:
+    """A value typed on a command line: JSON if it is some, else the text itself. Raises BadJob, which begins with
+    `said`, where a number would not be what was typed: 1.10, 12e4567, NaN.
+    """
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return text
+    exact = not isinstance(value, float) or (math.isfinite(value) and Decimal(text) == Decimal(repr(value)))
+    if not exact or _DOUBTFUL.fullmatch(text.strip()):
+        number = f"write {value!r} if that is meant, or " if math.isfinite(value) else ""
+        raise BadJob(f"{said}: this would be the number {value!r}, not {text}: {number}'\"{text}\"' for the text")
+    return value
