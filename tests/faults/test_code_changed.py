@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -75,6 +77,111 @@ def test_a_module_that_changes_during_a_run_is_exit_4(
     report = job.run()
     assert report.read().to_table()["y"].to_pylist() == [2 * i for i in range(200)]
     assert (tmp_path / "marker").exists() and bool(report.shards_resumed) == another
+
+
+LATE = """
+import pathlib, shutil
+
+def late(batch, folder):
+    if batch["id"][0] < 50:
+        return {{"y": batch["id"] * 2}}
+    for new in pathlib.Path(folder).glob("*.new"):
+        shutil.copy(new, new.with_suffix(".py"))
+    import {name}_rules
+    return {{"y": batch["id"] * {name}_rules.FACTOR}}
+"""
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    """What the step made."""
+    return {"z": batch["y"]}
+
+
+@pytest.mark.parametrize("place", ["model", "step beside it"])
+def test_a_module_that_is_imported_late_is_the_planned_one(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edited after the worker began and before a call imports it: exit 4, and nothing that was made with it is kept.
+    What is edited after it was imported changes nothing.
+    """
+    name = f"late_{place[:4]}"
+    rules = tmp_path / f"{name}_rules.py"
+    (tmp_path / f"{name}.py").write_text(LATE.format(name=name))
+    rules.write_text("FACTOR = 2\n")
+    rules.with_suffix(".new").write_text("FACTOR = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "in.parquet")
+    late = functools.partial(importlib.import_module(name).late, folder=str(tmp_path))
+    beside = {"steps": [late], "steps_workers": 1} if place != "model" else {}
+    model = doubled if beside else late
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    job = gm.Job(str(tmp_path / "in.parquet"), model, sink, workers=1, shard_rows=25, **beside)
+    with pytest.raises(gm.PlanChanged, match=f"module {rules.stem} was changed after") as stopped:
+        job.run()
+    assert stopped.value.exit_code == 4 and not (tmp_path / "out" / "_SUCCESS").exists()
+    rules.write_text("FACTOR = 2\n")
+    rules.with_suffix(".new").write_text("FACTOR = 2 # again\n")
+    report = job.run()
+    assert report.read().to_table()["y" if not beside else "z"].to_pylist() == [2 * i for i in range(100)]
+    assert report.shards_resumed >= 1
+
+
+HANDED = """
+class Policy:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def decide(self, batch):
+        return batch["id"] * 2
+
+def clean(batch):
+    return batch["id"] * 2
+"""
+
+
+@pytest.mark.parametrize("given", ["function", "object", "in a list"])
+def test_code_that_an_argument_holds_is_the_planned_one(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function, an object, and functions in a container, of a module that nothing else of the job imports: a worker
+    that starts after it was edited stops the run.
+    """
+    name = f"handed_{given[-4:]}"
+    for module, text in ((f"{name}_policies", HANDED), (name, HOLDER)):
+        (tmp_path / f"{module}.py").write_text(text)
+    edited = tmp_path / f"{name}_policies.py"
+    edited.with_suffix(".new").write_text(HANDED.replace("* 2", "* 3"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    policies = importlib.import_module(f"{name}_policies")
+    held = {"function": policies.clean, "object": policies.Policy(str(tmp_path)), "in a list": [policies.clean]}[given]
+    pq.write_table(pa.table({"id": range(200)}), tmp_path / "in.parquet")
+    model = gm.model(importlib.import_module(name).Scorer, held=held, folder=str(tmp_path))
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    job = gm.Job(str(tmp_path / "in.parquet"), model, sink, workers=1, shard_rows=25)
+    with pytest.raises(gm.PlanChanged, match=f"module {edited.stem} was changed after"):
+        job.run()
+    edited.write_text(HANDED)
+    assert job.run().read().to_table()["y"].to_pylist() == [2 * i for i in range(200)]
+
+
+HOLDER = """
+import os, pathlib, shutil, time
+
+class Scorer:
+    def __init__(self, held, folder):
+        self.held, self.folder = held[0] if isinstance(held, list) else held, pathlib.Path(folder)
+
+    def __call__(self, batch):
+        if 160 in batch["id"].tolist() and not (self.folder / "marker").exists():
+            (self.folder / "marker").touch()
+            for new in self.folder.glob("*.new"):
+                shutil.copy(new, new.with_suffix(".py"))
+            time.sleep(0.5)  # the shards before are committed
+            os.kill(os.getpid(), 9)
+        return {"y": self.held.decide(batch) if hasattr(self.held, "decide") else self.held(batch)}
+"""
 
 
 def test_the_package_that_a_function_is_of_counts_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

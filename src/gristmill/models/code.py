@@ -80,7 +80,7 @@ def digests(call: Call, held: list[Held] | None = None) -> dict[str, str]:
             found[f"columns taken by {name}"] = value_digest(dict(call.takes))
         if held is not None:
             held += walk.held
-        return _with_missed(found, walk)
+        return _with_missed({**found, **walk.modules}, walk)
 
 
 def not_compared(code: dict[str, str]) -> str | None:
@@ -124,7 +124,10 @@ def callable_digests(target: Any) -> dict[str, str]:
     outermost = _current.get() is None
     with _looking() as walk:
         _Look(walk, found).callable(target)
-        return _with_missed(found, walk) if outermost else found
+        if outermost:
+            return _with_missed(found, walk)
+        walk.modules.update((name, digest) for name, digest in found.items() if name.startswith("module "))
+        return found
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from gristmill.models.values import Held
 from gristmill.plan.fingerprint import PACKAGE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pin:
     """A module: digests of those statements of it that the plan rests on ("": of its file, where that is no source;
     PACKAGE: of all files of an installed one), and the path, size and time of the file that had them, None where it had
@@ -50,11 +50,33 @@ def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
     return Pin(module, parts, stamp if _holds(file, module, parts) else None)
 
 
-def check(planned: tuple[Pin, ...]) -> None:
+class Planned:
+    """What a worker computes with, held against the plan: each `look` is at what was loaded since the one before."""
+
+    def __init__(self, planned: Sequence[Pin]) -> None:
+        self._loaded = dict.fromkeys(planned, -1)  # modules of each that were loaded when it was as planned
+
+    def look(self) -> None:
+        """Raises PlanChanged where what was loaded since is not as planned; the first time whatever is not."""
+        loaded = {pin: _loaded(pin) for pin in self._loaded}  # first: what comes meanwhile is for the next look
+        check([pin for pin, count in loaded.items() if count > self._loaded[pin]])
+        self._loaded = loaded
+
+
+def _loaded(pin: Pin) -> int:
+    """How many of its modules are loaded here; one that is being imported may not have read its file yet."""
+    if PACKAGE not in pin.parts:
+        spec = getattr(sys.modules.get(pin.module), "__spec__", None)
+        return int(pin.module in sys.modules and not getattr(spec, "_initializing", False))
+    return sum(name.startswith(f"{pin.module}.") for name in list(sys.modules))
+
+
+def check(planned: Sequence[Pin]) -> None:
     """Raises PlanChanged where a module has changed since it was planned in what the plan rests on. Where it is not
     found under its name it is not looked at: whatever imports it says so.
     """
-    importlib.invalidate_caches()
+    if planned:
+        importlib.invalidate_caches()
     for pin in planned:
         what = _changed(pin)
         if what is not None:

@@ -64,7 +64,8 @@ class Walk:
     """One look at values and all that they refer to: what was seen, what is being looked at, what cannot be compared.
 
     `code` gives the digests of code by name, of what `is_code`; `named` a class's name, `local` whether a module is the
-    user's. `held` is what was seen of values that every process has by itself, as it imports their modules.
+    user's. `held` is what was seen of values that every process has by itself, as it imports their modules; `modules`
+    are the digests of statements that code behind values rests on, by name.
     """
 
     is_code: Callable[[Any], bool]
@@ -75,6 +76,7 @@ class Walk:
     within: list[int] = field(default_factory=list)
     missed: dict[str, None] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
+    modules: dict[str, str] = field(default_factory=dict)
     label: str = ""
 
     def text(self, value: Any, *, exact: bool) -> str:

@@ -55,10 +55,11 @@ class PrepareWorker:
 
         check_planned(recipe.model)
 
+        self._planned = pins.Planned(recipe.pins)
         self._name = name
         self._recipe = recipe
         self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]
-        pins.check(recipe.pins)
+        self._planned.look()
         self._watch = Watch(recipe.running.batch_timeout)
         self._stopping = threading.Event()
 
@@ -82,6 +83,7 @@ class PrepareWorker:
                     number += 1
                     if self._stopping.is_set():
                         return
+                self._planned.look()
                 emit(Portion(self._name, item.key, number, last=True))
             except BaseException as e:  # crosses to the item's outcome, where the driver decides
                 failure = scrubbed(classified(e), self._recipe.secrets)

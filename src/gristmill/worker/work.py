@@ -125,10 +125,11 @@ class ShardWorker:
 
         self._recipe = stages.recipe
         self._name = name
+        self._planned = pins.Planned(stages.recipe.pins)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
-        pins.check(stages.recipe.pins)  # after all was imported: what was changed since is refused, too
+        self._planned.look()  # after all was imported: what was changed since is refused, too
         self._files = stages.recipe.files
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._stopping = threading.Event()
@@ -362,6 +363,7 @@ class ShardWorker:
             if isinstance(body, Scored):
                 commit.add(body)
             else:
+                self._planned.look()  # at what these rows made the function import
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
         except BaseException as e:  # crosses to the outcome, where the driver decides
