@@ -296,6 +296,47 @@ def test_what_is_the_same_in_every_process(tmp_path: Path) -> None:
         assert found == again[case], case
 
 
+# Values in the order of a set. What is read from a file in another order, and stands in no set, is another value.
+SHUFFLED = {
+    "a dict": "V = {w: 1.0 for w in {'a', 'b', 'c', 'd'}}",
+    "a list": "V = list({'a', 'b', 'c', 'd'})",
+    "of a name": "W = {'a', 'b', 'c'} | {'d'}\nV = tuple(W)",
+    "of a function": "def made(words):\n    return [w for w in set(words)]\nV = made('abcd')",
+    "of another module": "from words import W\nV = dict.fromkeys(W)",
+    "of keys": "A = dict.fromkeys('abcdef')\nV = [*(A.keys() & {'a', 'b', 'c', 'd'})]",
+    "filled": "V = {}\nfor w in {'a', 'b', 'c', 'd'}:\n    V[w] = 1",
+    "a class": "class V:\n    words = list({'a', 'b', 'c', 'd'})",
+    "an object": "class C:\n    def __init__(self):\n        self.words = list({'a', 'b', 'c', 'd'})\nV = C()",
+    "a closure": "def make():\n    words = list({'a', 'b', 'c', 'd'})\n    return lambda x: words\nV = make()",
+    "a default": "def V(x, words=list({'a', 'b', 'c', 'd'})): return words",
+}
+ORDERED = {
+    "a file": "S = {'a', 'b'}\nV = [k for k in K if k in S and k in {'a', 'b'}]",
+    "sorted": "V = sorted({'a', 'b'}, reverse=K == ['a', 'b'])",
+    "a set beside": "def f(k): return len(set(k))\nN = f(K)\nV = {k: N for k in K}",
+    "numbers": "V = [k for n in {0, 1} for k in K[n:n + 1]]",
+}
+
+
+def test_the_order_of_a_set_is_none(tmp_path: Path) -> None:
+    """What is made by going through a set is the same in another process, and its order said not to be compared; in
+    another order that the source gives it is another, and so is what no set is gone through for.
+    """
+    words = {"words.py": "W = frozenset(('a', 'b', 'c', 'd'))\n"}
+    cases = {case: (f"{text}\ndef score(x): return V", words) for case, text in SHUFFLED.items()}
+    found = [looked_at(cases, tmp_path / "set", "1", seed) for seed in "1234"]
+    for case, first in found[0].items():
+        assert all(first == other[case] for other in found), case
+        assert any("the order of" in name for name in first) or case == "an object", case
+    other = {case: (text.replace("'a', 'b'", "'b', 'a'"), words) for case, (text, _) in cases.items()}
+    edited = looked_at(other, tmp_path / "edited", "1", "1")
+    assert all(edited[case] != first for case, first in found[0].items() if other[case] != cases[case])
+    cases = {case: (f"{text}\ndef score(x): return V", {}) for case, text in ORDERED.items()}
+    once, again = (looked_at(cases, tmp_path / str(n), k, "1") for n, k in enumerate(('["a", "b"]', '["b", "a"]')))
+    for case, first in once.items():
+        assert first != again[case] and not any("not compared" in name for name in first), case
+
+
 def test_what_passes_with_a_process_is_named(tmp_path: Path) -> None:
     """The time, a process's number: no difference, and said not to be compared, also where another module has it."""
     cases = {name: (f"{text}\ndef score(x): return V", {}) for name, text in PASSING.items()}

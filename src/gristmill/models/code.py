@@ -21,6 +21,7 @@ from typing import Any
 from gristmill.errors import BadModel
 from gristmill.models.edited import must_be_as_written
 from gristmill.models.files import BY_TIMES, NOT_COMPARED, named_files
+from gristmill.models.making import goes_through_set, is_shuffled
 from gristmill.models.modules import (
     ALL,
     BY_NAME,
@@ -158,15 +159,19 @@ def value_digest(value: Any) -> str:
     return _digest(value, exact=False)
 
 
-def exact_digest(value: Any) -> str:
-    """As `value_digest`, but types of containers are not the same, which a function could tell apart."""
-    return _digest(value, exact=True)
+def exact_digest(value: Any, *, ordered: bool = True) -> str:
+    """As `value_digest`, but types of containers are not the same, which a function could tell apart. Unless `ordered`,
+    what is in another order in lists and mappings is the same.
+    """
+    return _digest(value, exact=True, ordered=ordered)
 
 
-def _digest(value: Any, *, exact: bool) -> str:
+def _digest(value: Any, *, exact: bool, ordered: bool = True) -> str:
     outermost = _current.get() is None
     with _looking() as walk:
+        before, walk.ordered = walk.ordered, ordered
         text = _text(value, walk, exact)
+        walk.ordered = before
         if outermost and walk.missed:
             text = _pickled(value)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -280,11 +285,12 @@ class _Look:
 
     def add(
         self, label: str, value: Any, *, changed: bool = False, owner: str | None = None, given: bool = False,
-        home: tuple[str, str] = ("", ""),
+        home: tuple[str, str] = ("", ""), maker: tuple[str, str] = ("", ""),
     ) -> None:  # fmt: skip
         """Any value that code refers to. What the code itself changes as it runs is other after each call: it is only
         named. What stands in the source of a class or function `owner` need not be told again. Of one that was `given`,
-        as arguments are, the files that it names count too. `home` is the module that has it, and its name there.
+        as arguments are, the files that it names count too. `home` is the module that has it, and its name there, or
+        else `maker` the module and the function that made it.
         """
         if is_code(value):
             if id(value) not in self.seen:
@@ -299,19 +305,27 @@ class _Look:
                     self.source(named(part.__module__), part.__qualname__.partition(".")[0])  # it was registered
         else:
             before, self.walk.label = self.walk.label, label
-            digest = exact_digest(value)
+            several = isinstance(value, (dict, list, tuple)) and len(value) > 1
+            ordered = (is_plain(value) and not several) or not (
+                is_shuffled(*home) if home[0] else goes_through_set(*maker)
+            )
+            if not ordered and several:
+                self.walk.missed[f"the order of {label} (of a set: other in every process; sorted() gives it one)"] = (
+                    None
+                )
+            digest = exact_digest(value, ordered=ordered)
             put = self.put(label, digest)
             self.walk.label = before
-            self.hold(home, digest, value)
+            self.hold(home, digest, value, ordered)
             if given:
                 self.found.update(_files(put, value))
             if callable(value):  # by the code of its class, which differences name better
                 self.add(label, type(value))
 
-    def hold(self, home: tuple[str, str], digest: str, value: Any) -> None:
+    def hold(self, home: tuple[str, str], digest: str, value: Any, ordered: bool = True) -> None:
         """Note what workers will have by their own import, and what it is here."""
         if home[0] not in ("", "__main__", named("__main__")) and is_small(value, _local_module):
-            self.walk.held.append(Held.of(*home, digest, value))
+            self.walk.held.append(Held.of(*home, digest, value, ordered))
 
     def _code(self, label: str, value: Any, owner: str | None) -> None:
         if isinstance(value, types.ModuleType):
@@ -348,6 +362,7 @@ class _Look:
         file = local_file(named(function.__globals__.get("__name__") or "")) if users else None
         if file is not None:
             must_be_as_written(function.__code__, file)
+        maker = (module, name.partition(".")[0]) if users else ("", "")
         if (inner := vars(function).get("__wrapped__")) is not None:
             self.add(name, inner, owner=name.rpartition(".")[0] if stands else None)
         for label, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -355,8 +370,10 @@ class _Look:
                 value = cell.cell_contents
             except ValueError:
                 continue  # a cell that is still empty holds nothing to compare
-            self.add(f"{name}.{label}", value, changed=label in state, given=users)
-        self.add(f"{name}.defaults", [function.__defaults__, function.__kwdefaults__], given=users)
+            self.add(f"{name}.{label}", value, changed=label in state, given=users, maker=maker)
+        defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
+        plain = all(is_plain(v) and not isinstance(v, tuple) for v in (*defaults[0], *defaults[1].values()))
+        self.add(f"{name}.defaults", defaults, given=users, maker=("", "") if plain else maker)
         for label, value in vars(function).items():
             if label != "__wrapped__" and (users or label in _HELD):
                 home = (module, f"{name}.{label}") if stands and owner is None else ("", "")

@@ -45,13 +45,6 @@ _CHANGING = {
     "setdefault", "sort", "update", "fill", "put",
 }  # fmt: skip
 
-# Modules of Python that look at nothing outside of what they are given, and functions and names that do.
-_STEADY = {
-    "collections", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "itertools", "json", "math",
-    "operator", "re", "string", "textwrap", "types", "typing", "unicodedata",
-}  # fmt: skip
-_OUTSIDE = {"__file__", "__name__", "__path__", "__spec__", "hash", "id", "input", "open", *_BY_NAME}
-
 # Calls whose values are other in every process, the last only without a seed; and what only writes such a value down.
 _PASSING = {
     "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns",
@@ -346,7 +339,7 @@ class Source:
                 names |= {node.name} & _BY_CLASS
             elif isinstance(node, ast.Attribute):
                 names |= {ALL} if node.attr in _BY_NAME - {"compile"} else {node.attr} & _BY_CLASS
-                others += _through(node, imports)
+                others += through(node, imports)
             elif isinstance(node, ast.Name):
                 names.add(ALL if node.id in _BY_NAME else node.id)
                 if node.id in imports and (id(node) not in bases or imports[node.id][1]):
@@ -420,7 +413,7 @@ class Source:
         return begun, whole
 
 
-def _through(node: ast.Attribute, imports: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def through(node: ast.Attribute, imports: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """`a.b.c` as a name of the module `a`, or of `a.b` where that is one."""
     chain, root = [node.attr], node.value
     while isinstance(root, ast.Attribute):
@@ -467,7 +460,7 @@ def _file(stmt: ast.stmt, number: int, source: Source) -> None:
         source.changed |= changed_names(stmt)
         if any(not _root(d) & (source.ours | source.pure) for d in stmt.decorator_list):  # it may be registered
             source.parts.setdefault("statements", []).append(ast.Expr(ast.Name(stmt.name)))
-    elif isinstance(stmt, (ast.Assign, ast.AnnAssign)) and (names := _plain_targets(stmt)):
+    elif isinstance(stmt, (ast.Assign, ast.AnnAssign)) and (names := plain_targets(stmt)):
         for name in names:
             source.parts.setdefault(name, []).append(stmt)
             source.names.setdefault(name, set()).add(name)
@@ -510,7 +503,8 @@ def _file_import(stmt: ast.Import | ast.ImportFrom, source: Source) -> None:
         source.names.setdefault(name, set()).add(part)
 
 
-def _plain_targets(stmt: ast.Assign | ast.AnnAssign) -> list[str]:
+def plain_targets(stmt: ast.Assign | ast.AnnAssign) -> list[str]:
+    """The names that a statement binds, where it binds nothing else."""
     targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
     flat = [n for t in targets for n in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])]
     return [n.id for n in flat if isinstance(n, ast.Name)] if all(isinstance(n, ast.Name) for n in flat) else []
@@ -564,58 +558,6 @@ def is_passing(module: str, name: str) -> bool:
         return source.names[name] == {name} and len(source.parts[name]) == 1
     other, inner = source.imports.get(name, ("", ""))
     return bool(inner) and (other, inner) != (module, name) and is_passing(other, inner)
-
-
-def is_steady(module: str, name: str) -> bool:
-    """Whether the source of modules says that a name has the same value wherever they are imported: it is made of
-    constants, of names that are so, and by Python's own functions that look at nothing outside.
-    """
-    waiting, done = [(module, name)], set[tuple[str, str]]()
-    while waiting:
-        module, name = waiting.pop()
-        if (module, name) in done:
-            continue
-        done.add((module, name))
-        file = local_file(module)
-        if file is None or file.suffix != ".py":
-            if module.partition(".")[0] not in _STEADY:
-                return False
-            continue
-        source, (top, *inner) = read(file, module), name.split(".")
-        other, imported_name = source.imports.get(top, ("", ""))
-        if other:
-            waiting.append((other, ".".join(filter(None, [imported_name, *inner])) or ALL))
-        elif top not in source.names:
-            return False
-        else:
-            nodes = [n for part in source.names[top] for stmt in source.parts[part] for n in _giving(stmt, inner)]
-            for node in (n for top_node in nodes for n in ast.walk(top_node)):
-                if isinstance(node, (ast.Import, ast.ImportFrom, ast.Global)):
-                    return False
-                if isinstance(node, ast.Attribute):
-                    waiting += _through(node, source.imports)
-                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                    if node.id in source.names and node.id not in source.imports:
-                        waiting.append((module, node.id))
-                    elif node.id in source.imports and source.imports[node.id][1]:
-                        waiting.append(source.imports[node.id])
-                    elif node.id in _OUTSIDE:
-                        return False
-    return True
-
-
-def _giving(stmt: ast.stmt, inner: list[str]) -> list[ast.AST]:
-    """What gives a name its value, `inner` being its names in a class; the whole statement where that is not told."""
-    for name in inner:
-        body = stmt.body if isinstance(stmt, ast.ClassDef) else []
-        found: list[ast.stmt] = [
-            s for s in body if isinstance(s, (ast.Assign, ast.AnnAssign)) and name in _plain_targets(s)
-        ]
-        found += [s for s in body if isinstance(s, ast.ClassDef) and s.name == name]
-        if len(found) != 1:
-            return [stmt]
-        stmt = found[0]
-    return [stmt]
 
 
 def _root(node: ast.expr) -> set[str]:

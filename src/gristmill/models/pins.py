@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.errors import BadJob, PlanChanged
-from gristmill.models.modules import is_steady, local_file, named, package_digest, read
+from gristmill.models.making import is_steady
+from gristmill.models.modules import local_file, named, package_digest, read
 from gristmill.models.values import Held
 from gristmill.plan.fingerprint import PACKAGE
 
@@ -110,7 +111,7 @@ def unlike(held: tuple[Held, ...], planned: tuple[Pin, ...]) -> list[str]:
             value = operator.attrgetter(one.name)(sys.modules[one.module])
         except (KeyError, AttributeError):  # not imported here: it is, if it is needed
             continue
-        now = Held.of(one.module, one.name, exact_digest(value), value)
+        now = Held.of(one.module, one.name, exact_digest(value, ordered=one.ordered), value, one.ordered)
         if now.digest == one.digest:
             continue
         what = f"{one.module}.{one.name} is {one.shown} where the run was started, and {now.shown} in its workers"

@@ -42,7 +42,7 @@ _LONG = 200  # characters; a longer text is known by its sha256
 @dataclass(frozen=True)
 class Held:
     """A value that a name of a module, or of a class or function there (`a.b`), stands for. `plain`: see `is_plain`;
-    `shown` is such a one as text.
+    `shown` is such a one as text. `ordered`: as the digest is.
     """
 
     module: str
@@ -50,13 +50,14 @@ class Held:
     digest: str
     plain: bool
     shown: str
+    ordered: bool
 
     @staticmethod
-    def of(module: str, name: str, digest: str, value: Any) -> Held:
+    def of(module: str, name: str, digest: str, value: Any, ordered: bool) -> Held:
         """The value that a name stands for now; one whose name says that it is a secret does not show."""
         plain = is_plain(value)
         secret = not plain or SECRET_NAME.search(name)
-        return Held(module, name, digest, plain, "another value" if secret else _cut(repr(value)))
+        return Held(module, name, digest, plain, "another value" if secret else _cut(repr(value)), ordered)
 
 
 @dataclass
@@ -72,7 +73,8 @@ class Walk:
     code: Callable[[Any], Mapping[str, str]]
     named: Callable[[type], str]
     local: Callable[[str], bool]
-    seen: dict[tuple[int, bool], tuple[Any, str]] = field(default_factory=dict)  # the value keeps its id
+    ordered: bool = True  # whether the order in lists and mappings counts
+    seen: dict[tuple[int, bool, bool], tuple[Any, str]] = field(default_factory=dict)  # the value keeps its id
     within: list[int] = field(default_factory=list)
     missed: dict[str, None] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
@@ -84,7 +86,7 @@ class Walk:
         kind = type(value)
         if kind in _FLAT:
             return _short(f"{kind.__name__}:{value!r}")
-        key = (id(value), exact)
+        key = (id(value), exact, self.ordered)
         if key in self.seen:
             return self.seen[key][1]
         if key[0] in self.within:
@@ -144,13 +146,14 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
 def _container(value: Any, walk: Walk, exact: bool) -> str:
     if isinstance(value, Mapping):
         if {*map(type, value), *map(type, value.values())} <= _FLAT:
-            return repr(dict(value))
+            return repr(dict(value) if walk.ordered else sorted(map(repr, value.items())))
         pairs = [f"{walk.text(k, exact=exact)}={walk.text(v, exact=exact)}" for k, v in value.items()]
-        return "{" + ",".join(pairs) + "}"
+        return "{" + ",".join(pairs if walk.ordered else sorted(pairs)) + "}"
     if isinstance(value, (list, tuple)):
         if set(map(type, value)) <= _FLAT:
-            return repr(list(value))
-        return "[" + ",".join(walk.text(v, exact=exact) for v in value) + "]"
+            return repr(list(value) if walk.ordered else sorted(map(repr, value)))
+        items = [walk.text(v, exact=exact) for v in value]
+        return "[" + ",".join(items if walk.ordered else sorted(items)) + "]"
     if set(map(type, value)) <= _FLAT:
         return "(" + ",".join(sorted(map(repr, value))) + ")"
     texts, seen = [], dict(walk.seen)
