@@ -99,9 +99,8 @@ class Held:
         """The job as it can be compared with what is here: without what its own runs have written (see
         `fingerprint.without_written`), and with its secrets sealed as those here are.
         """
-        codes = [g.fingerprint["code"] for g in self.claims if not g.lost]
-        now = fingerprint.sealed(r.fingerprint, codes)
-        return replace(r, fingerprint=fingerprint.without_written(now, codes[-1]) if codes else now)
+        now = fingerprint.sealed(r.fingerprint, (g.fingerprint["code"] for g in self.claims if not g.lost))
+        return replace(r, fingerprint=fingerprint.without_written(now, generations.written(self.root, self.files)))
 
     def members(self, of: Publication | None = None) -> list[Generation]:
         """The generations whose rows the latest publication has. Raises CorruptStore for one whose claim is lost."""

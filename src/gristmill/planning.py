@@ -637,8 +637,9 @@ def fingerprint_of(
     calls["model"] = model.call if isinstance(model, FunctionModel) else None
     digests: dict[str, str] = {}
     held: list[Any] = []
+    absent: dict[str, tuple[str, bool]] = {}
     for place, call in calls.items():
-        for name, digest in ({} if call is None else code.digests(call, held)).items():
+        for name, digest in ({} if call is None else code.digests(call, held, absent)).items():
             # Modules are the same for all; a lambda, an argument or a closure is of its own step.
             digests[
                 name if name.startswith(("module ", "version of ", fingerprint.PACKAGE)) else f"{place}: {name}"
@@ -651,6 +652,7 @@ def fingerprint_of(
         {f.file.path: fingerprint.input_digest(f) for f in files},
         fingerprint.digest_of(list(reads)) if reads else "",
         tuple(held),
+        absent,
     )
 
 

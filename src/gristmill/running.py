@@ -53,6 +53,7 @@ from gristmill.errors import (
 )
 from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.io.patience import StoreAway
+from gristmill.models.watching import Watch
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress, Silent
 from gristmill.observe.report import Report
@@ -262,11 +263,18 @@ class Run:
         self._look = self._how_to_look()
         if choice.resumed:
             self._plan = rereading.with_files(generations.read_plan(self.generation), r)
-        self._settle()
-        with self._stops.heeded():
-            yield from self._score()
-        self._tell_later(choice.later)
-        self._publish()
+        watch = Watch(self.resolved.fingerprint.absent, self._note_written)
+        try:
+            with watch:
+                self._settle()
+                with self._stops.heeded():
+                    yield from self._score()
+                self._tell_later(choice.later)
+                watch.look()
+                self._tell_written(watch)
+                self._publish()
+        finally:
+            self._tell_written(watch)
         budgets.remember(self.resolved, self._batch, self._tally.figures)
         self.later = choice.later
 
@@ -279,6 +287,18 @@ class Run:
             digest = hashlib.sha256(self.root.encode()).hexdigest()[:16]
             here = os.path.join(tempfile.gettempdir(), f"gristmill-inputs-{digest}")
         return planning.resolve(self._plannable(), here)
+
+    def _note_written(self, paths: list[str]) -> None:
+        """Files that arguments name have come during this run: the code writes them, unless another run has begun."""
+        if self._lease.held():
+            generations.note_written(self.root, self._files, paths)
+
+    def _tell_written(self, watch: Watch) -> None:
+        """What has come, once: a person may have put it there."""
+        if watch.seen:
+            files = f"{', '.join(watch.seen[:5])}{' …' if len(watch.seen) > 5 else ''}"
+            self._note("info", f"came during this run, taken for written by the code, and not compared: {files}")
+            watch.seen.clear()
 
     def _settle(self) -> None:
         """The backend: that of the plan that this run goes on with, or joins; else chosen now. And the batch budget."""

@@ -6,9 +6,14 @@ import collections
 import dataclasses
 import functools
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import kept_files
 import numpy as np
 import pytest
 
@@ -81,6 +86,129 @@ def test_what_the_code_writes_itself_is_no_other_model(rows: Path, tmp_path: Pat
     (tmp_path / "m.json").write_text("3")
     with pytest.raises(gm.PlanChanged, match=r"file .*m\.json"):
         job.run()
+
+
+def answers(sink: Path) -> list[int]:
+    """What is published, in order."""
+    return sorted(gm.read(str(sink)).to_table()["y"].to_pylist())
+
+
+@pytest.mark.parametrize("named", ["overrides.json", "over*.json"])
+def test_a_file_that_comes_changes_or_goes_between_runs_counts(rows: Path, tmp_path: Path, named: str) -> None:
+    """One that the code reads where it is there, as a list of overrides, also after a restart; the way out is named."""
+    conf, sink = tmp_path / "conf", tmp_path / "out"
+    model = kept_files.doubling(overrides=str(conf / "overrides.json"), log=str(tmp_path / "calls.log"))
+    if named != "overrides.json":
+        model = gm.model(tripled, given=str(conf / named))
+    job = gm.Job(str(rows), model, str(sink), workers=0)
+    assert job.run().rows_ok == 3
+    conf.mkdir()
+    for text, said in (
+        ('{"1": 70}', "was not there.*move it away"),
+        ('{"1": 80}', "changed"),
+        ("", "gone.*put it back"),
+    ):
+        (conf / "overrides.json").write_text(text) if text else (conf / "overrides.json").unlink()
+        (rows / "b.jsonl").write_text('{"x": 4}\n')
+        for verbs in ({}, {"append": True}):
+            with pytest.raises(gm.PlanChanged, match=rf"(?s)file .*argument .*{said}.*restart"):
+                job.run(**verbs)
+        (rows / "b.jsonl").unlink()
+        if text:
+            assert job.run(restart=True).rows_ok == 3
+            assert named != "overrides.json" or answers(sink) == [4, 6, json.loads(text)["1"]]
+    (conf / "overrides.json").write_text('{"1": 80}')
+    assert job.run().state == "nothing to do"
+
+
+def test_a_run_that_failed_for_want_of_a_file_binds_nobody_to_its_absence(rows: Path, tmp_path: Path) -> None:
+    """The file is put there, and the next run's model is that file; the log of the run that failed stays a log."""
+    weights, log = tmp_path / "m" / "model.json", tmp_path / "calls.log"
+    job = gm.Job(str(rows), gm.model(Late, weights=str(weights), log=str(log)), str(tmp_path / "out"), workers=1)
+    with pytest.raises(gm.RunFailed, match="No such file"):
+        job.run()
+    weights.parent.mkdir()
+    weights.write_text("2")
+    assert job.run().rows_ok == 3
+    assert job.run().state == "nothing to do"
+    weights.write_text("1000")
+    (rows / "b.jsonl").write_text('{"x": 4}\n')
+    for verbs in ({}, {"append": True}):
+        with pytest.raises(gm.PlanChanged, match=r"file .*model\.json .*argument weights .*changed"):
+            job.run(**verbs)
+    assert answers(tmp_path / "out") == [2, 4, 6]
+    assert job.run(restart=True).rows_ok == 4
+    weights.unlink()
+    with pytest.raises(gm.PlanChanged, match=r"file .*model\.json .*argument weights .*gone"):
+        job.run()
+
+
+class Late(Weighted):
+    """Begins its log before it looks for its weights."""
+
+    def __init__(self, weights: str, log: str) -> None:
+        open(log, "a").close()
+        super().__init__(weights, log)
+
+
+def test_a_file_that_came_during_a_run_is_said(rows: Path, tmp_path: Path) -> None:
+    """Once: a person may have put it there, and no change of it is seen."""
+    log = tmp_path / "calls.log"
+    job = gm.Job(str(rows), kept_files.doubling(log=str(log)), str(tmp_path / "out"), workers=0)
+    assert sum("taken for written by the code" in n and str(log) in n for n in job.run().notes) == 1
+    assert not any("taken for written" in n for n in job.run(restart=True).notes)
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {here!r})
+import kept_files
+kept_files.told({folder!r}, seconds=0.02).run({verbs})
+"""
+
+
+def kill_9(folder: Path, verbs: str, rows: int) -> None:
+    """A run in a process of its own, killed when its log has so many more lines."""
+    log = folder / "logs" / "calls.log"
+    before = len(log.read_text().splitlines()) if log.exists() else 0
+    code = KILLED.format(here=str(Path(__file__).parent), folder=str(folder), verbs=verbs)
+    running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not log.exists() or len(log.read_text().splitlines()) < before + rows:
+        assert running.poll() is None and time.monotonic() < deadline, "it ended before it was killed"
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+
+
+def test_a_log_stays_a_log_after_kill_9(tmp_path: Path) -> None:
+    """Through resume, append, restart and retry-dead, each killed at its beginning and said again; a file that a person
+    puts there meanwhile is none.
+    """
+    source, overrides = tmp_path / "in", tmp_path / "conf" / "o.json"
+    source.mkdir()
+    overrides.parent.mkdir()
+    (source / "a.jsonl").write_text("".join(f'{{"x": {x}}}\n' for x in range(-1, 39)))
+    job = kept_files.told(str(tmp_path), seconds=0.02)
+    kill_9(tmp_path, "", 20)
+    overrides.write_text('{"1": 70}')
+    with pytest.raises(gm.PlanChanged, match=r"(?s)o\.json .*was not there"):
+        job.run()
+    overrides.unlink()
+    report = job.run()
+    assert (report.rows_ok, report.rows_dead) == (39, 1)
+    assert job.run().state == "nothing to do"
+    (source / "b.jsonl").write_text('{"x": 50}\n{"x": -2}\n' * 4)
+    kill_9(tmp_path, "append=True", 1)
+    assert job.run(append=True).rows_ok == 43
+    kill_9(tmp_path, "restart=True", 1)
+    assert job.run(restart=True).rows_ok == 43
+    overrides.write_text('{"-": 1}')
+    with pytest.raises(gm.PlanChanged, match=r"(?s)o\.json .*was not there"):
+        gm.retry_dead(job)
+    assert gm.retry_dead(job, accept_code_change=True).rows_dead == 0
+    (tmp_path / "logs" / "calls.log").write_text("emptied\n")
+    assert job.run().state == "nothing to do"
 
 
 def test_words_are_no_files(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +322,51 @@ def test_a_checkpoint_is_of_the_weights_that_a_partial_names(tmp_path: Path) -> 
     assert gm.map(lambda x: scaled(str(weights), Files(None, str(log)), x), [1], checkpoint=kept) == [100]
     weights.write_text("3")
     assert gm.map(lambda x: scaled(str(weights), Files(None, str(log)), x), [1], checkpoint=kept) == [3]
+
+
+def test_a_checkpoint_is_of_files_that_came_between_calls(tmp_path: Path) -> None:
+    """Also of one that was missing when the first call failed, beside one that was there; not of a log."""
+    conf, weights, log, kept = (tmp_path / name for name in ("c.json", "w.json", "calls.log", "kept"))
+    conf.write_text("1")
+    scored = functools.partial(both, str(conf), str(weights), str(log))
+    with pytest.raises(FileNotFoundError):
+        gm.map(scored, [1, 2], checkpoint=str(kept))
+    failed = len(log.read_text().splitlines())
+    for number, factor in enumerate((2, 10), 1):
+        weights.write_text(str(factor))
+        for _ in range(2):
+            assert gm.map(scored, [1, 2], checkpoint=str(kept)) == [factor, factor * 2]
+        assert len(log.read_text().splitlines()) == failed + number * 2
+
+
+def both(conf: str, weights: str, log: str, x: int) -> float:
+    """Times what two files say; begins its log first."""
+    with open(log, "a") as file:
+        file.write("called\n")
+    return x * json.loads(Path(conf).read_text()) * json.loads(Path(weights).read_text())
+
+
+def test_a_checkpoint_knows_a_log_after_kill_9(tmp_path: Path) -> None:
+    """What was computed before the kill is not computed again."""
+    log = tmp_path / "calls.log"
+    code = f"""
+import functools, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import kept_files, gristmill as gm
+print(gm.map(functools.partial(kept_files.slow, {str(log)!r}), range(40), checkpoint={str(tmp_path / "kept")!r}))
+"""
+    line = [sys.executable, "-c", code]
+    running = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not log.exists() or len(log.read_text().splitlines()) < 20:
+        assert running.poll() is None and time.monotonic() < deadline, "it ended before it was killed"
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [x * 2 for x in range(40)]
+    assert len(log.read_text().splitlines()) < 60, "all is computed again"
 
 
 def scaled(weights: str, files: Files, x: int) -> float:

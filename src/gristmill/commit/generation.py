@@ -162,6 +162,25 @@ def _claim_path(root: str, number: int) -> str:
     return join(root, META, "generations", f"{number:04d}.json")
 
 
+def written(root: str, files: Files) -> frozenset[str]:
+    """Paths in arguments whose files came to be during a run on this sink, so that the code is known to write them."""
+    try:
+        return frozenset(unseal(_written_path(root), files)["paths"])
+    except (FileNotFoundError, CorruptStore):  # without it they count, and a run that finds them changed says so
+        return frozenset()
+
+
+def note_written(root: str, files: Files, paths: Sequence[str]) -> None:
+    """Add to `written`, for as long as the sink lives."""
+    found = written(root, files)
+    if not found.issuperset(paths):
+        files.write_over(_written_path(root), seal({"paths": sorted(found.union(paths))}))
+
+
+def _written_path(root: str) -> str:
+    return join(root, META, "written.json")
+
+
 # ---------------------------------------------------------------- plans
 
 

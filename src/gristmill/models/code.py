@@ -20,7 +20,7 @@ from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.models.edited import must_be_as_written
-from gristmill.models.files import BY_TIMES, NOT_COMPARED, named_files
+from gristmill.models.files import BY_TIMES, named_files
 from gristmill.models.making import goes_through_set, is_shuffled
 from gristmill.models.modules import (
     ALL,
@@ -42,7 +42,7 @@ from gristmill.models.modules import (
     read,
 )
 from gristmill.models.values import Held, Walk, is_plain, is_small
-from gristmill.plan.fingerprint import FILE, PACKAGE, VALUE
+from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, VALUE
 from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
 
@@ -51,15 +51,18 @@ _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _current: ContextVar[Walk | None] = ContextVar("current", default=None)
 
 
-def digests(call: Call, held: list[Held] | None = None) -> dict[str, str]:
+def digests(
+    call: Call, held: list[Held] | None = None, absent: dict[str, tuple[str, bool]] | None = None
+) -> dict[str, str]:
     """Digests by name: the callable, statements of the user's modules that it rests on, arguments, closure, globals.
 
     Files that arguments name count by what they hold, values of the environment as they are (to be sealed). Versions
     of the installed distributions that the code imports stand beside them. A callable named by text is imported, and is
     then the same as one that was given. What has no content that could be compared is named there. To `held` go values
-    that workers will have by their own imports, and must have the same.
+    that workers will have by their own imports, and must have the same. Paths at which nothing is are put
+    into `absent` (see `files.named_files`).
     """
-    with _looking() as walk:
+    with _looking(absent) as walk:
         found: dict[str, str] = {}
         target = call.target
         if isinstance(target, str):
@@ -75,7 +78,7 @@ def digests(call: Call, held: list[Held] | None = None) -> dict[str, str]:
         for key, value in call.args.items():
             label = f"argument {key} of {name}"
             found[label] = _argument_digest(label, value, walk)
-            found.update(_files(label, value))
+            found.update(_files(label, value, walk))
             found.update({f"{VALUE}{s} ({label})": Secret(UNSEALED, s.reveal()) for s in secrets_in(value)})
         if call.takes is not None:
             found[f"columns taken by {name}"] = value_digest(dict(call.takes))
@@ -106,8 +109,8 @@ def not_compared(code: dict[str, str]) -> str | None:
     return "; ".join(said) or None
 
 
-def _files(label: str, value: Any) -> dict[str, str]:
-    return {f"{FILE}{path} ({label})": digest for path, digest in named_files(value)}
+def _files(label: str, value: Any, walk: Walk) -> dict[str, str]:
+    return {f"{FILE}{path} ({label})": digest for path, digest in named_files(value, walk.absent)}
 
 
 def _imported(text: str) -> Any:
@@ -119,11 +122,11 @@ def _imported(text: str) -> Any:
         return None
 
 
-def callable_digests(target: Any) -> dict[str, str]:
+def callable_digests(target: Any, absent: dict[str, tuple[str, bool]] | None = None) -> dict[str, str]:
     """The same for any callable, without arguments of its own: a function, class, partial, method, or object."""
     found: dict[str, str] = {}
     outermost = _current.get() is None
-    with _looking() as walk:
+    with _looking(absent) as walk:
         _Look(walk, found).callable(target)
         if outermost:
             return _with_missed(found, walk)
@@ -132,15 +135,16 @@ def callable_digests(target: Any) -> dict[str, str]:
 
 
 @contextmanager
-def _looking() -> Iterator[Walk]:
-    """The look at values that is under way, else a new one."""
+def _looking(absent: dict[str, tuple[str, bool]] | None = None) -> Iterator[Walk]:
+    """The look at values that is under way, else a new one, which puts paths at which nothing is into `absent`."""
     walk = _current.get()
     if walk is not None:
         yield walk
         return
-    token = _current.set(Walk(is_code, callable_digests, _class_name, _local_module))
+    walk = Walk(is_code, callable_digests, _class_name, _local_module, absent={} if absent is None else absent)
+    token = _current.set(walk)
     try:
-        yield _current.get()  # type: ignore[misc]
+        yield walk
     finally:
         _current.reset(token)
 
@@ -318,7 +322,7 @@ class _Look:
             self.walk.label = before
             self.hold(home, digest, value, ordered)
             if given:
-                self.found.update(_files(put, value))
+                self.found.update(_files(put, value, self.walk))
             if callable(value):  # by the code of its class, which differences name better
                 self.add(label, type(value))
 

@@ -20,6 +20,7 @@ from gristmill.errors import BadModel
 from gristmill.models.cache import file_digest, table_digest
 from gristmill.models.suggest import nearest
 from gristmill.models.values import texts_in
+from gristmill.plan.fingerprint import NOT_COMPARED
 from gristmill.plan.secret import reveal
 
 # What folders of models hold: of torch, ONNX, TensorFlow, scikit-learn, llama.cpp, gradient boosting, sentencepiece.
@@ -31,7 +32,6 @@ _MODEL_FILE = re.compile(r"(model|config|tokenizer|vocab|meta|params|weights)\b|
 # Up to these a folder that an argument names is compared by what its files hold.
 MOST_FILES = 10_000
 MOST_BYTES = 64 << 30
-NOT_COMPARED = "not compared: "
 NO_MODEL = f"{NOT_COMPARED}nothing in it looks like a model"
 TOO_MANY = f"{NOT_COMPARED}more than {MOST_FILES:,} files"
 UNREADABLE = f"{NOT_COMPARED}it cannot be read"
@@ -69,10 +69,11 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
     return found
 
 
-def named_files(value: Any) -> Iterator[tuple[str, str]]:
+def named_files(value: Any, absent: dict[str, tuple[str, bool]] | None = None) -> Iterator[tuple[str, str]]:
     """The files and folders of this machine that texts and paths anywhere in an argument name, with digests of what
     they hold, or one of the words above. A text that could be another thing, a word that a folder here happens to be
-    called, is none; nor is a pattern (`*`) that finds none.
+    called, is none; nor is a pattern (`*`) that finds none. What names nothing that is compared is put into `absent`,
+    as `there` takes it.
     """
     for item in texts_in(value):
         text = str(reveal(item)) if not isinstance(item, bytes) else os.fsdecode(item)
@@ -80,36 +81,51 @@ def named_files(value: Any) -> Iterator[tuple[str, str]]:
             continue
         if text.startswith("file:"):
             text = url2pathname(urlsplit(text).path)
-        sure = os.path.dirname(text) != "" or not isinstance(item, str)
+        name = os.fsdecode(item) if isinstance(item, bytes) else str(item)
+        name = name.encode("utf-8", "backslashreplace").decode()
+        named = os.path.expanduser(text), os.path.dirname(text) != "" or not isinstance(item, str)
         try:
-            digest = _named(os.path.expanduser(text), sure)
+            found = _found(*named)
+            digest = found if found is None or isinstance(found, str) else _digest(*found)
         except OSError:
             digest = UNREADABLE
         if digest is not None:
-            yield os.fsdecode(item) if isinstance(item, bytes) else str(item), digest
+            yield name, digest
+        if absent is not None and digest in (None, NO_MODEL):
+            absent[name] = named
 
 
-def _named(text: str, sure: bool) -> str | None:
-    """The digest of what a text names, None where it names nothing; `sure` says that it is no mere word."""
+def there(text: str, sure: bool) -> bool:
+    """Whether what was `absent` (see `named_files`) is there now."""
+    try:
+        return _found(text, sure) not in (None, NO_MODEL)
+    except OSError:
+        return False
+
+
+def _found(text: str, sure: bool) -> tuple[Path, list[Path]] | str | None:
+    """What a text names: a folder and its files that count, or a file twice; one of the words above; None for nothing.
+    `sure` says that the text is no mere word.
+    """
     try:
         kind = os.stat(text).st_mode
     except (OSError, ValueError):
         return _matching(text) if glob.has_magic(text) and (sure or os.path.splitext(text)[1]) else None
     path = Path(text)
     if stat.S_ISREG(kind):
-        return file_digest(path) if sure or path.suffix else None
+        return (path, [path]) if sure or path.suffix else None
     if not stat.S_ISDIR(kind):
         return None
     found = below(path)
     if found is None:
         return TOO_MANY if sure or any(p.suffix in _WEIGHTS for p in path.iterdir()) else None
     if any(p.suffix in _WEIGHTS or (sure and _MODEL_FILE.match(p.name)) for p in found):
-        return _together(path, found)
+        return path, found
     return NO_MODEL if sure and found else None
 
 
-def _matching(pattern: str) -> str | None:
-    """The digest of the files that a text with `*`, `?` or `[…]` stands for."""
+def _matching(pattern: str) -> tuple[Path, list[Path]] | str | None:
+    """The files that a text with `*`, `?` or `[…]` stands for."""
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
     if "**" in pattern and below(root) is None:
         return TOO_MANY
@@ -117,7 +133,11 @@ def _matching(pattern: str) -> str | None:
     if len(found) > MOST_FILES:
         return TOO_MANY
     files = [path for path in map(Path, found) if path.is_file()]
-    return _together(root, files) if files else None
+    return (root, files) if files else None
+
+
+def _digest(root: Path, files: list[Path]) -> str:
+    return file_digest(root) if files == [root] else _together(root, files)
 
 
 def _together(root: Path, files: list[Path]) -> str:

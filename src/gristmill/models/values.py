@@ -66,7 +66,8 @@ class Walk:
 
     `code` gives the digests of code by name, of what `is_code`; `named` a class's name, `local` whether a module is the
     user's. `held` is what was seen of values that every process has by itself, as it imports their modules; `modules`
-    are the digests of statements that code behind values rests on, by name.
+    are the digests of statements that code behind values rests on, by name;
+    `absent` are texts that name no file (see `files.named_files`).
     """
 
     is_code: Callable[[Any], bool]
@@ -79,6 +80,7 @@ class Walk:
     missed: dict[str, None] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, tuple[str, bool]] = field(default_factory=dict)
     label: str = ""
 
     def text(self, value: Any, *, exact: bool) -> str:

@@ -4,7 +4,6 @@ found.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import sqlite3
@@ -62,13 +61,19 @@ class Kept:
             for self._seen, key, value, fault in rows:
                 yield key, pickle.loads(value), None if fault is None else pickle.loads(fault)
 
-    def first(self, key: str, names: Iterable[str]) -> set[str]:
-        """The names that were noted under a key when this was first asked for: these, where it never was."""
+    def written(self) -> set[str]:
+        """Paths in arguments whose files came to be during a call: see `note_written`."""
         with self._lock:
-            self._file.execute("create table if not exists firsts (key text primary key, names text)")
-            self._file.execute("insert or ignore into firsts values (?, ?)", (key, json.dumps(list(names))))
-            (found,) = self._file.execute("select names from firsts where key = ?", (key,)).fetchone()
-        return set(json.loads(found))
+            self._file.execute("create table if not exists written (path text primary key)")
+            return {path for (path,) in self._file.execute("select path from written")}
+
+    def note_written(self, paths: Iterable[str]) -> None:
+        """Note that the callable writes these itself. Raises OSError where that cannot be kept."""
+        try:
+            with self._lock:
+                self._file.executemany("insert or ignore into written values (?)", [(path,) for path in paths])
+        except sqlite3.Error as e:
+            raise OSError(f"{self.path}: {e}") from e
 
     def count(self) -> int:
         """How many there are."""
@@ -85,21 +90,25 @@ def checkpoint(folder: str) -> Kept:
     return Kept(os.path.join(os.path.abspath(os.path.expanduser(folder)), "results.sqlite"))
 
 
-def code_digest(function: Any, kept: Kept) -> str:
+def code_digest(function: Any, kept: Kept) -> tuple[str, dict[str, tuple[str, bool]]]:
     """A digest of a callable: its source, that of local code it uses, its arguments and closure (see models.code), and
-    what the files hold that these name. One that came to be after the first call of a checkpoint counts as written by
-    the callable itself, and not at all.
+    what the files hold that these name, but for those that came to be during an earlier call: the callable writes them
+    itself. And the paths at which nothing is, as a `Watch` takes them.
     """
     from gristmill.models.code import callable_digests, value_digest
-    from gristmill.models.files import NOT_COMPARED
-    from gristmill.plan.fingerprint import FILE
+    from gristmill.plan.fingerprint import FILE, NOT_COMPARED, file_path
 
-    found = dict(callable_digests(function))
-    files = {name: found.pop(name) for name in list(found) if name.startswith(FILE)}
-    code = value_digest(sorted(found.items()))
-    known = kept.first(code, files) if files else ()
-    compared = {name: files[name] for name in known if name in files and not files[name].startswith(NOT_COMPARED)}
-    return value_digest([code, sorted(compared.items())]) if compared else code
+    absent: dict[str, tuple[str, bool]] = {}
+    found = callable_digests(function, absent)
+    code = value_digest(sorted((name, digest) for name, digest in found.items() if not name.startswith(FILE)))
+    files = {name: digest for name, digest in found.items() if name.startswith(FILE)}
+    written = kept.written() if files or absent else set()
+    compared = [
+        (name, digest)
+        for name, digest in sorted(files.items())
+        if not digest.startswith(NOT_COMPARED) and file_path(name, found) not in written
+    ]
+    return value_digest([code, compared]) if compared else code, absent
 
 
 def key_of(code: str, value: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from gristmill.engines.registry import open_engine
 from gristmill.errors import RunFailed
+from gristmill.models.watching import Watch
 from gristmill.parallel.calling import CallStages, late_at
 from gristmill.parallel.feed import CallFeed, Result
 from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
@@ -148,8 +149,10 @@ def _found(
         inputs = Inputs(enumerate(owned(values)), length(values))
     else:
         kept = checkpoint(how.checkpoint)
-        memory = _Memory(kept, code_digest(function, kept), how.ordered)
-        stack.callback(memory.kept.close)
+        stack.callback(kept.close)
+        code, absent = code_digest(function, kept)
+        memory = _Memory(kept, code, how.ordered)
+        stack.enter_context(Watch(absent, kept.note_written))
         if length(values) is not None:
             missing: list[Numbered] = []
             known: list[Known] = []

@@ -78,6 +78,7 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
 MOST_LINES = 12
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
 PACKAGE = "package "  # before the name of an installed package that a callable itself is of
+NOT_COMPARED = "not compared: "  # where it has no digest, with the reason
 VALUE = "value of "  # before the name of a value of the environment that is in an argument
 _COLUMNS = "source.columns"
 
@@ -87,6 +88,9 @@ class Fingerprint:
     """Digests by section and name. `inputs` may be large, and is compared only where its own digest differs. `reads` is
     one of the columns that are read, in their order: those which count where the job names them in other words. `held`
     are values behind `code` that each worker has by itself (models.values.Held).
+
+    `absent` are the paths in arguments at which nothing is that counts, as `models.files.there` takes them; `written`
+    those that the code is known to write itself, which do not count (see `without_written`). Neither is stored with it.
     """
 
     options: Mapping[str, str]
@@ -95,6 +99,8 @@ class Fingerprint:
     inputs: Mapping[str, str]
     reads: str = ""
     held: tuple[Any, ...] = ()
+    absent: Mapping[str, tuple[str, bool]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    written: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """As claims and plans store it: the inputs as one digest without their stamps, as the plan's files are in a
@@ -214,7 +220,7 @@ def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[st
     # Columns may be named that all were read of before: what is read is the same then.
     meant = {_COLUMNS} if new.reads and old.get("reads") == new.reads else set()
     for section in ("options", "model", "code"):
-        before, now = old.get(section, {}), getattr(new, section)
+        before, now = _but(old.get(section, {}), new.written), getattr(new, section)
         lines += _differing(section, *({n: v for n, v in d.items() if n not in meant} for d in (before, now)))
     if old_inputs != new.inputs:
         lines += _differing("input", old_inputs, new.inputs)
@@ -233,20 +239,23 @@ def sealed(new: Fingerprint, stored: Iterable[Mapping[str, str]]) -> Fingerprint
     return dataclasses.replace(new, code=code)
 
 
-def without_written(new: Fingerprint, old_code: Mapping[str, str]) -> Fingerprint:
-    """Without the files that arguments name and that were not there when the same arguments were planned: the code has
-    written them itself, a log, and writes them on. Nor with values of the environment where none were noted then.
+def without_written(new: Fingerprint, written: frozenset[str]) -> Fingerprint:
+    """Without the files at these paths, which arguments name and the code writes itself, as a log."""
+    return dataclasses.replace(new, code=_but(new.code, written), written=written)
+
+
+def _but(code: Mapping[str, str], written: frozenset[str]) -> dict[str, str]:
+    return {name: digest for name, digest in code.items() if not written or file_path(name, code) not in written}
+
+
+def file_path(name: str, code: Mapping[str, str]) -> str | None:
+    """The path in the name of a file's entry among digests of code; None for another entry. What names the file stands
+    behind it in brackets, and has an entry of its own; the path may have brackets, too.
     """
-
-    def written(name: str) -> bool:
-        place, found, rest = name.partition(f": {FILE}" if f": {FILE}" in name else f": {VALUE}")
-        if not found or name in old_code:
-            return False
-        ends = (f"{place}: {rest[at.end() : -1]}" for at in re.finditer(r" \(", rest))  # the path may have some too
-        given = next(argument for argument in ends if argument in new.code)
-        return old_code.get(given) == new.code[given]
-
-    return dataclasses.replace(new, code={name: digest for name, digest in new.code.items() if not written(name)})
+    place, found, rest = name.partition(FILE)
+    if not found or (place and not place.endswith(": ")):
+        return None
+    return next((rest[: at.start()] for at in re.finditer(r" \(", rest) if place + rest[at.end() : -1] in code), None)
 
 
 def new_inputs_only(old_inputs: Mapping[str, str], new: Fingerprint) -> bool:
@@ -258,10 +267,16 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
     lines = []
     for name in sorted({*old, *new}):
         before, now = old.get(name), new.get(name)
-        if before == now or (now is None and f": {FILE}" in name):
-            continue  # an argument's file that has gone: who needs it says so
+        file = f": {FILE}" in name
+        if before == now or (file and all((d or NOT_COMPARED).startswith(NOT_COMPARED) for d in (before, now))):
+            continue
         if section == "options":
             lines.append(f"options: {name} was {_given(before)}, is {_given(now)}")
+        elif file and before is None:
+            way = "move it away to go on as before, also if the code writes it itself"
+            lines.append(f"{section}: {name} was not there ({way})")
+        elif file and now is None:
+            lines.append(f"{section}: {name} is gone (put it back to go on as before)")
         elif before is None or now is None:
             lines.append(f"{section}: {name} is {'new' if before is None else 'gone'}")
         elif section == "input":
