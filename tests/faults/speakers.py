@@ -56,7 +56,7 @@ def dies_at(batch: Batch, bad: list[int], seconds: float) -> Batch:
 
 
 def stops_at(batch: Batch, row: int, unless: str, seconds: float = 0.01) -> Batch:
-    """Breaks its contract at a row, which stops the job, unless there is that file."""
+    """Breaks its contract at a row, which stops the job, unless there is that folder."""
     time.sleep(seconds)
     if row in batch["id"].tolist() and not os.path.exists(unless):
         return {"y": batch["x"][:-1]}

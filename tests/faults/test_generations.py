@@ -404,7 +404,7 @@ def test_fault_47_whole_numbers_are_added_to_fractions_where_each_is_one(source:
     job = gm.Job(source, model, sink, workers=0, shard_rows=10, gates={"min_ok": 0.5})
     with pytest.warns(gm.GristmillWarning):
         job.run()
-    mended.touch()
+    mended.mkdir()
     running.retry_dead(job.spec)
     more(source, range(30, 40), "b.parquet")
     job.run(append=True)

@@ -124,14 +124,14 @@ def test_dead_rows_scored_again_from_python(tmp_path: Path) -> None:
     job = gm.Job(str(source), gm.model(picky, gone=str(gone)), gm.sink(str(tmp_path / "out")), workers=0)
     with pytest.warns(gm.GristmillWarning, match="1 of 200"):
         assert job.run().rows_dead == 1
-    gone.touch()
+    gone.mkdir()
     report = gm.retry_dead(job)
     assert (report.rows_ok, report.rows_dead) == (200, 0)
     assert sorted(gm.read(report).to_table()["y"].to_pylist()) == list(range(200))
 
 
 def picky(batch: dict[str, Any], gone: str) -> dict[str, Any]:
-    """Refuses one row until a file is there."""
+    """Refuses one row until there is a folder."""
     if 7 in batch["x"] and not Path(gone).exists():
         raise ValueError("not this one")
     return {"y": batch["x"]}

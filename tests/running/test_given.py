@@ -343,7 +343,7 @@ def test_a_row_that_python_cannot_hold_is_a_row_like_others(tmp_path: Path, form
     report = job.run()
     assert (report.rows_ok, report.rows_dead) == (38, 2)
     assert "38504-" in str(gm.dead(str(tmp_path / "out"))["payload"][0].as_py())
-    fixed.touch()
+    fixed.mkdir()
     assert retry_dead(job.spec).rows_dead == 0
     assert sorted(read(tmp_path)["when"].cast(pa.int64()).to_pylist())[-2:] == [FAR, FAR]
 

@@ -539,7 +539,7 @@ def test_a_refused_result_is_published_with_accept(numbers: str, tmp_path: Path)
         "audit refuses refused the result, which was accepted",
         f"audit {doubts.__qualname__} refused the result: ValueError: never seen the like, which was accepted",
     ]
-    flag.touch()
+    flag.mkdir()
     with pytest.raises(gm.GateFailed, match="refuses refused the result; nothing"):
         retry_dead(job(functions.refuses).spec)
     assert gm.read(out).count_rows() == 999
@@ -579,7 +579,7 @@ def test_an_audit_sees_the_whole_result_that_would_be_published(tmp_path: Path, 
     job().run()
     pq.write_table(pa.table({"id": range(10, 15), "day": ["a", "c", "a", "c", "b"]}), source / "b.parquet")
     job().run(append=True)
-    flag.touch()
+    flag.mkdir()
     retry_dead(job().spec)
     lived = [i for i in range(15) if i != 7]
     assert seen == [(9, 1, lived[:9]), (14, 1, lived), (15, 0, list(range(15)))]

@@ -150,7 +150,7 @@ def test_retry_dead_knows_rows_with_nested_values_again(numbers: str, tmp_path: 
     steps = [gm.step(step, batch_format="rows")]
     job = gm.Job(numbers, gm.model(model, batch_format="rows"), sink, steps=steps, workers=0)
     assert job.run().rows_dead == 1
-    fixed.touch()
+    fixed.mkdir()
     assert retry_dead(job.spec).rows_dead == 0
     found = gm.read(str(tmp_path / "out")).to_table().to_pylist()
     assert sorted((r["x"], r["copy"]) for r in found) == [(x, i) for x in range(ROWS) for i in range(2)]

@@ -115,7 +115,7 @@ def test_a_key_of_numbers_gives_the_same_id_by_any_cut_and_retry(tmp_path: Path)
 
     with pytest.warns(gm.GristmillWarning):
         made("retried").run()
-    flag.touch()
+    flag.mkdir()
     whole, cut = ids(made("whole").run()), ids(made("cut", shard_rows=1).run())
     assert whole == cut == ids(retry_dead(made("retried").spec))
     assert len(set(whole.values())) == 12

@@ -50,7 +50,7 @@ def test_the_manifest_names_every_part_and_its_rows(tmp_path: Path, keys: tuple[
     job().run()
     source(tmp_path / "in", 11, first=60)
     job().run(append=True)
-    flag.touch()
+    flag.mkdir()
     assert retry_dead(job().spec).rows_ok == 71
     vectors, ids = by_the_manifest(root)
     assert sorted(ids) == list(range(71))

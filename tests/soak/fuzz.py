@@ -288,7 +288,7 @@ class Case:
     def _through(self, job: gm.Job, fates: Fates, keep: list[str], echo: list[str]) -> None:
         interrupted = self._c.random() < 0.2 and self.workers == 0
         if interrupted:
-            self.stop.touch()
+            self.stop.mkdir()
         warnings.simplefilter("ignore", gm.GristmillWarning)
         try:
             report = job.run()

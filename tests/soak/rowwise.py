@@ -59,7 +59,7 @@ def answer(number: int) -> int:
 def model(batch: Any, shape: str, echo: list[str], every: int = 0, nan: int = 0, stop: str = "") -> Any:
     """The model: `h` is the answer, `f` a float that is NaN for some, and the columns of `echo` as they came."""
     if stop and os.path.exists(stop):
-        os.remove(stop)
+        os.rmdir(stop)
         raise KeyboardInterrupt
     fails(batch, every)
     n = ids(batch)

@@ -82,7 +82,7 @@ def test_a_failure_is_text_that_every_file_can_hold(text: str) -> None:
 
 
 def named(rows: list[dict[str, Any]], mended: str) -> list[dict[str, Any]]:
-    """Fails at a row whose JSON holds half a character, until there is a file `mended`."""
+    """Fails at a row whose JSON holds half a character, until there is a folder `mended`."""
     for row in rows:
         name = json.loads(row["j"])
         if name != "a" and not os.path.exists(mended):
@@ -105,7 +105,7 @@ def test_half_a_character_in_an_error_jams_no_command(tmp_path: Path) -> None:
     with pytest.warns(gm.GristmillWarning):
         job.run()
     assert gm.dead(out)["message"].to_pylist() == ["unknown name caf\\ud83d"] and gm.verify(out).ok
-    mended.touch()
+    mended.mkdir()
     assert retry_dead(job.spec).rows_dead == 0 and gm.verify(out).ok
 
 

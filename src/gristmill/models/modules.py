@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.models.cache import file_digest, table_digest
-from gristmill.models.files import NOT_COMPARED, TOO_MANY, below, digests_of
+from gristmill.models.files import TOO_MANY, below, digests_of
+from gristmill.plan.fingerprint import NOT_COMPARED
 
 ALL = "*"
 _CODE = set(all_suffixes())
