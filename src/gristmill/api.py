@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -144,6 +144,11 @@ class Job:
         Dead letters are not in them: give the job a sink to keep those. Raises GateFailed as soon as there are more of
         them than `gates` allows; the others are told of by a GristmillWarning. Leaving the loop early stops the job.
         """
+        from gristmill.plan.processes import of_this_process
+
+        return of_this_process(self._streamed(), "a stream")
+
+    def _streamed(self) -> Generator[Any, None, None]:
         from gristmill.gating import told
         from gristmill.observe.events import Silent
         from gristmill.observe.logging import logged

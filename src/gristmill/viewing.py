@@ -29,6 +29,7 @@ from gristmill.plan.counts import Counts
 from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.options import Gates
 from gristmill.plan.processes import starting
+from gristmill.plan.scratch import Folder
 from gristmill.running import Run
 
 COUNTED = 10_000  # receipts that are read to tell how far an unfinished run is: half a second
@@ -161,8 +162,11 @@ def stream(spec: JobSpec, observer: Observer | None = None) -> Generator[pa.Tabl
     import pyarrow.parquet as pq
 
     starting("a job")
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
-        root = os.path.join(folder, "stream")
+    with contextlib.ExitStack() as stack:
+        made = Folder("gristmill-stream-", tempfile.gettempdir())
+        stack.callback(made.remove)
+        spec = stack.enter_context(_of_files(spec))
+        root = os.path.join(made.path, "out")
         target = replace(
             spec.sink or Sink(root),
             uri=root,

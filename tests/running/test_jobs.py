@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -372,6 +373,38 @@ def test_sources_in_memory(kind: str) -> None:
     table = gm.apply(data, fn=functions.double, keep=["id"])
     assert table["id"].to_pylist() == rows["id"]
     assert table["y"].to_pylist() == [float(i) for i in range(50)]
+
+
+FORKS = """
+import os, sys
+import gristmill as gm
+
+def same(batch):
+    return {"y": batch["id"]}
+
+if __name__ == "__main__":
+    rows, child = 0, None
+    for table in gm.Job(sys.argv[1], same, workers=1, shard_rows=20).stream():
+        rows += table.num_rows
+        if child is None:
+            child = os.fork()
+            if not child and sys.argv[2] == "leaves":
+                sys.exit(0)
+            if child:
+                os.waitpid(child, 0)
+    print(rows)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("how", ["leaves", "stays"])
+def test_a_fork_in_a_stream_leaves_it_alone(numbers: str, tmp_path: Path, how: str) -> None:
+    """A process forked in the loop ends no worker and takes no file away, whether it ends or loops on."""
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    done = subprocess.run([sys.executable, str(script), numbers, how], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1000\n", done.stderr
+    assert ("not in a fork of that" in done.stderr) == (how == "stays")
 
 
 def test_stream_gives_tables_in_order_and_can_be_left(numbers: str) -> None:

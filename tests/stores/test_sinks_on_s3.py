@@ -150,6 +150,26 @@ def test_a_reader_in_the_middle_of_a_file_reads_on(server: S3Server, rows: str) 
     assert pq.read_table(pa.BufferReader(whole)).num_rows == 100
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_is_told_that_the_store_s_connections_do_not_go_on(server: S3Server, rows: str) -> None:
+    """At once, as no request would ever end there; its parent's do."""
+    made = job(server, rows, "forked")
+    made.run()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            gm.read(made)
+        except BadJob as e:
+            os.write(writing, str(e).encode())
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert f"was forked from process {os.getpid()}" in os.read(reading, 4096).decode()
+    assert gm.read(made).count_rows() == ROWS
+
+
 def test_a_damaged_and_a_deleted_part_are_named(server: S3Server, rows: str) -> None:
     """Fault 36."""
     made = job(server, rows, "damaged")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from gristmill.errors import BadJob
 from gristmill.plan.ending import ENDING
 
 T = TypeVar("T")
@@ -41,8 +42,8 @@ def answer(path: str, request: Callable[[], Awaitable[T]], patience: float) -> T
 
     Raises OSError in words of our own, FileNotFoundError where there is no such object.
     """
-    began = time.monotonic()
-    asked = asyncio.run_coroutine_threadsafe(_patiently(path, request, patience), _loop())
+    began, loop = time.monotonic(), _loop()
+    asked = asyncio.run_coroutine_threadsafe(_patiently(path, request, patience), loop)
     try:
         while not concurrent.futures.wait([asked], _TICK).done:
             if ENDING.overdue(began):
@@ -84,12 +85,20 @@ def _say(text: str) -> None:
         _LOG.warning("%s", text)
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process, which is one
 _starting = threading.Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop that runs in a thread of this process; not that of one it was forked from."""
+    """The loop that runs in a thread of this process. Raises BadJob in one that was forked from one with a loop: the
+    threads of obstore, which can be started once, are not there, and no request would ever end.
+    """
+    if _loops and os.getpid() not in _loops:
+        raise BadJob(
+            f"process {os.getpid()} was forked from process {next(iter(_loops))} after that had talked to an object "
+            'store, whose connections do not go on in a fork: start it anew, as multiprocessing.get_context("spawn") '
+            "does, or fork before the first request"
+        )
     with _starting:
         loop = _loops.get(os.getpid())
         if loop is None:

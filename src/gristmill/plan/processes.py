@@ -11,14 +11,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from types import FrameType, TracebackType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, TypeVar
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, RunFailed
 from gristmill.plan.options import ENGINE
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def import_path() -> tuple[str, ...]:
@@ -82,6 +85,41 @@ class UserCode:
     ) -> None:
         if os.getpid() != self._process:
             _end_of_a_child(error)
+
+
+def of_this_process(made: Generator[T, None, R], what: str) -> Generator[T, None, R]:
+    """The same generator, which a fork leaves alone: there it is neither closed, which would end workers and remove
+    files of this process, nor goes on.
+    """
+    process = os.getpid()
+    _made.add(made)
+    try:
+        while True:
+            try:
+                found = next(made)
+            except StopIteration as e:
+                return e.value  # type: ignore[no-any-return]
+            yield found
+            if os.getpid() != process:
+                raise RunFailed(f"{what} goes on in the process that began it, not in a fork of that")
+    finally:
+        if os.getpid() == process:
+            made.close()
+
+
+_made: weakref.WeakSet[Generator[Any, None, Any]] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    """To the very end of the interpreter, which would otherwise close what nobody refers to."""
+    import ctypes
+
+    for made in list(_made):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)
 
 
 def _end_of_a_child(error: BaseException | None) -> NoReturn:
