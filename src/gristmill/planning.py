@@ -150,7 +150,7 @@ def resolve(
     differing = _differing(job, files, schema, reads, where)
     if differing and begins:
         raise BadSource(differing)
-    selection = _selected(source, source_format, fs, files, registry.reading(source, columns, schema, where))
+    selection = selected(source, source_format, fs, files, registry.reading(source, columns, schema, where))
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
@@ -266,7 +266,7 @@ def _where(source: Source, schema: pa.Schema) -> Any:
     return SqlWhere(source.where, schema)
 
 
-def _selected(source: Source, form: Any, fs: Any, files: list[FileInfo], reading: Reading) -> Selection:
+def selected(source: Source, form: Any, fs: Any, files: list[FileInfo], reading: Reading) -> Selection:
     """Everything, or the first `limit` rows, or a sample; where a condition is given, of the rows that it holds for."""
     everything = Selection.everything(files)
     if source.limit is None and source.sample is None:

@@ -22,12 +22,13 @@ from gristmill.commit.generation import Generation, Plan, decode_schema, encode_
 from gristmill.errors import GristmillError
 from gristmill.io import paths
 from gristmill.io.registry import format_options, source_format
+from gristmill.io.registry import reading as reading_of
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import FileInfo, SourceFile
 from gristmill.plan.job import Source
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Piece
-from gristmill.planning import Resolved
+from gristmill.planning import Resolved, selected
 from gristmill.worker import reading
 from gristmill.worker.recipe import Reader
 
@@ -79,6 +80,8 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
         planned = inspections.planned_files(members)
         same = {path: f for path, f in touched.items() if _laid_out_alike(f, planned[path])}
         reasons = _differing(_readings(members, r.fs, same), tell)
+        if not r.whole and _chosen_otherwise(r, members):
+            reasons = {**dict.fromkeys(same, "with what it holds now, other rows would be chosen"), **reasons}
         for path, f in same.items():
             digest = fingerprint.input_digest(f)
             if path in reasons and _seen(f.file)[:2] == known[path][:2]:
@@ -92,6 +95,23 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
         if path in now and path in stored and path not in touched and _seen(now[path].file) == known[path]:
             out[path] = fingerprint.input_digest(now[path])
     return out
+
+
+def _chosen_otherwise(r: Resolved, members: Sequence[Generation]) -> bool:
+    """Whether a sample, or a limit, is of other rows than plans have: it may hang on rows that no shard read."""
+    planned = [read_plan(member).shards for member in members if member.kind != "retry-dead"]
+    then = [span for table in planned for span in _spans([f.path for f in table.files], table.ranges())]
+    return bool(planned) and then != _spans([f.file.path for f in r.files], r.selection.ranges)
+
+
+def _spans(paths: Sequence[str], ranges: np.ndarray) -> list[tuple[str, int, int]]:
+    """Ranges of files, int64 [k, 3], however they are cut."""
+    index, start, stop = ranges.T
+    begins = np.ones(len(ranges), dtype=bool)
+    begins[1:] = (np.diff(index) != 0) | (start[1:] != stop[:-1])
+    ends = np.roll(begins, -1)
+    names = [paths[i] for i in index[begins]]
+    return list(zip(names, start[begins].tolist(), stop[ends].tolist(), strict=True))
 
 
 def _seen(file: SourceFile) -> tuple[int, str, str]:
@@ -121,7 +141,9 @@ def looked_again(r: Resolved) -> Resolved:
         same = _seen(now) == _seen(info.file)
         files.append(info if same else r.source_format.inspect(now, r.fs, options))
     inputs = {f.file.path: fingerprint.input_digest(f) for f in files}
-    return replace(r, files=tuple(files), fingerprint=replace(r.fingerprint, inputs=inputs))
+    reads = reading_of(r.job.source, r.columns, r.schema, r.condition)
+    selection = selected(r.job.source, r.source_format, r.fs, files, reads)
+    return replace(r, files=tuple(files), selection=selection, fingerprint=replace(r.fingerprint, inputs=inputs))
 
 
 # ---------------------------------------------------------------- reading what shards read

@@ -165,6 +165,32 @@ def test_fault_50_a_resume_after_rows_that_were_not_read_were_rewritten(
     assert run(path, quick / "out").state == "nothing to do"
 
 
+@divided
+def test_a_sample_is_of_all_rows_that_it_was_drawn_from(source: tuple[Path, Write], quick: Path) -> None:
+    """Rows that no shard read are rewritten so that other ones would be drawn: another input, run after run. Where the
+    same ones are drawn nothing is done.
+    """
+    path, write = source
+    root = quick / "out"
+
+    def drawn(root: Path, **verbs: Any) -> gm.Report:
+        rows = gm.source(str(path), where="x < 60", sample=40, seed=1)
+        return jobs.run(rows, str(root), "scored", keep=["id", "x"], workers=0, shard_rows=10, verbs=verbs)
+
+    assert drawn(root).rows_ok == 40
+    taken = {int(i) - 1000 for i in gm.read(str(root)).to_table()["id"].to_pylist()}
+    touched(path)
+    assert drawn(root).state == "nothing to do"
+    free = np.array([i not in taken for i in range(600)])
+    write(path, np.where(free & (SOME < 60), (SOME + 7) % 60, SOME))  # the same rows are below 60
+    assert drawn(root).state == "nothing to do"
+    write(path, np.where(free & (np.arange(600) < 300), 80, SOME))
+    for _ in range(2):
+        with pytest.raises(gm.PlanChanged, match="other rows would be chosen"):
+            drawn(root)
+    assert drawn(root, restart=True).rows_ok == 40
+
+
 def test_fault_50_append_and_retry_after_a_file_was_rewritten(quick: Path) -> None:
     """Touched, they work as ever; rewritten under its old time, what builds on the file's rows is refused."""
     (quick / "in").mkdir()

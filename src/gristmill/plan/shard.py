@@ -175,6 +175,10 @@ class ShardTable:
         found: list[int] = np.unique(self._columns["shard"][np.isin(self._columns["file"], wanted)]).tolist()
         return found
 
+    def ranges(self) -> np.ndarray:
+        """All of them in plan order, as a Selection has them."""
+        return np.column_stack([self._columns[name] for name in ("file", "start", "stop")]).astype(np.int64)
+
     def _pieces(self, a: int, b: int) -> Iterator[Piece]:
         c = self._columns
         files = c["file"][a:b]
