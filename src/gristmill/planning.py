@@ -111,7 +111,7 @@ def resolve(
     where something `begins`, else left to who may find that it goes on with a plan (`Resolved.differing`). Raises
     BadJob and its kinds, GateFailed where counts of nulls already break a gate.
     """
-    from gristmill.io import paths, registry
+    from gristmill.io import registry
     from gristmill.io.registry import format_options
     from gristmill.io.schema import check, unify
     from gristmill.models import registry as models
@@ -126,12 +126,7 @@ def resolve(
         from gristmill.io.partition import partitioned
 
         sink_format = partitioned(sink_format, job.sink.partition_by)
-    doubled: list[str] = []
-    revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
-    fs, listed = paths.resolve(revealed, doubled.append)
-    listed = published_alone(listed)
-    if not listed:
-        raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
+    fs, listed, doubled = _listed(source)
     source_format = registry.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
@@ -171,6 +166,24 @@ def resolve(
 
 
 # ---------------------------------------------------------------- the source
+
+
+def _listed(source: Source) -> tuple[Any, list[SourceFile], list[str]]:
+    """The files of a source, of sinks among it those of one result: listed again where one was published meanwhile."""
+    from gristmill.io import paths
+
+    revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
+    before = None
+    while True:
+        doubled: list[str] = []
+        fs, listed = paths.resolve(revealed, doubled.append)
+        alone, sinks = published_alone(listed)
+        if not sinks or sinks == before:
+            break
+        before = sinks
+    if not alone:
+        raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
+    return fs, alone, doubled
 
 
 def _check_apart(source: Source, sink: Sink) -> None:

@@ -19,6 +19,7 @@ from test_generations import BEFORE_PUBLISHING, more, root, run, sound, source  
 import gristmill as gm
 from gristmill.commit import ids
 from gristmill.errors import CorruptStore
+from gristmill.io import paths
 
 IN_SETTLING = {"at": 0, "kind": "ENOSPC", "ops": ["remove"], "path": "/_dead/"}
 
@@ -137,6 +138,33 @@ def test_a_sink_as_the_source_of_the_next_job(source: str, root: str, form: str,
         report = gm.Job(uri, first_two, gm.sink(str(tmp_path / out)), workers=0).run()
         assert report.read().to_table().sort_by("id") == gm.read(root).to_table(columns=["id", "y"]).sort_by("id")
         run(source, root, args={"bad": [3]}, restart=True)
+
+
+def test_a_sink_that_publishes_while_the_next_job_lists_it(
+    source: str,  # noqa: F811
+    root: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the new parts stood when the folder was listed, and the result was theirs when that was looked at."""
+    run(source, root)
+    run(source, root, restart=True, harm=BEFORE_PUBLISHING)
+    for part in sorted(Path(root).glob("*.g2.parquet"))[::2]:
+        part.unlink()
+    listing, calls = paths.resolve, list[int]()
+
+    def slow(*given: Any) -> Any:
+        found = listing(*given)
+        calls.append(len(found[1]))
+        if len(calls) == 1:
+            run(source, root, restart=True)
+        return found
+
+    sink = gm.sink(Path(root).with_name("next"))
+    job = gm.Job(root, first_two, sink, workers=0)
+    monkeypatch.setattr(paths, "resolve", slow)
+    assert job.run().rows_in == 30 and len(calls) > 2
+    monkeypatch.undo()
+    assert sorted(gm.read(job).to_table()["id"].to_pylist()) == list(range(30))
 
 
 def first_two(batch: dict[str, Any]) -> dict[str, Any]:

@@ -99,12 +99,16 @@ def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
 _PART = re.compile(r"(part-\d{7,}|merged)\.g\d+\.")
 
 
-def published_alone(files: Sequence[SourceFile]) -> list[SourceFile]:
+def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict[str, frozenset[str]]]:
     """Files of a source without those of sinks on this machine that are no part of what is published there: of a run
-    that was stopped while it published, or of the result that it replaced.
+    that was stopped while it published, or of the result that it replaced. And what these sinks have published: files
+    that were listed before that are not all of it.
     """
     known: dict[str, frozenset[str] | None] = {}
-    return [f for f in files if "://" in f.path or not _PART.match(os.path.basename(f.path)) or _is_live(f.path, known)]
+    alone = [
+        f for f in files if "://" in f.path or not _PART.match(os.path.basename(f.path)) or _is_live(f.path, known)
+    ]
+    return alone, {folder: names for folder, names in known.items() if names is not None}
 
 
 def _is_live(path: str, known: dict[str, frozenset[str] | None]) -> bool:
