@@ -156,7 +156,9 @@ def _materialised(spark: Any, table: Any, uri: str, folder: str) -> str:
     """
     from pyspark.sql import functions as f
 
-    row = f.xxhash64(f.to_json(f.struct("*"))).cast("decimal(38,0)")
+    micro = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"  # Spark's own have milliseconds
+    text = f.to_json(f.struct("*"), {"timestampFormat": f"{micro}XXX", "timestampNTZFormat": micro})
+    row = f.xxhash64(text).cast("decimal(38,0)")
     total, count = table.agg(f.sum(row), f.count(f.lit(1))).first()
     content = json.dumps([table.schema.json(), str(total), count])
     name = f"{uri.removeprefix(SCHEME)}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"

@@ -152,6 +152,23 @@ def test_what_is_more_than_its_files(spark: Any, shop: str, tmp_path: Path, name
     assert made.run(restart=True).rows_ok == rows + 1
 
 
+@pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMP_NTZ"])
+def test_a_view_s_times_count_to_the_microsecond(spark: Any, shop: str, tmp_path: Path, kind: str) -> None:
+    """Times that are all 250 microseconds later are another input; far and early ones are told, too."""
+    made = job("spark://moments", str(tmp_path / "out"), lambda b: {"y": b["id"]}, keep=["id"])
+    for late in (0, 250):
+        at = f"CAST(timestamp_micros(1700000000000000 + id + {late}) AS {kind})"
+        rows = spark.range(3).selectExpr(
+            "id", f"named_struct('at', {at}) AS seen", f"CAST('0001-01-01' AS {kind}) AS b"
+        )
+        rows.selectExpr("*", f"CAST('9999-12-31 23:59:59' AS {kind}) AS e").createOrReplaceTempView("moments")
+        if late == 0:
+            assert made.run().rows_ok == 3
+            assert made.run().state == "nothing to do"
+    with pytest.raises(gm.PlanChanged):
+        made.run()
+
+
 def test_no_rows(spark: Any, shop: str) -> None:
     """An empty result is an empty table with the columns."""
     spark.sql("CREATE VIEW shop.none AS SELECT * FROM shop.sold WHERE id < 0")
