@@ -271,6 +271,28 @@ def test_a_file_is_found_however_an_argument_names_it(rows: Path, tmp_path: Path
         job.run()
 
 
+def by_hook(batch: dict[str, Any], hook: Any) -> dict[str, Any]:
+    """What the hook says of each row."""
+    return {"y": [hook(x) for x in batch["x"].tolist()]}
+
+
+@pytest.mark.parametrize("kind", ["partial", "closure"])
+def test_a_function_that_is_an_argument_may_write_a_log_and_read_weights(rows: Path, tmp_path: Path, kind: str) -> None:
+    """The log does not count, the weights do, and are named."""
+    weights, log = tmp_path / "m.json", tmp_path / "calls.log"
+    weights.write_text("2")
+    hook: Any = functools.partial(scaled, str(weights), Files(None, str(log)))
+    if kind == "closure":
+        path, files = str(weights), Files(None, str(log))
+        hook = lambda x: scaled(path, files, x)  # noqa: E731
+    job = gm.Job(str(rows), gm.model(by_hook, hook=hook), str(tmp_path / "out"), workers=0)
+    assert job.run().rows_ok == 3
+    assert log.exists() and job.run().state == "nothing to do"
+    weights.write_text("3")
+    with pytest.raises(gm.PlanChanged, match=r"file .*m\.json .*argument hook.*changed"):
+        job.run()
+
+
 @pytest.mark.parametrize("held", ["fold0/model.pt", "0_Transformer/pytorch_model.bin", "model.json", "a/b/config.cfg"])
 def test_a_folder_is_compared_as_deep_as_it_goes(rows: Path, tmp_path: Path, held: str) -> None:
     """Weights, or the configuration of a model, in a folder of the folder, also where that is a link."""

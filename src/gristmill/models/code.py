@@ -42,7 +42,7 @@ from gristmill.models.modules import (
     read,
 )
 from gristmill.models.values import Held, Walk, is_plain, is_small
-from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, VALUE
+from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, VALUE, file_path
 from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
 
@@ -110,7 +110,10 @@ def not_compared(code: dict[str, str]) -> str | None:
 
 
 def _files(label: str, value: Any, walk: Walk) -> dict[str, str]:
-    return {f"{FILE}{path} ({label})": digest for path, digest in named_files(value, walk.absent)}
+    """Of the files that a value names, with those that code behind it does, which was looked at last."""
+    named = {**walk.files, **dict(named_files(value, walk.absent))}
+    walk.files.clear()
+    return {f"{FILE}{path} ({label})": digest for path, digest in named.items()}
 
 
 def _imported(text: str) -> Any:
@@ -131,6 +134,8 @@ def callable_digests(target: Any, absent: dict[str, tuple[str, bool]] | None = N
         if outermost:
             return _with_missed(found, walk)
         walk.modules.update((name, digest) for name, digest in found.items() if name.startswith("module "))
+        paths = {name: path for name in found if (path := file_path(name, found)) is not None}
+        walk.files.update({path: found.pop(name) for name, path in paths.items()})
         return found
 
 
@@ -321,8 +326,7 @@ class _Look:
             put = self.put(label, digest)
             self.walk.label = before
             self.hold(home, digest, value, ordered)
-            if given:
-                self.found.update(_files(put, value, self.walk))
+            self.found.update(_files(put, value if given else None, self.walk))
             if callable(value):  # by the code of its class, which differences name better
                 self.add(label, type(value))
 

@@ -66,8 +66,9 @@ class Walk:
 
     `code` gives the digests of code by name, of what `is_code`; `named` a class's name, `local` whether a module is the
     user's. `held` is what was seen of values that every process has by itself, as it imports their modules; `modules`
-    are the digests of statements that code behind values rests on, by name;
-    `absent` are texts that name no file (see `files.named_files`).
+    are the digests of statements that code behind values rests on, by name.
+    `files` are digests, by path, of those that code behind the value at hand names, and `absent` are texts that name
+    none (see `files.named_files`).
     """
 
     is_code: Callable[[Any], bool]
@@ -80,6 +81,7 @@ class Walk:
     missed: dict[str, None] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     absent: dict[str, tuple[str, bool]] = field(default_factory=dict)
     label: str = ""
 
