@@ -215,7 +215,7 @@ class _Loaded:
         refused = {r.row for r in prepared.refused}
         alive = np.array([i for i in range(rows.num_rows) if i not in refused], dtype=np.int64)
         places, tables = [np.empty(0, dtype=np.int64)], [pa.Table.from_batches([], shipped.schema)]
-        for batch in cut(prepared.lengths, alive, self._fitting(prepared)):
+        for batch in cut(prepared.lengths, alive, self._fitting(prepared), prepared.apart):
             found = self._isolation(prepared).score(batch)
             if found.dead and shipped.on_error == "raise":
                 dead = found.dead[0]

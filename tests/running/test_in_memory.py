@@ -142,3 +142,11 @@ def test_a_reader_is_read_once_and_given_as_often_as_a_job_looks(tmp_path: Path)
 def score(batch: dict[str, Any]) -> dict[str, Any]:
     """A row-wise function."""
     return {"y": batch["x"]}
+
+
+def test_periods_of_pandas_are_refused() -> None:
+    """Other functions than those of pandas would be given numbers for them."""
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"m": pd.period_range("2024-01", periods=3, freq="M")})
+    with pytest.raises(gm.BadSource, match=r"column 'm'.*period.*astype\(str\)"):
+        gm.apply(frame, fn=lambda b: {"y": b["m"]})

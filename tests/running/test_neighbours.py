@@ -6,7 +6,7 @@ import datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -173,3 +173,23 @@ def test_dicts_are_merged_by_row_however_they_are_grouped(answers: list[dict], m
         for row, before in zip(found.rows.to_pylist(), rows.to_pylist(), strict=True):
             wanted = {**before, **answers[before["n"]]}
             assert {k: v for k, v in row.items() if k in wanted or v is not None} == wanted
+
+
+@pytest.mark.parametrize("form", ["numpy", "pandas"])
+@pytest.mark.parametrize("stage", ["model", "step"])
+def test_a_null_beside_it_changes_no_row(tmp_path: Path, form: Literal["numpy", "pandas"], stage: str) -> None:
+    """Rows with a null among their whole numbers go in calls of their own: the others are numpy's numbers as ever."""
+
+    def told(batch: Any) -> Any:
+        x = batch["x"] if form == "numpy" else batch["x"].to_numpy()
+        return {"type": [str(x.dtype)] * len(x), "double": [None if v is None or v != v else v * 2 for v in x.tolist()]}
+
+    x = [None if i % 7 == 3 else i for i in range(200)]
+    source = pa.table({"id": range(200), "x": pa.array(x, pa.int64()), "yes": [i % 2 == 0 for i in range(200)]})
+    steps = [gm.step(told, batch_format=form)] if stage == "step" else []
+    model = (lambda b: {"other": b["id"]}) if stage == "step" else gm.model(told, batch_format=form)
+    sink = gm.sink(str(tmp_path / "out"), keep=["id", "type", "double"] if steps else ["id"])
+    found = gm.Job(source, model, sink, steps=steps, workers=0).run().read().to_table().to_pylist()
+    assert [row["id"] for row in found] == list(range(200))
+    assert [row["double"] for row in found] == [None if v is None else 2 * v for v in x]
+    assert {row["type"] for row in found if x[row["id"]] is not None} == {"int64"}

@@ -210,6 +210,9 @@ def frames(how: str) -> Any:
             "floats": lambda: (
                 df.set_index(df.index.astype(float)).sort_values("x").assign(y=lambda d: d["id"] * 10)[["y"]]
             ),
+            "texts": lambda: pd.DataFrame({"y": by["id"] * 10}).pipe(lambda d: d.set_index(d.index.astype(str))),
+            "arrow": lambda: pa.Table.from_pandas(pd.DataFrame({"y": by["id"] * 10})),
+            "arrow backwards": lambda: pa.Table.from_pandas(pd.DataFrame({"y": df["id"] * 10})[::-1]),
             "a rank": lambda: pd.DataFrame({"y": df["id"] * 10}).set_index(
                 (df["x"].rank() - 1).astype(int).rename("rank")
             ),
@@ -223,7 +226,7 @@ def frames(how: str) -> Any:
     "how",
     [
         *("frame", "series", "two series", "grouped", "backwards", "labels", "from one", "indexed", "counted"),
-        *("index by name", "keyed", "by group", "floats"),
+        *("index by name", "keyed", "by group", "floats", "texts", "arrow", "arrow backwards"),
     ],
 )
 @pytest.mark.parametrize("stage", ["model", "step", "post"])

@@ -43,19 +43,37 @@ class Budget:
         return self.rows == 1
 
 
-def cut(lengths: np.ndarray | None, rows: np.ndarray, budget: Budget) -> list[np.ndarray]:
-    """Batches of row numbers, each within the budget; together exactly `rows` (int64), each once.
+def cut(
+    lengths: np.ndarray | None, rows: np.ndarray, budget: Budget, apart: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """Batches of row numbers, each within the budget; together exactly `rows` (int64), each once; those that are
+    `apart` (bool [window]) in batches of their own.
 
     With `lengths` (int [window], indexed by row number) rows go longest first, so that a batch holds rows of nearly one
     length, and that memory runs out at once if it is going to; a row longer than the budget goes alone. Without, rows
     stay in their order. A batch ends before its budget is used up where the rows that follow are so much shorter that
     padding them would cost more than another call.
     """
-    return list(cut_lazily(lengths, rows, lambda: budget))
+    return list(cut_lazily(lengths, rows, lambda: budget, apart))
 
 
-def cut_lazily(lengths: np.ndarray | None, rows: np.ndarray, budget: Callable[[], Budget]) -> Iterator[np.ndarray]:
+def cut_lazily(
+    lengths: np.ndarray | None, rows: np.ndarray, budget: Callable[[], Budget], apart: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
     """As `cut`, but each batch is cut when it is asked for, under the budget of that moment."""
+    for part in divided(rows, apart):
+        yield from _cut(lengths, part, budget)
+
+
+def divided(rows: np.ndarray, apart: np.ndarray | None) -> list[np.ndarray]:
+    """Those of `rows` that may stand side by side, and those that are `apart` (bool [window]); either if it has any."""
+    if apart is None:
+        return [rows]
+    alone = apart[rows]
+    return [part for part in (rows[~alone], rows[alone]) if len(part)]
+
+
+def _cut(lengths: np.ndarray | None, rows: np.ndarray, budget: Callable[[], Budget]) -> Iterator[np.ndarray]:
     if lengths is None:
         order, widths = rows, np.ones(len(rows), dtype=np.int64)
     else:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadSource
 from gristmill.io.lossless import Lossy
-from gristmill.io.values import from_polars, from_python, is_from, tensor_to_numpy
+from gristmill.io.values import from_polars, from_python, is_from, pandas_array, tensor_to_numpy
 
 # A reader gives its rows once, and a job may look at its source many times: they are kept for as long as the reader is.
 _READ: weakref.WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = weakref.WeakKeyDictionary()
@@ -95,7 +95,7 @@ def _pandas_columns(frame: Any) -> dict[str, Any]:
 def _pandas_values(series: Any) -> pa.Array | pa.ChunkedArray:
     kind = getattr(getattr(series.dtype, "categories", series), "dtype", None)  # of a category, what it names
     if getattr(kind, "name", "") != "object":
-        return pa.Array.from_pandas(series)
+        return pandas_array(series)
     values = series.to_numpy(dtype=object, copy=True)
     values[series.isna().to_numpy()] = None
     return from_python(list(values))

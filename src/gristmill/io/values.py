@@ -259,3 +259,11 @@ def is_from(package: str, value: Any, kind: str) -> bool:
 def from_polars(values: Any) -> pa.Array | pa.ChunkedArray:
     """A polars series; of Python's objects, which it holds in no other column, it gives Arrow the addresses."""
     return from_python(values.to_list()) if str(values.dtype) == "Object" else values.to_arrow()
+
+
+def pandas_array(series: Any) -> pa.Array | pa.ChunkedArray:
+    """A pandas series of no objects. Raises Lossy for types that pandas alone reads back: others are given numbers."""
+    found = pa.Array.from_pandas(series)
+    if isinstance(found.type, pa.ExtensionType) and found.type.extension_name.startswith("pandas."):
+        raise Lossy(f"it is pandas' {series.dtype}, which no file format holds: astype(str) makes text of it")
+    return found

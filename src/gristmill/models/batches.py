@@ -5,6 +5,7 @@ Shared by models and steps. One rule throughout: one value for each row. Nothing
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from gristmill.io.lossless import Lossy, fitted, is_list, lossless
 from gristmill.io.picking import picked
 from gristmill.io.plain import from_plain, lengths_of, to_plain, to_rows
 from gristmill.io.schema import plain
-from gristmill.io.values import from_polars, from_python, is_from, tensor_to_numpy
+from gristmill.io.values import from_polars, from_python, is_from, pandas_array, tensor_to_numpy
 from gristmill.models.columns import numbers
 from gristmill.models.extras import require
 from gristmill.plan.failing import SomeFailed
@@ -124,6 +125,20 @@ def to_pandas(table: pa.Table) -> Any:
             values = own(_cells(_stored(_one_chunk(column)))) if nested else to_plain(column)
             frame.insert(i, name, pandas.Series(_objects(values), dtype=object))
     return frame
+
+
+def apart(rows: pa.Table, batch_format: str) -> np.ndarray | None:
+    """Rows (bool [rows]) with a null among their whole numbers or truth values, which make a column in a batch another
+    type for numpy and pandas, and so its other values; None where there is none, or no batch could tell.
+    """
+    if batch_format not in ("numpy", "pandas"):
+        return None
+    found = None
+    for column in rows.columns:
+        if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+            nulls = column.is_null().to_numpy()
+            found = nulls if found is None else found | nulls
+    return found
 
 
 def told_nulls(error: TypeError, given: pa.Table, batch_format: str) -> None:
@@ -320,10 +335,10 @@ class _Found:
         return self.error(f"returned {_rows(returned)}{where}")
 
     def table(self, result: Any, output: str) -> pa.Table:
-        if isinstance(result, pa.Table):
-            return owned(_unencoded(result))
         if isinstance(result, pa.RecordBatch):
-            return owned(_unencoded(pa.Table.from_batches([result])))
+            result = pa.Table.from_batches([result])
+        if isinstance(result, pa.Table):
+            return owned(_unencoded(self._without_index(result)))
         if result is None:
             raise self.error("returned None")
         if is_from("pandas", result, "DataFrame"):
@@ -399,6 +414,27 @@ class _Found:
                 "sort_index() puts a frame in the order of the rows before arrays are taken out of it",
             )
         return {c: v.iloc[moved[c]] if c in moved else v for c, v in columns.items()}
+
+    def _without_index(self, table: pa.Table) -> pa.Table:
+        """A table that was a frame of pandas, in the order of the rows given if its index tells it, and without it."""
+        if b"pandas" not in (table.schema.metadata or {}):
+            return table
+        told = json.loads(table.schema.metadata[b"pandas"])["index_columns"]
+        names = [c for c in told if isinstance(c, str)]
+        if set(names) - set(table.column_names) or (ROW in table.column_names and ROW in self.given):
+            return table
+        values = [n for n in table.column_names if n not in names or not n.startswith("__index_level_")]
+        ranges = [c for c in told if isinstance(c, dict) and c.get("kind") == "range"]
+        if names:
+            order = self._order(table.select(names).to_pandas().index, values[0] if values else "")
+        elif ranges and len(ranges) == len(told) == 1:
+            pandas = require("pandas", "pandas", self.name)
+            index = pandas.RangeIndex(*(ranges[0][k] for k in ("start", "stop", "step")))
+            order = self._order(index, values[0]) if values and len(index) == table.num_rows else None
+        else:
+            order = None
+        table = table.select(values)
+        return table if order is None else picked(table, order)
 
     def _order(self, index: Any, column: str) -> np.ndarray | None:
         """How values with this index are put in the order of the rows, which were given with the index 0, 1, …; None
@@ -547,7 +583,9 @@ def _told(levels: list[Any], alone: bool) -> tuple[list[np.ndarray], bool]:
 
 
 def _whole(level: Any) -> np.ndarray | None:
-    """A level of an index as whole numbers, if it is made of them."""
+    """A level of an index as whole numbers, if it is made of them, or of texts of them."""
+    if level.inferred_type == "string" and level.name is None and level.str.fullmatch("[0-9]{1,9}").all():
+        level = level.astype("int64")
     if level.inferred_type not in ("integer", "floating") or level.hasnans:
         return None
     numbers = level.to_numpy(dtype=np.float64 if level.inferred_type == "floating" else np.int64)
@@ -566,10 +604,7 @@ def _pandas_values(series: Any) -> Any:
     if isinstance(series.dtype, np.dtype) and series.dtype.kind != "O":
         return series.to_numpy()
     if series.dtype != object:
-        found = pa.Array.from_pandas(series)
-        if isinstance(found.type, pa.ExtensionType) and found.type.extension_name.startswith("pandas."):
-            raise Lossy(f"it is pandas' {series.dtype}, which no file format holds: astype(str) makes text of it")
-        return found
+        return pandas_array(series)
     values = series.to_numpy(copy=True)
     values[series.isna().to_numpy()] = None
     return values

@@ -385,13 +385,15 @@ class Refusal:
 class Prepared:
     """Rows made ready for a model on the CPU (tokenised, stacked). `lengths` is int32 [rows] in tokens, or None.
 
-    Refused rows keep their place (with length 0) but are never given to `predict`.
+    Refused rows keep their place (with length 0) but are never given to `predict`. Rows that are `apart` (bool [rows])
+    are given to it in batches of their own, as what they are given as would change what those beside them are.
     """
 
     rows: int
     inputs: Any
     lengths: np.ndarray | None = None
     refused: tuple[Refusal, ...] = ()
+    apart: np.ndarray | None = None
 
 
 class Model(Protocol):

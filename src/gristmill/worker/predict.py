@@ -167,7 +167,7 @@ class Predict:
             now = self._on_trial() if sweeps else self.budget
             return now if prepared.lengths is not None else Budget(None, now.rows)
 
-        return cut_lazily(prepared.lengths, rows, budget)
+        return cut_lazily(prepared.lengths, rows, budget, prepared.apart)
 
     # ------------------------------------------------ the sweep
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.batching.policy import Budget
+from gristmill.batching.policy import Budget, divided
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
 from gristmill.io.plain import to_rows
-from gristmill.models.batches import LACKS, ROW, ROWS, from_result, owned, to_batch, told_nulls
+from gristmill.models.batches import LACKS, ROW, ROWS, apart, from_result, owned, to_batch, told_nulls
 from gristmill.models.function import LoadedCall, load_call
 from gristmill.models.given import handed_back, same
 from gristmill.models.takes import takes_of
@@ -293,7 +293,9 @@ class LoadedStep:
         numbered = self._given(rows).append_column(ROW, pa.array(np.arange(count, dtype=np.int64)))
 
         def call(index: np.ndarray) -> pa.Table:
-            given = numbered.slice(int(index[0]), len(index))
+            first, several = int(index[0]), len(index)
+            beside = int(index[-1]) - first == several - 1
+            given = numbered.slice(first, several) if beside else picked(numbered, index)
             given = given.set_column(given.num_columns - 1, ROW, pa.array(np.arange(len(index), dtype=np.int64)))
             batch = to_batch(given, form)
             try:
@@ -323,10 +325,12 @@ class LoadedStep:
             doubt=self.doubt,
         )
         outputs: list[tuple[np.ndarray, pa.Table]] = []
+        alone = apart(numbered, form)
         for start in range(0, count, STEP_ROWS):
-            found = isolation.score(np.arange(start, min(start + STEP_ROWS, count), dtype=np.int64))
-            outputs += found.outputs
-            dead += found.dead
+            for part in divided(np.arange(start, min(start + STEP_ROWS, count), dtype=np.int64), alone):
+                found = isolation.score(part)
+                outputs += found.outputs
+                dead += found.dead
         return outputs
 
     def _told(self, answer: SomeFailed, given: int) -> SomeFailed:

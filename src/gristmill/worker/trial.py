@@ -83,7 +83,7 @@ class TrialWorker:
         rows = np.array([i for i in range(prepared.rows) if i not in refused], dtype=np.int64)
         lengths = prepared.lengths
         budget = Budget(None, trial.budget) if lengths is None else Budget(trial.budget, MOST_ROWS)
-        batches = cut(lengths, rows, budget)
+        batches = cut(lengths, rows, budget, prepared.apart)
         useful = np.array([len(b) if lengths is None else max(1, int(lengths[b].sum())) for b in batches])
         padded = sum(len(b) if lengths is None else padded_tokens(lengths, b) for b in batches)
         ends = np.cumsum(useful)

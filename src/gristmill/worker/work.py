@@ -199,12 +199,17 @@ class ShardWorker:
         self._closed()
 
     def _closed(self) -> None:
-        """A model whose `close` fails has scored its rows all the same: that is told where its own output goes."""
+        """A model whose `close` fails has scored its rows all the same: that is told where its own output goes. One
+        that does not come back is ended as a call would be.
+        """
+        self._watch.beat()
         try:
             self._model.close()
         except Exception:
             print(f"{self._name}: the model's close() failed; its rows are done:", file=sys.stderr)
             traceback.print_exc()
+        finally:
+            self._watch.rest()
 
     def _wants_to_leave(self, done: Any) -> bool:
         """Whether a fresh process should go on: at the end of a shard, for its memory; at once if the model is sick."""
