@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -206,6 +207,19 @@ def test_what_says_the_same_is_the_same() -> None:
     said = Source(("in",), format="parquet", columns=["a", "b"], options={"a": 1, "b": 2}, seed=4)  # type: ignore[arg-type]
     plain = Source(("in",), columns=("a", "b"), options={"b": 2, "a": 1})
     assert lines(job_of(said), job_of(plain)) == []
+
+
+@pytest.mark.parametrize("kind", [np.array, pd.Index, pd.Series, pa.array, list])
+def test_of_many_names_each_counts_and_the_first_other_one_is_shown(kind: Any) -> None:
+    """Features as an array or a column of pandas are all compared, as a list is, and not by what they print as."""
+    names = [f"f{n}" for n in range(2000)]
+    swapped = [*names[:1000], names[1001], names[1000], *names[1002:]]
+    (line,) = lines(job_of(SklearnModel("m", features=kind(names))), job_of(SklearnModel("m", features=kind(swapped))))
+    was, now = line.split(", is ")
+    assert '"f1000"' in was and '"f999", "f1001"' in now and len(line) < 200
+    assert (
+        lines(job_of(SklearnModel("m", features=kind(names))), job_of(SklearnModel("m", features=tuple(names)))) == []
+    )
 
 
 def test_no_secret_is_in_it() -> None:

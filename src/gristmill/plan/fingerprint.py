@@ -117,7 +117,7 @@ class Fingerprint:
 
 def digest_of(value: Any) -> str:
     """sha256 of a plain value, the same in every process."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(_plain(value).encode()).hexdigest()
 
 
 def options_of(job: JobSpec, source_format: str, sink_format: str) -> dict[str, str]:
@@ -155,8 +155,18 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """JSON, where a mapping is the same in any order and a list the same as a tuple. Secrets show as they are named."""
-    return json.dumps(value, default=str, sort_keys=True)
+    """JSON, where a mapping is the same in any order and a list the same as a tuple, an array, or a column of a table.
+    Secrets show as they are named.
+    """
+    return json.dumps(value, default=_told, sort_keys=True)
+
+
+def _told(value: Any) -> Any:
+    """What JSON has no form for; of many values all, as their own text would leave out those in the middle."""
+    listed = getattr(value, "tolist", None) or getattr(value, "to_list", None)
+    if listed is not None:
+        return listed()
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
 
 
 # ---------------------------------------------------------------- inputs
@@ -271,7 +281,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
         if before == now or (file and all((d or NOT_COMPARED).startswith(NOT_COMPARED) for d in (before, now))):
             continue
         if section == "options":
-            lines.append(f"options: {name} was {_given(before)}, is {_given(now)}")
+            was, is_now = _apart(before, now)
+            lines.append(f"options: {name} was {was}, is {is_now}")
         elif file and before is None:
             way = "move it away to go on as before, also if the code writes it itself"
             lines.append(f"{section}: {name} was not there ({way})")
@@ -288,8 +299,13 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
     return lines
 
 
-def _given(value: str | None) -> str:
-    return "not given" if value is None else _short(value)
+def _apart(before: str | None, now: str | None) -> tuple[str, str]:
+    """Two values of an option as short texts that differ: of long ones the first place where they do."""
+    shown = [("not given", "") if text is None else (_short(text), text) for text in (before, now)]
+    if shown[0][0] == shown[1][0]:
+        same = len(os.path.commonprefix([text for _, text in shown]))
+        shown = [(f"…{text[max(0, same - 20) : same + 30]}…", text) for _, text in shown]
+    return shown[0][0], shown[1][0]
 
 
 def _short(text: str) -> str:
