@@ -651,8 +651,10 @@ def fingerprint_of(
     digests: dict[str, str] = {}
     held: list[Any] = []
     absent: dict[str, tuple[str, bool]] = {}
-    for place, call in calls.items():
-        for name, digest in ({} if call is None else code.digests(call, held, absent)).items():
+    looks = [(place, code.digests(call, held, absent)) for place, call in calls.items() if call is not None]
+    looks.append(("model", code.digests_of_code(info.code, held, absent)))
+    for place, found in looks:
+        for name, digest in found.items():
             # Modules are the same for all; a lambda, an argument or a closure is of its own step.
             digests[
                 name if name.startswith(("module ", "version of ", fingerprint.PACKAGE)) else f"{place}: {name}"

@@ -61,8 +61,11 @@ def runs_on(r: Resolved) -> dict[str, Any]:
 
 
 def model_version(r: Resolved) -> str:
-    """The model's version: the digest of its files, or of its code where it has none."""
-    return r.info.digest or fingerprint.digest_of(dict(r.fingerprint.code))
+    """The model's version: the digest of its files; of its code where it has none, and of both where they name some."""
+    if r.info.digest and not r.info.code:
+        return r.info.digest
+    code = dict(r.fingerprint.code)
+    return fingerprint.digest_of([r.info.digest, code] if r.info.digest else code)
 
 
 def pieces(r: Resolved, most: int | None) -> tuple[Piece, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import re
 import sys
@@ -10,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -260,3 +262,42 @@ def test_what_a_script_sets_in_a_module_is_refused_where_workers_do_not_have_it(
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".* in its workers")
         assert job(1, "out").run().rows_ok == 20
+
+
+def test_the_users_own_code_in_a_pickled_estimator_is_part_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of a transformer and a class of one's own, which the file only names: changed, it is another job, and
+    put back the same. They are labelled as another version, and workers check them.
+    """
+    joblib = pytest.importorskip("joblib")
+    pipeline = pytest.importorskip("sklearn.pipeline")
+    preprocessing = pytest.importorskip("sklearn.preprocessing")
+    code = (
+        "from sklearn.base import BaseEstimator\nBY = 2.0\ndef clean(x):\n    return x * BY\n"
+        "class Own(BaseEstimator):\n    def fit(self, x, y=None):\n        self.fitted_ = True\n        return self\n"
+        "    def predict(self, x):\n        return x[:, 0] + 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pq.write_table(pa.table({"x": [1.0, 2.0, 3.0]}), tmp_path / "in.parquet")
+
+    def job(text: str) -> gm.Job:
+        (tmp_path / "own_cleaning.py").write_text(text)
+        sys.modules.pop("own_cleaning", None)
+        importlib.invalidate_caches()
+        own = importlib.import_module("own_cleaning")
+        if not (file := tmp_path / "m.joblib").exists():
+            steps = preprocessing.FunctionTransformer(own.clean), own.Own()
+            joblib.dump(pipeline.make_pipeline(*steps).fit(np.ones((1, 1)), [1.0]), file)
+        pinned = hashlib.sha256(file.read_bytes()).hexdigest()
+        model = gm.SklearnModel(str(file), features=["x"], allow_pickle=True, sha256=pinned)
+        return gm.Job(str(tmp_path / "in.parquet"), model, gm.sink(str(tmp_path / "out"), model_version="v"), workers=0)
+
+    first = job(code).run().read().to_table()
+    assert first["prediction"].to_pylist() == [3.0, 5.0, 7.0]
+    for old, new, part in (("BY = 2", "BY = 3", "BY"), ("x * BY", "x + BY", "clean"), ("+ 1.0", "+ 2.0", "class Own")):
+        with pytest.raises(gm.PlanChanged, match=f"own_cleaning.*{part} changed"):
+            job(code.replace(old, new)).run()
+    assert job(code).run().state == "nothing to do"
+    other = job(code.replace("+ 1.0", "+ 2.0")).run(restart=True).read().to_table()
+    assert other["prediction"].to_pylist() == [4.0, 6.0, 8.0] and other["v"][0] != first["v"][0]

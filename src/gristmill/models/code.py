@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import itertools
 import os
+import pickle
 import sys
 import textwrap
 import types
@@ -85,6 +86,48 @@ def digests(
         if held is not None:
             held += walk.held
         return _with_missed({**found, **walk.modules}, walk)
+
+
+def digests_of_code(
+    parts: Iterable[Any], held: list[Held], absent: dict[str, tuple[str, bool]] | None = None
+) -> dict[str, str]:
+    """The same of functions and classes that a model's files name."""
+    with _looking(absent) as walk:
+        found: dict[str, str] = {}
+        look = _Look(walk, found)
+        for part in parts:
+            look.callable(part)
+        held += walk.held
+        return _with_missed({**found, **walk.modules}, walk)
+
+
+def code_in(value: Any) -> list[Any]:
+    """The functions and classes, but Python's own, that are found in an object as pickle would save it; its data is not
+    looked at. Raises BadModel for what pickle cannot save.
+    """
+    parts = _Parts()
+    try:
+        parts.dump(value)
+    except Exception as e:
+        raise BadModel(f"{type(value).__name__}: what it is made of cannot be found ({type(e).__name__}: {e})") from e
+    return [c for c in parts.found.values() if (c.__module__ or "").partition(".")[0] not in sys.stdlib_module_names]
+
+
+class _Parts(pickle.Pickler):
+    def __init__(self) -> None:
+        self.found: dict[int, Any] = {}
+        super().__init__(self, protocol=5, buffer_callback=lambda _: False)
+
+    def write(self, data: Any) -> int:
+        """What is saved goes nowhere."""
+        return len(data)
+
+    def reducer_override(self, value: Any) -> Any:
+        """Functions and classes are noted, and need not be such as pickle finds again."""
+        named = isinstance(value, (type, types.FunctionType))
+        kind = value if named else type(value)
+        self.found[id(kind)] = kind
+        return (str, ()) if named and value is not str else NotImplemented
 
 
 def not_compared(code: dict[str, str]) -> str | None:
@@ -282,7 +325,10 @@ class _Look:
         """What is called, by its name, and all that it refers to."""
         module = getattr(target, "__module__", None) or ""
         self.put(f"callable {_qualified(target)}", "" if _local_module(module) else module)
-        if package := package_of(module):  # the user's own, as a rule, and its version is not always another
+        package = package_of(module)
+        if (
+            package and f"{PACKAGE}{package}" not in self.found
+        ):  # the user's own, as a rule, and its version is not always another
             self.found[f"{PACKAGE}{package}"] = package_digest(package) or ""
             for function in (target, *vars(target).values()) if hasattr(target, "__dict__") else ():
                 if isinstance(function, types.FunctionType) and os.path.isfile(function.__code__.co_filename):

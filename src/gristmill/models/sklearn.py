@@ -20,6 +20,7 @@ from gristmill.io.picking import picked
 from gristmill.io.plain import to_plain
 from gristmill.models.batches import from_array
 from gristmill.models.cache import file_digest
+from gristmill.models.code import code_in
 from gristmill.models.columns import check_columns, is_number, is_text
 from gristmill.models.extras import installed, require
 from gristmill.models.features import Ragged, Stacker, as_column, check_numbers, check_rows, in_calls, take
@@ -29,6 +30,8 @@ from gristmill.plan.specs import SklearnModel
 
 _LOG = logging.getLogger("gristmill.models")
 
+# What a model is made of as a rule: which versions of these it was saved with, scikit-learn looks after.
+_STACK = {"sklearn", "numpy", "scipy", "pandas", "joblib"}
 # Each method's column where the spec names none.
 _COLUMNS = {
     "predict": "prediction",
@@ -222,6 +225,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         keeps_columns=True,
         filled=() if missing or asked else features,
         notes=(f"{spec.name} gave a row of nulls an answer, so that rows with nulls are scored",) if asked else (),
+        code=tuple(c for c in code_in(estimator) if (c.__module__ or "").partition(".")[0] not in _STACK),
     )
 
 

@@ -355,7 +355,7 @@ class ModelInfo:
     `columns` it reads (None: whatever there is); `outputs` it adds, where known; `digest` of its files ("" for
     functions); `digests` file by file, for a readable difference; `filled` are the columns whose nulls it refuses,
     `notes` what is said where the source may hold nulls. `weight_bytes` is the size of what is loaded; `flops_a_token`
-    what a transformer computes for one (0: not known).
+    what a transformer computes for one (0: not known). `code` are functions and classes that its files only name.
     """
 
     name: str
@@ -369,6 +369,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     weight_bytes: int = 0
     flops_a_token: float = 0.0
+    code: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,8 @@ def _apart(before: str | None, now: str | None) -> tuple[str, str]:
     """Two values of an option as short texts that differ: of long ones the first place where they do."""
     shown = [("not given", "") if text is None else (_short(text), text) for text in (before, now)]
     if shown[0][0] == shown[1][0]:
-        same = len(os.path.commonprefix([text for _, text in shown]))
+        pairs = enumerate(zip(*(text for _, text in shown), strict=False))
+        same = next((n for n, (a, b) in pairs if a != b), min(len(text) for _, text in shown))
         shown = [(f"…{text[max(0, same - 20) : same + 30]}…", text) for _, text in shown]
     return shown[0][0], shown[1][0]
 
