@@ -210,6 +210,29 @@ DIFFERENT: dict[str, tuple[str, dict[str, str]]] = {
         "import pkg\ndef score(x): return x * pkg.conf.W",
         {"pkg/__init__.py": "from . import conf", "pkg/conf.py": VALUE.replace("'k.json'", "'../k.json'") + "W = K"},
     ),
+    "an import in each branch": (
+        "def score(x):\n    if x > 5:\n        from part import f\n    else:\n        from other import f\n"
+        "    return f(x)",
+        {"other.py": "def f(x): return x", **F},
+    ),
+    "an import in each method": (
+        "class score:\n    def __call__(self, x): return self.a(x) + self.b(x)\n"
+        "    def a(self, x):\n        import part as rules\n        return rules.f(x)\n"
+        "    def b(self, x):\n        import other as rules\n        return rules.f(x)",
+        {"other.py": "def f(x): return x", **F},
+    ),
+    "an import that is tried first": (
+        "def score(x):\n    import lazily\n    return lazily.f(x)",
+        {"lazily.py": "try:\n    from part import f\nexcept ImportError:\n    from other import f\n", **F},
+    ),
+    "a name that a package has from its part": (
+        "def score(x):\n    from pack import f\n    return f(x)",
+        {"pack/__init__.py": "from .part import f", "pack/part.py": F["part.py"]},
+    ),
+    "a package under another name": (
+        "def score(x):\n    import pack.part\n    p = pack\n    return p.part.f(x)",
+        {"pack/__init__.py": "", "pack/part.py": F["part.py"]},
+    ),
 }
 # Text of job.py that is the same in every process: V is what score refers to.
 SAME = {

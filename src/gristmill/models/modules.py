@@ -165,7 +165,8 @@ def add_module(module: str, name: str, found: dict[str, str]) -> None:
     """Digests of what `name` of a module rests on, `ALL` for every name: "module a: function f", and of the installed
     modules among it their versions.
     """
-    waiting: list[tuple[str, str]] = [(module, name)]
+    first = (module, name)
+    waiting: list[tuple[str, str]] = [first]
     done: set[tuple[str, str]] = set()
     wide = False
     while waiting:
@@ -196,6 +197,9 @@ def add_module(module: str, name: str, found: dict[str, str]) -> None:
             if not wide and source.knows_classes(part):
                 wide, waiting = True, [*waiting, *done]
         waiting += [(other, "") for other in source.runs]
+        if (module, name) != first:  # what it has itself from elsewhere
+            targets = [t for n, ts in source.bound.items() for t in ts] if name == ALL else source.bound.get(name, [])
+            waiting += [(other, inner or ALL) for other, inner in targets]
 
 
 def around(module: str) -> tuple[list[str], str]:
@@ -267,12 +271,18 @@ class Source:
     parts: dict[str, list[ast.stmt]] = field(default_factory=dict)
     names: dict[str, set[str]] = field(default_factory=dict)  # by name, the parts that bind it
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)  # by name: module, name in it or ""
+    bound: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # the same, all of a name that has several
     runs: set[str] = field(default_factory=set)  # modules that importing it runs
     ours: set[str] = field(default_factory=lambda: {"print"})  # Gristmill's, whose options are compared apart
     pure: set[str] = field(default_factory=lambda: {"property", "staticmethod", "classmethod"})  # decorators
     changed: set[str] = field(default_factory=set)  # see `changed_names`
     passing: set[str] = field(default_factory=set)  # names whose value is other in every process
     _uses: dict[str, tuple[set[str], list[tuple[str, str]], bool]] = field(default_factory=dict)
+
+    def bind(self, found: list[tuple[str, tuple[str, str]]]) -> None:
+        """Add what imports of the module bind."""
+        self.imports.update(found)
+        _bind(self.bound, found)
 
     def reached(self, name: str) -> list[str]:
         """The parts that a name rests on, in the order of their names; those that only do something always."""
@@ -324,13 +334,27 @@ class Source:
         names: set[str] = set()
         others: list[tuple[str, str]] = []
         unknown = False
-        imports = dict(self.imports)
+        bound = {name: list(targets) for name, targets in self.bound.items()}
+        runs = set(self.runs)
         nodes = [node for stmt in self.parts[part] for node in ast.walk(stmt)]
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                bound = dict(imported(node, self.module, self.package))
-                imports.update(bound)
-                others += [(module, ALL if name == ALL else "") for module, name in bound.values()]
+                found = imported(node, self.module, self.package)
+                _bind(bound, found)
+                others += [(module, ALL if name == ALL else "") for _, (module, name) in found]
+                runs.update(a.name for a in node.names if isinstance(node, ast.Import))
+        others += [(module, "") for module in runs - self.runs]
+        for n in range(max(map(len, bound.values()), default=1)):  # a name may be bound in each branch, or method
+            imports = {name: targets[min(n, len(targets) - 1)] for name, targets in bound.items()}
+            unknown = self._names(nodes, imports, runs, names, others) or unknown
+        return names, others, unknown
+
+    def _names(
+        self, nodes: list[ast.AST], imports: dict[str, tuple[str, str]], runs: set[str], names: set[str],
+        others: list[tuple[str, str]],
+    ) -> bool:  # fmt: skip
+        """Adds the names that are used, and those of other modules; says whether it imports any module."""
+        unknown = False
         bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
         for node in nodes:
             if isinstance(node, ast.Call) and (found := self._called(node, imports)) is not None:
@@ -346,7 +370,8 @@ class Source:
                 if node.id in imports and (id(node) not in bases or imports[node.id][1]):
                     module, name = imports[node.id]
                     others.append((module, name or ALL))
-        return names, others, unknown
+                    others += [(below, ALL) for below in runs if not name and below.startswith(f"{module}.")]
+        return unknown
 
     def _called(self, call: ast.Call, imports: dict[str, tuple[str, str]]) -> list[str] | None:
         """The modules that a call imports by a name that it makes, as far as its beginning tells; None of a call that
@@ -412,6 +437,13 @@ class Source:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
             begun = self._begins(node.func.value, imports)[0].partition("{")[0]
         return begun, whole
+
+
+def _bind(bound: dict[str, list[tuple[str, str]]], found: list[tuple[str, tuple[str, str]]]) -> None:
+    for name, target in found:
+        targets = bound.setdefault(name, [])
+        if target not in targets:
+            targets.append(target)
 
 
 def through(node: ast.Attribute, imports: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -482,7 +514,7 @@ def _file(stmt: ast.stmt, number: int, source: Source) -> None:
                 bound_names = [node.name]
                 source.changed |= changed_names(node)
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                source.imports.update(imported(node, source.module, source.package))
+                source.bind(imported(node, source.module, source.package))
             for name in bound_names:
                 source.names.setdefault(name, set()).add("statements")
 
@@ -490,8 +522,9 @@ def _file(stmt: ast.stmt, number: int, source: Source) -> None:
 def _file_import(stmt: ast.Import | ast.ImportFrom, source: Source) -> None:
     if isinstance(stmt, ast.Import):
         source.runs.update(a.name for a in stmt.names)
-    for name, (module, inner) in imported(stmt, source.module, source.package):
-        source.imports[name] = (module, inner)
+    found = imported(stmt, source.module, source.package)
+    source.bind(found)
+    for name, (module, inner) in found:
         source.runs.add(module)
         top = module.partition(".")[0]
         if is_ours(module):
