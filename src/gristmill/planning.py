@@ -170,8 +170,9 @@ def resolve(
 
 def _listed(source: Source) -> tuple[Any, list[SourceFile], list[str]]:
     """The files of a source, of sinks among it those of one result: listed again where one was published meanwhile."""
-    from gristmill.io import paths
+    from gristmill.io import paths, waiting
 
+    waiting.close_all()
     revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
     before = None
     while True:

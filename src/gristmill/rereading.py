@@ -20,7 +20,7 @@ from gristmill.commit import inspections
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema, read_plan
 from gristmill.errors import GristmillError
-from gristmill.io import paths
+from gristmill.io import paths, waiting
 from gristmill.io.registry import format_options, source_format
 from gristmill.io.registry import reading as reading_of
 from gristmill.plan import fingerprint
@@ -62,7 +62,8 @@ def _reader(plan: Plan, fs: Any) -> Reader:
 def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, str], tell: Tell) -> dict[str, str]:
     """`stored`, the digests of planned inputs by path, as they are to be compared with the job's.
 
-    Files of the planned size that may have been touched are read again, where shards have read them. Where all of them
+    Files of the planned size that may have been touched, as all may of which a listing tells no more than the size, are
+    read again, where shards have read them. Where all of them
     find the rows they read, the file is the planned one: its digest is the job's, and it is noted, so that the next run
     need not read it. Where one does not, its digest is unlike any, with the reason in it.
     """
@@ -73,7 +74,7 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
         if f.file.path in stored
         and f.file.path in known
         and f.file.size == known[f.file.path][0]
-        and _seen(f.file) != known[f.file.path]
+        and (_seen(f.file) != known[f.file.path] or not (f.file.stamp or f.file.touched))
     }
     out = dict(stored)
     if touched:
@@ -208,6 +209,7 @@ def verify(members: Sequence[Generation], source: Source | None = None) -> list[
     """Read again what every shard of some generations read: a line for each file that is not what it was, none where
     all is well. Files are opened by the paths in the plans, or as the `source` of the job says.
     """
+    waiting.close_all()
     found: list[str] = []
     for member in members:
         files = [f.path for f in read_plan(member).shards.files]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 from apart import Apart
 
 import gristmill as gm
+from gristmill.io.waiting import Waiting
 
 Write = Callable[[Path, np.ndarray], None]
 
@@ -286,3 +290,50 @@ def test_digests_travel_from_wherever_rows_are_read(quick: Path, steps: bool) ->
     assert len(read) >= 7 and all(len(d) == 32 for d in read)
     assert gm.verify(quick / "out", source=True).ok
     assert len(oracles.ok_ids(str(quick / "out"))) > 0
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+@pytest.mark.parametrize("name", ["", "a.jsonl", "*.jsonl", "d/", "d/b.jsonl"])
+def test_an_archive_that_was_replaced_by_one_of_the_same_sizes(tmp_path: Path, form: str, name: str) -> None:
+    """What stands in it is read again where it tells no time, and is another input where it holds something else."""
+
+    def packed(first: int) -> None:
+        with zipfile.ZipFile(tmp_path / "d.zip", "w") as zipped, tarfile.open(tmp_path / "d.tar", "w") as tarred:
+            for inner in ("a.jsonl", "d/b.jsonl"):
+                text = "".join(json.dumps({"id": first + i}) + "\n" for i in range(5)).encode()
+                zipped.writestr(zipfile.ZipInfo(inner), text)
+                about = tarfile.TarInfo(inner)
+                about.size = len(text)
+                tarred.addfile(about, io.BytesIO(text))
+
+    packed(10)
+    source = gm.source(f"{form}://{name}::file://{tmp_path}/d.{form}", format="jsonl")
+    job = gm.Job(source, lambda b: {"y": b["id"] * 2}, gm.sink(tmp_path / "out"), workers=0)
+    rows = 10 if name == "" else 5
+    assert job.run().rows_ok == rows
+    assert gm.verify(job, source=True).ok
+    packed(10)
+    assert job.run().state == "nothing to do"
+    packed(50)
+    assert not gm.verify(job, source=True).ok
+    with pytest.raises(gm.PlanChanged, match="does not hold what shard"):
+        job.run()
+    job.run(restart=True)
+    assert sorted(set(gm.read(job).to_table()["y"].to_pylist())) == [100, 102, 104, 106, 108]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_opens_its_own_files(tmp_path: Path) -> None:
+    """One that its parent has left open stands where that has read to, and moves on as either reads."""
+    waiting: Waiting[Any] = Waiting(2)
+    (tmp_path / "a").write_text("one\ntwo\n")
+    file = io.FileIO(tmp_path / "a")
+    assert file.read(4) == b"one\n"
+    waiting.put("a", file)
+    child = os.fork()
+    if not child:
+        own = waiting.take("a", lambda: io.FileIO(tmp_path / "a"))
+        os._exit(0 if own.read() == b"one\ntwo\n" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert waiting.take("a", lambda: io.FileIO(tmp_path / "a")).read() == b"two\n"
+    file.close()

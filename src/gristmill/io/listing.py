@@ -149,7 +149,7 @@ class ArrowListing:
 
 
 # Keys under which fsspec's file systems tell what changes with the content, the surest first.
-_STAMPS = ("etag", "versionid", "version_id", "generation", "md5hash", "content_md5", "sha", "checksum")
+_STAMPS = ("etag", "versionid", "version_id", "generation", "md5hash", "content_md5", "sha", "checksum", "crc")
 _TIMES = ("lastmodified", "last_modified", "last-modified", "updated", "mtime", "modified", "created")
 
 

@@ -204,14 +204,19 @@ def _with_arrow(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str,
 
 
 def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
-    from fsspec.core import url_to_fs
+    from fsspec.archive import AbstractArchiveFileSystem
+    from fsspec.core import get_filesystem_class, url_to_fs
 
     if scheme in ("http", "https"):  # a query may sign one file only, so that each URL is its own mount
         fs, inner = url_to_fs(uri, **storage)
         return inner, Mount(redact(uri), FsspecListing(fs), inner)
     first, colons, chain = uri.partition("::")
     root, path = _split_root(first)
+    if colons:  # fsspec keeps what holds an archive open, as it was when this process first saw it
+        get_filesystem_class(scheme).clear_instance_cache()
     fs, inner = url_to_fs(uri, **storage)
+    if isinstance(fs, AbstractArchiveFileSystem):  # whose names have no bucket before them
+        return inner, Mount(f"{scheme}://", FsspecListing(fs), "", redact(colons + chain))
     tail = path.rstrip("/")
     if not inner.endswith(tail):
         tail = ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Waiting"]
+__all__ = ["Waiting", "close_all"]
 
 
 class _Closes(Protocol):
@@ -22,8 +23,19 @@ class Waiting(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._begin()
+        _all.append(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
+
+    def leave(self) -> None:
+        """In a fork, which shares each open file, and where it stands, with its parent: they are not used any more, nor
+        closed, which might wait for threads that are not there.
+        """
+        _left.append(self._kept)
+        self._begin()
 
     def take(self, key: Hashable, open_: Callable[[], T]) -> T:
         """The reader that waits under `key`, else a new one."""
@@ -47,3 +59,22 @@ class Waiting(Generic[T]):
             self._kept.clear()
         for old in dropped:
             old.close()
+
+
+def close_all() -> None:
+    """What is read from now on is opened as it stands: a file of which a listing tells nothing but its size may be
+    another one by now.
+    """
+    for waiting in _all:
+        waiting.clear()
+
+
+def _leave_all() -> None:
+    for waiting in _all:
+        waiting.leave()
+
+
+_all: list[Waiting[Any]] = []
+_left: list[Any] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)
