@@ -102,18 +102,24 @@ class Resolved:
 
 
 def resolve(
-    job: JobSpec, held_data: str | None = None, known: Inspections | None = None, *, begins: bool = True
+    job: JobSpec,
+    held_data: str | None = None,
+    known: Inspections | None = None,
+    *,
+    begins: bool = True,
+    texts: Sequence[str] = (),
 ) -> Resolved:
     """Open the source's metadata, check everything that can be checked, fingerprint it.
 
     `held_data` is a folder that in-memory sources are written to; `known` is what an earlier plan found out about the
     files, which are opened only where they were touched since. Files that differ in a column that is read are refused
-    where something `begins`, else left to who may find that it goes on with a plan (`Resolved.differing`). Raises
-    BadJob and its kinds, GateFailed where counts of nulls already break a gate.
+    where something `begins`, else left to who may find that it goes on with a plan (`Resolved.differing`). `texts` are
+    the columns that the result, which the rows are added to, has read as text. Raises BadJob and its kinds, GateFailed
+    where counts of nulls already break a gate.
     """
     from gristmill.io import registry
     from gristmill.io.registry import format_options
-    from gristmill.io.schema import check, unify
+    from gristmill.io.schema import as_text, check, unify
     from gristmill.models import registry as models
     from gristmill.models.code import not_compared
 
@@ -130,6 +136,7 @@ def resolve(
     source_format = registry.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
+    files = as_text(files, texts)
     schema = unify(files, job.sink is not None and job.sink.evolve)
     blank = _blank(files, schema)
     if not blank:
@@ -150,6 +157,9 @@ def resolve(
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
     identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads)
+    if source_format.name in ("csv", "tsv"):
+        text = (n for n in reads if n in schema.names and schema.field(n).type == pa.string())
+        identity = replace(identity, texts=tuple(sorted(text)))
     unseen = not_compared(dict(identity.code))
     nulls = _nulls(files)
     read = [schema.field(n) for n in reads if n in schema.names]  # of an empty file no name is known
@@ -668,7 +678,7 @@ def fingerprint_of(
         {f.file.path: fingerprint.input_digest(f) for f in files},
         fingerprint.digest_of(list(reads)) if reads else "",
         tuple(held),
-        absent,
+        absent=absent,
     )
 
 

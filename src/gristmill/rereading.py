@@ -132,6 +132,11 @@ def with_files(plan: Plan, r: Resolved) -> Plan:
     return replace(plan, shards=plan.shards.of(now))
 
 
+def as_planned(r: Resolved, plan: Plan) -> Resolved:
+    """The job with columns of the types that the plan has read them with: files that came since may be of others."""
+    return replace(r, schema=decode_schema(plan.about["reads"]["schema"]))
+
+
 def looked_again(r: Resolved) -> Resolved:
     """The job with its files as they stand at this moment. Raises BadSource where one cannot be read any more,
     SourceChanged where it is gone.

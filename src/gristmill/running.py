@@ -216,7 +216,8 @@ class Run:
             # What is there may be a plan that goes on, or is done: whether files differ is asked where one is begun.
             r = None
             if self.spec.source.data is None:
-                r = planning.resolve(self._plannable(), None, known, begins=not claims)
+                texts = next((g.fingerprint.get("texts", ()) for g in reversed(claims) if not g.lost), ())
+                r = planning.resolve(self._plannable(), None, known, begins=not claims, texts=texts)
             self._open_sink()
             folder = generations.meta(self.root)
             with self._files.lease(self.sink.uri, folder, self._tell) as self._lease:
@@ -263,6 +264,7 @@ class Run:
         self._look = self._how_to_look()
         if choice.resumed:
             self._plan = rereading.with_files(generations.read_plan(self.generation), r)
+            self.resolved = rereading.as_planned(self.resolved, self._plan)
         watch = Watch(self.resolved.fingerprint.absent, self._note_written)
         try:
             with watch:

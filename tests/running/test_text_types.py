@@ -229,3 +229,61 @@ def test_bzip2_with_an_empty_stream_in_the_middle_is_named(tmp_path: Path) -> No
     (tmp_path / "in.jsonl.bz2").write_bytes(bz2.compress(line) + bz2.compress(b"") + bz2.compress(line))
     with pytest.raises(BadSource, match=r"in\.jsonl\.bz2: cannot be decompressed"):
         scored(str(tmp_path / "in.jsonl.bz2"), tmp_path / "out")
+
+
+# ---------------------------------------------------------------- files that come later
+
+
+def kinds(rows: list) -> list:
+    return [{"seen": type(row["x"]).__name__} for row in rows]
+
+
+def joined(sink: Path, folder: Path, fn: Any = kinds, *, types: dict[str, str] | None = None, **verbs: bool) -> Any:
+    """What a result over a folder of CSV files has seen, after one more run."""
+    model = gm.model(fn, batch_format="rows")
+    gm.Job(gm.source(f"{folder}/*.csv", types=types), model, gm.sink(str(sink), keep=["i", "x"]), workers=0).run(
+        **verbs
+    )
+    return gm.read(str(sink)).to_table().to_pydict()
+
+
+def test_a_later_file_of_numbers_is_read_as_the_text_that_the_result_has(tmp_path: Path) -> None:
+    """The column is text in the result: a night of codes that look like numbers is added as text, asked for or not."""
+    table(tmp_path / "a.csv", ["01234", "99999"])
+    out = tmp_path / "out"
+    joined(out, tmp_path)
+    for night, types in (("b", None), ("c", {"x": "string"}), ("d", None)):
+        table(tmp_path / f"{night}.csv", ["111"])
+        found = joined(out, tmp_path, types=types, append=True)
+        assert found["x"][-1] == "111" and set(found["seen"]) == {"str"}
+        assert joined(out, tmp_path, types={"x": "string"}) == joined(out, tmp_path) == found
+    with pytest.raises(gm.errors.PlanChanged, match=r"source\.types was not given|source\.types was"):
+        joined(out, tmp_path, types={"x": "int64"}, append=True)
+
+
+def test_types_that_the_result_does_not_have_are_another_job(tmp_path: Path) -> None:
+    """To ask for text where the result has numbers is no other word for the same."""
+    table(tmp_path / "a.csv", ["1", "2"])
+    joined(tmp_path / "out", tmp_path)
+    with pytest.raises(gm.errors.PlanChanged, match=r"source\.types was not given"):
+        joined(tmp_path / "out", tmp_path, types={"x": "string"})
+    table(tmp_path / "b.csv", ["x7"])
+    with pytest.raises(BadSource, match=r"column 'x' is int64 in .*--set source\.types\.x=string"):
+        joined(tmp_path / "out", tmp_path, append=True)
+
+
+def refused(staged: Any) -> None:
+    raise ValueError("not today")
+
+
+def test_a_plan_is_finished_with_the_types_that_it_was_begun_with(tmp_path: Path) -> None:
+    """A file of fractions that comes while a run stands still: the rest of the planned whole numbers are no floats."""
+    table(tmp_path / "a.csv", ["7"] * 20_000)
+    out, source = tmp_path / "out", f"{tmp_path}/*.csv"
+    model, sink = gm.model(kinds, batch_format="rows"), gm.sink(str(out), keep=["i", "x"])
+    with pytest.raises(gm.errors.GateFailed):
+        gm.Job(source, model, sink, workers=0, shard_rows=1000, audit=refused).run()
+    for receipt in sorted(out.glob("_gristmill/*/receipts/*"))[1:]:
+        receipt.unlink()
+    table(tmp_path / "b.csv", ["0.5"])
+    assert set(joined(out, tmp_path)["seen"]) == {"int"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gristmill.errors import BadSource
@@ -15,6 +16,7 @@ __all__ = [
     "INFERRED",
     "MIXED",
     "apart",
+    "as_text",
     "check",
     "conform",
     "from_names",
@@ -64,6 +66,26 @@ def apart(schema: pa.Schema, columns: Iterable[str]) -> dict[str, str]:
     return {name: problem.decode() for name, problem in found if problem is not None}
 
 
+def as_text(infos: Sequence[FileInfo], columns: Collection[str]) -> list[FileInfo]:
+    """Files of values that are all text when they are read (CSV), where a column of `columns` is text in some of them:
+    then it is in the others too, also where all that a file has in it looks like numbers.
+    """
+    import pyarrow as pa
+
+    of_text = [i for i in infos if (i.schema.metadata or {}).get(INFERRED) == b"text"] if columns else []
+    named = {n for i in of_text for n in i.schema.names if n in columns and i.schema.field(n).type == pa.string()}
+    if not named:
+        return list(infos)
+    read = {id(i) for i in of_text}
+    return [replace(i, schema=_with_text(i.schema, named)) if id(i) in read else i for i in infos]
+
+
+def _with_text(schema: pa.Schema, named: Collection[str]) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([f.with_type(pa.string()) if f.name in named else f for f in schema], metadata=schema.metadata)
+
+
 Kinds = list[tuple["pa.Schema", list[str]]]  # each schema with the files that have it
 
 
@@ -89,7 +111,7 @@ def _one_type(name: str, kinds: Kinds, evolve: bool) -> tuple[pa.DataType, str |
             text = text or INFERRED in (schema.metadata or {})
     types = list(by_type)
     each = ", ".join(f"{t} in {_listed(paths)}" for t, paths in by_type.items())
-    hint = f" (types={{'{name}': 'string'}} reads it as text)" if text else ""
+    hint = f" (types={{'{name}': 'string'}}, --set source.types.{name}=string, reads it as text)" if text else ""
     problem = f"column {name!r} is {each}{hint}"
     one, alike = types[0], True
     for other in types[1:]:

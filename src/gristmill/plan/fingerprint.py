@@ -80,14 +80,15 @@ FILE = "file "  # before the name, among code, of a file that an argument of a f
 PACKAGE = "package "  # before the name of an installed package that a callable itself is of
 NOT_COMPARED = "not compared: "  # where it has no digest, with the reason
 VALUE = "value of "  # before the name of a value of the environment that is in an argument
-_COLUMNS = "source.columns"
+_COLUMNS, _TYPES = "source.columns", "source.types"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
     """Digests by section and name. `inputs` may be large, and is compared only where its own digest differs. `reads` is
     one of the columns that are read, in their order: those which count where the job names them in other words. `held`
-    are values behind `code` that each worker has by itself (models.values.Held).
+    are values behind `code` that each worker has by itself (models.values.Held). `texts` are the columns that are read
+    as text where all values are, so that to ask for it (`types`) changes nothing.
 
     `absent` are the paths in arguments at which nothing is that counts, as `models.files.there` takes them; `written`
     those that the code is known to write itself, which do not count (see `without_written`). Neither is stored with it.
@@ -99,6 +100,7 @@ class Fingerprint:
     inputs: Mapping[str, str]
     reads: str = ""
     held: tuple[Any, ...] = ()
+    texts: tuple[str, ...] = ()
     absent: Mapping[str, tuple[str, bool]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     written: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
@@ -112,6 +114,7 @@ class Fingerprint:
             "code": dict(self.code),
             "inputs": without_stamps(self.inputs),
             "reads": self.reads,
+            "texts": list(self.texts),
         }
 
 
@@ -229,12 +232,20 @@ def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[st
     lines = []
     # Columns may be named that all were read of before: what is read is the same then.
     meant = {_COLUMNS} if new.reads and old.get("reads") == new.reads else set()
+    if _other_types(old.get("options", {}), new.options) <= {*old.get("texts", ())} & {*new.texts}:
+        meant.add(_TYPES)
     for section in ("options", "model", "code"):
         before, now = _but(old.get(section, {}), new.written), getattr(new, section)
         lines += _differing(section, *({n: v for n, v in d.items() if n not in meant} for d in (before, now)))
     if old_inputs != new.inputs:
         lines += _differing("input", old_inputs, new.inputs)
     return lines
+
+
+def _other_types(old: Mapping[str, str], new: Mapping[str, str]) -> set[str]:
+    """The columns whose types are asked for in one of two jobs, and not in the other or otherwise."""
+    before, now = (json.loads(options.get(_TYPES) or "{}") for options in (old, new))
+    return {name for name in {*before, *now} if before.get(name) != now.get(name)}
 
 
 def sealed(new: Fingerprint, stored: Iterable[Mapping[str, str]]) -> Fingerprint:
