@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import math
 import os
@@ -666,6 +667,18 @@ def test_a_checkpoint_is_of_the_code_and_the_input(tmp_path: Path) -> None:
     assert gm.map(Adder(1), [1], checkpoint=folder) == [2]
     assert gm.map(Adder(2), [1], checkpoint=folder) == [3]
     assert gm.map(scaled(2), iter([3, 1]), checkpoint=folder) == [6, 2]
+
+
+def test_a_checkpoint_is_of_what_workers_compute_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that a script sets in a module does not reach workers: refused, and not kept as the answer of another."""
+    (tmp_path / "setting.py").write_text("RATE = 2\n\n\ndef scaled(x):\n    return x * RATE\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    setting = importlib.import_module("setting")
+    folder = str(tmp_path / "kept")
+    with monkeypatch.context() as patched, pytest.raises(gm.BadJob, match=r"setting.RATE is 3 where .*, and 2 in its"):
+        patched.setattr(setting, "RATE", 3)
+        gm.map(setting.scaled, [1, 2], checkpoint=folder)
+    assert gm.map(setting.scaled, [1, 2], checkpoint=folder) == [2, 4]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -168,12 +168,16 @@ def _imported(text: str) -> Any:
         return None
 
 
-def callable_digests(target: Any, absent: dict[str, tuple[str, bool]] | None = None) -> dict[str, str]:
+def callable_digests(
+    target: Any, absent: dict[str, tuple[str, bool]] | None = None, held: list[Held] | None = None
+) -> dict[str, str]:
     """The same for any callable, without arguments of its own: a function, class, partial, method, or object."""
     found: dict[str, str] = {}
     outermost = _current.get() is None
     with _looking(absent) as walk:
         _Look(walk, found).callable(target)
+        if held is not None:
+            held += walk.held
         if outermost:
             return _with_missed(found, walk)
         walk.modules.update((name, digest) for name, digest in found.items() if name.startswith("module "))

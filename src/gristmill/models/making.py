@@ -141,6 +141,8 @@ def _through_set(stmt: ast.AST, source: Source) -> bool:
             unordered |= {id(g.iter) for g in node.generators}
         elif isinstance(node, ast.Call):
             taken += node.args
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "pop":
+                taken.append(node.func.value)
             called = node.func.id if isinstance(node.func, ast.Name) else ""
             if called in _UNORDERED or getattr(node.func, "attr", "") in _WITH_SETS:
                 inner = [g for a in node.args if isinstance(a, (ast.GeneratorExp, ast.ListComp)) for g in a.generators]

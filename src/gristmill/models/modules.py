@@ -242,7 +242,8 @@ def _modules_in(folders: list[str], prefix: str) -> list[str]:
     waiting = [(folder, prefix) for folder in folders]
     while waiting:
         folder, prefix = waiting.pop()
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if os.path.isdir(folder) else ():
+        readable = os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
+        for entry in os.scandir(folder) if readable else ():
             entries += 1
             stem, ending = os.path.splitext(entry.name)
             if entries > _MOST_ENTRIES or len(found) > _MOST_MODULES:

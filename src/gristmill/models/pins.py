@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.errors import BadJob, PlanChanged
-from gristmill.models.making import is_steady
+from gristmill.models.making import is_shuffled, is_steady
 from gristmill.models.modules import local_file, named, package_digest, read
 from gristmill.models.values import Held
 from gristmill.plan.fingerprint import PACKAGE
@@ -115,14 +115,13 @@ def unlike(held: tuple[Held, ...], planned: tuple[Pin, ...]) -> list[str]:
         if now.digest == one.digest:
             continue
         what = f"{one.module}.{one.name} is {one.shown} where the run was started, and {now.shown} in its workers"
-        if one.plain and is_steady(one.module, one.name) and not _stored(one.name, planned):
+        home = (one.module, one.name)
+        if one.plain and is_steady(*home) and not is_shuffled(*home) and not _stored(one.name, planned):
             raise BadJob(
                 f"{what}: they import {one.module} anew, and do not see what a script sets in it: give it as an "
-                "argument of the function or class (gm.model(f, name=value)), or write it in the file"
+                "argument (gm.model(f, name=value); in a map functools.partial(f, name=value)), or write it in the file"
             )
-        said.append(
-            f"{what}, by which they compute: what shapes answers should be an argument (gm.model(f, name=value))"
-        )
+        said.append(f"{what}, by which they compute: what shapes answers should be an argument")
     return said
 
 

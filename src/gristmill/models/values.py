@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gristmill.io.redact import redact
 from gristmill.plan.secret import SECRET_NAME
 
 _SCALARS = (bool, int, float, str, bytes)
@@ -57,7 +58,7 @@ class Held:
         """The value that a name stands for now; one whose name says that it is a secret does not show."""
         plain = is_plain(value)
         secret = not plain or SECRET_NAME.search(name)
-        return Held(module, name, digest, plain, "another value" if secret else _cut(repr(value)), ordered)
+        return Held(module, name, digest, plain, "another value" if secret else _cut(redact(repr(value))), ordered)
 
 
 @dataclass
@@ -181,7 +182,8 @@ def is_plain(value: Any) -> bool:
     """Whether a value is one number, text, time or the like, or a tuple of such: nothing can change it where it is."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_plain, value))
-    return value is None or isinstance(value, _PLAIN) or getattr(value, "shape", None) == ()
+    generic = getattr(sys.modules.get("numpy"), "generic", bool)
+    return value is None or isinstance(value, (*_PLAIN, generic))
 
 
 def is_small(value: Any, local: Callable[[str], bool]) -> bool:

@@ -60,7 +60,7 @@ class CallStages:
     """What an engine ships to each worker: the function, once. `folder` is a disk that caller and worker share, if any.
 
     `threads` are the cores one call may use; `gpus` those that workers get one each of; `timeout` in seconds a call;
-    `plain` as in `shipping`.
+    `plain` as in `shipping`. `planned` is what results are kept by, for `models.pins.unlike`.
     """
 
     function: Any
@@ -69,6 +69,7 @@ class CallStages:
     gpus: tuple[str, ...] = ()
     timeout: float | None = None
     plain: bool = True
+    planned: tuple[Any, Any] = ((), ())
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`; maps inside of calls get the same cores."""
@@ -80,6 +81,11 @@ class CallStages:
     def open(self, name: str, emit: Emit) -> CallWorker:
         """Nothing is slow here: what is, the function does at its first call. What it prints is told line by line."""
         sys.stdout, shipping.plain = Told(name, emit), self.plain
+        if self.planned[0]:
+            from gristmill.models.pins import unlike
+
+            for text in unlike(*self.planned):
+                print(f"warning: {text}", file=sys.stderr)
         return CallWorker(self, name)
 
 

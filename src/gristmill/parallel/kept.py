@@ -90,16 +90,19 @@ def checkpoint(folder: str) -> Kept:
     return Kept(os.path.join(os.path.abspath(os.path.expanduser(folder)), "results.sqlite"))
 
 
-def code_digest(function: Any, kept: Kept) -> tuple[str, dict[str, tuple[str, bool]]]:
+def code_digest(function: Any, kept: Kept) -> tuple[str, dict[str, tuple[str, bool]], tuple[Any, Any]]:
     """A digest of a callable: its source, that of local code it uses, its arguments and closure (see models.code), and
     what the files hold that these name, but for those that came to be during an earlier call: the callable writes them
-    itself. And the paths at which nothing is, as a `Watch` takes them.
+    itself. The paths at which nothing is, as a `Watch` takes them. And what workers must have alike, for
+    `models.pins.unlike`.
     """
     from gristmill.models.code import callable_digests, value_digest
+    from gristmill.models.pins import pins
     from gristmill.plan.fingerprint import FILE, NOT_COMPARED, file_path
 
     absent: dict[str, tuple[str, bool]] = {}
-    found = callable_digests(function, absent)
+    held: list[Any] = []
+    found = callable_digests(function, absent, held)
     code = value_digest(sorted((name, digest) for name, digest in found.items() if not name.startswith(FILE)))
     files = {name: digest for name, digest in found.items() if name.startswith(FILE)}
     written = kept.written() if files or absent else set()
@@ -108,7 +111,7 @@ def code_digest(function: Any, kept: Kept) -> tuple[str, dict[str, tuple[str, bo
         for name, digest in sorted(files.items())
         if not digest.startswith(NOT_COMPARED) and file_path(name, found) not in written
     ]
-    return value_digest([code, compared]) if compared else code, absent
+    return value_digest([code, compared]) if compared else code, absent, (tuple(held), pins(found))
 
 
 def key_of(code: str, value: Any) -> str:

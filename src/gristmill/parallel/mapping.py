@@ -144,13 +144,13 @@ def _found(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None], stack: contextlib.ExitStack
 ) -> Iterator[Result | None]:
     """None and the results; what has to be ended afterwards goes on the stack."""
-    memory = None
+    memory, planned = None, ((), ())
     if how.checkpoint is None:
         inputs = Inputs(enumerate(owned(values)), length(values))
     else:
         kept = checkpoint(how.checkpoint)
         stack.callback(kept.close)
-        code, absent = code_digest(function, kept)
+        code, absent, planned = code_digest(function, kept)
         memory = _Memory(kept, code, how.ordered)
         stack.enter_context(Watch(absent, kept.note_written))
         if length(values) is not None:
@@ -184,7 +184,7 @@ def _found(
         late_at=functools.partial(late_at, folder),
     )
     line = stack.enter_context(Line(name_of(function), inputs.total, how.spinner))
-    events = stack.enter_context(contextlib.closing(_events(function, feed, how, folder)))
+    events = stack.enter_context(contextlib.closing(_events(function, feed, how, folder, planned)))
     if late:
         yield from _run(feed, events, line, memory, watch)
     else:
@@ -233,11 +233,11 @@ def _show(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None) -> Any:
+def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None, planned: tuple[Any, Any]) -> Any:
     import cloudpickle
 
     plain = not cloudpickle.list_registry_pickle_by_value()
-    stages = CallStages(function, folder, how.threads, how.gpus, how.timeout, plain)
+    stages = CallStages(function, folder, how.threads, how.gpus, how.timeout, plain, planned)
     engine = how.engine
     if engine.name == "local":
         engine = EngineSpec(options={"grace": GRACE})
