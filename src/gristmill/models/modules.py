@@ -657,6 +657,8 @@ def changed_names(node: ast.AST, bound: frozenset[str] = frozenset()) -> set[str
 def _attribute(target: ast.expr, root: str) -> set[str]:
     """The attribute of a name that is changed; what `self` is given is its own, not its class's."""
     inner = target
+    if isinstance(target, ast.Attribute) and ast.unparse(target.value) in ("type(self)", "self.__class__"):
+        return {target.attr}
     while isinstance(inner, (ast.Attribute, ast.Subscript)) and not isinstance(inner.value, ast.Name):
         inner = inner.value
     if not isinstance(inner, ast.Attribute) or (inner is target and root == "self"):

@@ -78,7 +78,7 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
 MOST_LINES = 12
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
 PACKAGE = "package "  # before the name of an installed package that a callable itself is of
-NOT_COMPARED = "not compared: "  # where it has no digest, with the reason
+NOT_COMPARED = "not compared: "  # before what is only named, which comes and goes as code runs; the reason for a file
 VALUE = "value of "  # before the name of a value of the environment that is in an argument
 _COLUMNS, _TYPES = "source.columns", "source.types"
 
@@ -290,6 +290,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
         before, now = old.get(name), new.get(name)
         file = f": {FILE}" in name
         if before == now or (file and all((d or NOT_COMPARED).startswith(NOT_COMPARED) for d in (before, now))):
+            continue
+        if f": {NOT_COMPARED}" in name:
             continue
         if section == "options":
             was, is_now = _apart(before, now)
