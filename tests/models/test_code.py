@@ -22,6 +22,7 @@ import pytest
 from gristmill.errors import BadModel
 from gristmill.models.code import callable_digests, digests, exact_digest, not_compared, value_digest
 from gristmill.parallel.kept import checkpoint, code_digest
+from gristmill.plan.fingerprint import Fingerprint, differences
 from gristmill.plan.specs import Call
 
 Circle = namedtuple("Circle", "x y")
@@ -301,6 +302,26 @@ def test_what_has_no_content_is_named(tmp_path: Path) -> None:
     assert not_compared(callable_digests(base)) is None
     with pytest.raises(BadModel, match="cannot be sent to workers"):
         exact_digest([lock])
+
+
+def test_what_code_sets_of_its_class_is_its_state() -> None:
+    """A class that counts what is built of it is the same job when some were built, whatever is only named by then."""
+
+    class Counted:
+        made = 0
+
+        def __init__(self) -> None:
+            type(self).made += 1
+            self.__class__.last = self.made  # type: ignore[attr-defined]
+
+    def fingerprint() -> Fingerprint:
+        return Fingerprint({}, {}, {f"model: {name}": digest for name, digest in callable_digests(Counted).items()}, {})
+
+    before = fingerprint()
+    Counted()
+    now = fingerprint()
+    assert "model: not compared: " in str(set(now.code) - set(before.code))
+    assert differences(before.as_dict(), now, {}) == []
 
 
 SCORING = """
