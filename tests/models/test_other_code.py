@@ -388,13 +388,18 @@ def test_what_only_looks_passing_counts(tmp_path: Path) -> None:
 
 
 def test_modules_that_no_name_tells_are_named(tmp_path: Path) -> None:
-    """Where the source does not say how a module's name begins, it is said that one from elsewhere is not seen."""
+    """Where the source does not say how a module's name begins, it is said that one from elsewhere is not seen.
+    What is looked at does not run.
+    """
     cases = {
         "told": (
             "import importlib\ndef score(x): return importlib.import_module(f'mylib.{x}').f(x)",
             {"mylib/a.py": ""},
         ),
-        "not told": ("import importlib\ndef score(x): return importlib.import_module(x).f(x)", {"a.py": ""}),
+        "not told": (
+            "import importlib\ndef score(x): return importlib.import_module(x).f(x)",
+            {"a.py": "", "job_of_another/__init__.py": "raise SystemExit('it ran')", "job_of_another/part.py": ""},
+        ),
         "by a path": ("from runpy import run_path\ndef score(x): return run_path(x)['f'](x)", {"a.py": ""}),
     }
     found = looked_at(cases, tmp_path, "1", "1")

@@ -17,7 +17,7 @@ import sysconfig
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.machinery import all_suffixes
+from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,16 @@ def local_file(module: str) -> Path | None:
         return None
 
 
+def _spec(module: str) -> ModuleSpec | None:
+    """Where a module is, found without running anything of its packages."""
+    package = module.rpartition(".")[0]
+    if not package or package in sys.modules:
+        return importlib.util.find_spec(module)
+    above = _spec(package)
+    folders = None if above is None else above.submodule_search_locations
+    return None if folders is None else PathFinder.find_spec(module, list(folders))
+
+
 @functools.lru_cache(maxsize=4096)
 def _found_file(module: str) -> Path | None:
     """The same. Raises LookupError where there is no such module, which is not kept: a notebook may write it later."""
@@ -98,7 +108,7 @@ def _found_file(module: str) -> Path | None:
     if top in sys.stdlib_module_names or top == "__main__":
         return None
     try:
-        spec = importlib.util.find_spec(module)
+        spec = _spec(module)
     except (ImportError, ValueError, AttributeError) as e:
         raise LookupError(module) from e
     if spec is None:
@@ -131,7 +141,7 @@ def is_local_module(module: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _folders(module: str) -> tuple[str, ...]:
     """Of a package without a file. Raises LookupError where there is no such module, which is not kept."""
-    spec = importlib.util.find_spec(module)
+    spec = _spec(module)
     if spec is None:
         raise LookupError(module)
     return tuple(spec.submodule_search_locations or ()) if spec.origin is None else ()
@@ -223,7 +233,7 @@ def modules_named(beginning: str) -> list[str]:
     if not dot:
         return []
     try:
-        spec = importlib.util.find_spec(package)
+        spec = _spec(package)
     except (ImportError, ValueError, AttributeError):
         return []
     if spec is None:
@@ -732,7 +742,7 @@ def package_digest(name: str) -> str | None:
 def _root_of(name: str) -> Path | None:
     """The folder of an installed package, or the file of a module; None of a namespace, and what is not installed."""
     try:
-        spec = importlib.util.find_spec(name)
+        spec = _spec(name)
     except (ImportError, ValueError, AttributeError):
         return None
     if spec is None or spec.origin in (None, "built-in", "frozen"):
