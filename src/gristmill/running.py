@@ -181,6 +181,7 @@ class Run:
         self._batch: BatchPlan
         self._look: str
         self._receipts: dict[int, Receipt] = {}
+        self._voided: set[int] = set()  # shards that were scored again, as their files had gone
 
     @property
     def plan(self) -> Plan:
@@ -253,7 +254,10 @@ class Run:
         opened = (self.root, self._files)
         # Of a result that stays live; one that is replaced may have gone.
         if (choice.generation is None or choice.base is not None) and (restored := publishing.put_back(*opened)):
-            self._note("warning", f"{units.plural(len(restored), 'published file')} had gone and were put back")
+            what = units.plural(
+                len(restored), "published file had gone or was cut", "published files had gone or were cut"
+            )
+            self._note("warning", f"{what}: put back, as their rows were still kept")
         if choice.generation is None:
             seconds, engine = time.monotonic() - self._begun, self.spec.engine.name
             self.report = reporting.untouched(self.sink.uri, opened, seconds, engine, self._notes)
@@ -374,9 +378,9 @@ class Run:
                 return
             missing = [n for n in range(len(self.plan.shards)) if n not in self._receipts]
             if not touched:
-                self._note(
-                    "warning", f"{len(missing)} shards have no readable receipt ({missing[:5]}): they are done again"
-                )
+                which = units.plural(len(missing), "shard has", "shards have")
+                lack = f"no readable receipt, or not the files that it names ({missing[:5]})"
+                self._note("warning", f"{which} {lack}: done again")
             feed = self._feed()
             feed.begin(self._task, missing)
 
@@ -444,9 +448,27 @@ class Run:
             raise feed.fatal
 
     def _all_read(self) -> bool:
-        """Read all receipts; whether every shard has one whose checksum holds."""
+        """Read all receipts; whether every shard has one whose checksum holds, and the files that it names."""
         self._receipts = receipts.standing(self.generation.receipts, self._files)
+        if not self._stream:  # which removes what was read
+            self._void_cut()
         return len(self._receipts) == len(self.plan.shards)
+
+    def _void_cut(self) -> None:
+        """Receipts of files that were cut since, or have gone, count no more. Raises CorruptStore the second time."""
+        g = self.generation
+        cut = receipts.cut(self._files, g.work, self._receipts.values())
+        if cut:
+            self._refuse_late()  # whoever has given this generation up has removed its files
+        for receipt in cut:
+            if receipt.shard in self._voided:
+                raise CorruptStore(
+                    f"{g.work}: the files of shard {receipt.shard} were cut or removed as soon as they were written: "
+                    "find out what does that, and run again"
+                )
+            self._voided.add(receipt.shard)
+            receipts.void(self._files, self.root, g.receipts, receipt)
+            del self._receipts[receipt.shard]
 
     def _one(self, number: int) -> Receipt:
         found = receipts.valid(receipts.listed(self.generation.receipts, self._files).get(number, []), self._files)

@@ -191,6 +191,57 @@ def test_a_published_file_that_somebody_removed(source: str, root: str) -> None:
     sound(root, 30)
 
 
+@pytest.mark.parametrize("verb", ["run", "append", "retry"])
+def test_a_published_file_that_was_cut(source: str, root: str, verb: str) -> None:  # noqa: F811
+    """Where its kept work file is whole it is put back; where both are cut every command is refused, but --restart."""
+    run(source, root, args={"bad": [3]})
+    part = sorted(Path(root).glob("*.parquet"))[1]
+    whole = part.read_bytes()
+    verbs: dict[str, Any] = {"args": {"bad": [3]}, **({} if verb == "run" else {verb: True})}
+    if verb == "append":
+        more(source, range(30, 40))
+    os.truncate(part, 100)  # the other name of the same file, too
+    for _ in range(2):
+        with pytest.raises(CorruptStore, match=f"{part.name} .* has 100 of its {len(whole):,} bytes: put it back, or"):
+            run(source, root, **verbs)
+    if verb == "run":
+        run(source, root, args={"bad": [3]}, restart=True)
+        sound(root, 30, dead=1)
+        return
+    next(Path(root, "_gristmill").glob(f"g*/work/{part.stem}*")).write_bytes(whole)
+    part.unlink()
+    part.write_bytes(whole[:100])
+    assert any("1 published file had gone or was cut" in note for note in run(source, root, **verbs).notes)
+    sound(root, 40 if verb == "append" else 30, dead=1)
+
+
+@pytest.mark.parametrize("form", ["parquet", "merged", "partitioned", "npy"])
+@pytest.mark.parametrize("harm", ["cut", "gone"])
+def test_committed_files_that_were_cut_before_they_were_published(
+    source: str,  # noqa: F811
+    root: str,  # noqa: F811
+    form: str,
+    harm: str,
+) -> None:
+    """What they held is scored again, and merged again: as for a torn receipt."""
+    kinds: dict[str, dict[str, Any]] = {
+        "merged": {"merge": True}, "partitioned": {"partition_by": ["id"]}, "npy": {"format": "npy"},
+    }  # fmt: skip
+    sink = gm.sink(root, keep=["id"], **kinds.get(form, {}))
+    fn = {"fn": "vector"} if form == "npy" else {}
+    run(source, sink, harm=BEFORE_PUBLISHING, **fn)
+    works = sorted(Path(root, "_gristmill").glob("g0001-*/work/*"))
+    for work in (works[0], works[-1]):
+        if harm == "cut":
+            os.truncate(work, 50)
+        else:
+            work.unlink()
+    report = run(source, sink, **fn)
+    assert report.rows_ok == 30 and any("or not the files that it names" in note for note in report.notes)
+    assert gm.verify(root, deep=True).ok
+    assert run(source, sink, **fn).state == "nothing to do"
+
+
 @pytest.mark.parametrize("verb", ["append", "retry"])
 def test_nothing_is_added_to_a_result_of_which_a_part_has_gone(source: str, root: str, verb: str) -> None:  # noqa: F811
     """It is put back first where its rows are kept; else the command is refused, and publishes nothing."""
@@ -215,7 +266,14 @@ def test_letters_that_are_gone_for_good_are_named(source: str, root: str) -> Non
     """Where nothing is kept of them either: with the way out, which is one."""
     run(source, root, args={"bad": [3]})
     for letters in Path(root).rglob("*.jsonl*"):
+        os.truncate(letters, os.path.getsize(letters) // 2)
+    with pytest.raises(CorruptStore, match=r"was cut: put it back, or .*--restart"):
+        run(source, root, args={"bad": [3]}, retry=True)
+    verdict = gm.verify(root)
+    assert not verdict.ok and any("part-0000000.g1.jsonl" in line for line in verdict.lines)
+    for letters in Path(root).rglob("*.jsonl*"):
         letters.unlink()
+    assert not gm.verify(root).ok
     with pytest.raises(CorruptStore, match=r"put it back, or .*--restart"):
         gm.dead(root)
     with pytest.raises(CorruptStore, match=r"put it back, or .*--restart"):

@@ -29,6 +29,9 @@ def merge(
     folder = join(generation.folder, "merged")
     number = len(done)  # after all shards
     standing = receipts.valid(receipts.listed(folder, files).get(number, []), files)
+    if standing is not None and receipts.cut(files, generation.work, [standing]):
+        receipts.void(files, generation.root, folder, standing)
+        standing = None
     if standing is None:
         standing = _write(files, generation, done, form, schema, options, folder, number)
     kept = [_without_rows(r) for r in done]

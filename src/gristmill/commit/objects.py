@@ -281,8 +281,12 @@ class ObjectFiles:
 
     def names(self, folder: str) -> list[str]:
         """One listing request for each 1,000 names."""
+        return list(self.sizes(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """As `names`: a listing tells them."""
         start = len(self._key(folder)) + 1
-        return [name for key in self._keys(folder) if "/" not in (name := key[start:])]
+        return {name: size for key, size in self._listed(folder) if "/" not in (name := key[start:])}
 
     def below(self, root: str, skip: str) -> Iterator[str]:
         """All below the root but what is in its folder `skip`, which is not listed, and in folders with one."""
@@ -299,12 +303,16 @@ class ObjectFiles:
                 yield from (key for key in keys if not key.startswith(apart or "\0"))
 
     def _keys(self, folder: str) -> list[str]:
+        return [key for key, _ in self._listed(folder)]
+
+    def _listed(self, folder: str) -> list[tuple[str, int]]:
         import obstore
 
         prefix = self._key(folder).rstrip("/")
 
-        async def listed() -> list[str]:
-            return [o["path"] async for chunk in obstore.list(self._store(), prefix, chunk_size=1000) for o in chunk]
+        async def listed() -> list[tuple[str, int]]:
+            chunks = obstore.list(self._store(), prefix, chunk_size=1000)
+            return [(o["path"], o["size"]) async for chunk in chunks for o in chunk]
 
         return self._try(folder, listed)
 

@@ -16,7 +16,7 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, generations, meta
 from gristmill.commit.publication import SUCCESS, Live, Publication
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import LOCAL, META, join, seal, unseal
+from gristmill.commit.store import LOCAL, META, join, seal, sizes_of, unseal
 from gristmill.errors import BadJob, CorruptStore, RunFailed
 from gristmill.plan.contracts import Files
 
@@ -49,25 +49,26 @@ def _link(files: Files, root: str, part: Part) -> str:
 
 
 def put_back(root: str, files: Files) -> list[str]:
-    """Visible files of the published result that somebody has removed, given their names again where their rows are
-    still kept. Lists folders and opens nothing. Raises CorruptStore where they are not.
+    """Visible files of the published result that somebody has removed, or that were cut, given their names again where
+    their rows are still kept. Lists folders and opens nothing. Raises CorruptStore where they are not.
     """
     result = publication.published(root, files)
     live = [f for f in result.live() if f.role not in ("manifest", "dead")]  # letters are the reader's to clear away
-    folders = {f.name.rpartition("/")[0] for f in live}
-    places = {folder: join(root, folder) if folder else root for folder in folders}
-    there = {f"{folder}/{name}".lstrip("/") for folder, place in places.items() for name in files.names(place)}
-    missing = [f for f in live if f.name not in there]
-    for f in missing:
-        try:
-            files.link(join(root, f.work), join(root, f.name))
-        except FileNotFoundError:
+    there = sizes_of(root, {f.name for f in live}, files)
+    wrong = [f for f in live if there.get(f.name) != f.bytes]
+    kept = sizes_of(root, {f.work for f in wrong}, files)
+    for f in wrong:
+        if kept.get(f.work) != f.bytes:
+            what = f"has {there[f.name]:,} of its {f.bytes:,} bytes" if f.name in there else "the file is gone"
             raise CorruptStore(
-                f"{root}: {f.name} is published, but the file is gone: put it back, or score all rows again with "
-                f"--restart (restart=True); gristmill verify {root} names all that is wrong"
-            ) from None
-    files.settle([join(root, f.name) for f in missing])
-    return [f.name for f in missing]
+                f"{root}: {f.name} is published, but {what}: put it back, or score all rows again with --restart "
+                f"(restart=True); gristmill verify {root} names all that is wrong"
+            )
+    for f in wrong:
+        files.remove(join(root, f.name))
+        files.link(join(root, f.work), join(root, f.name))
+    files.settle([join(root, f.name) for f in wrong])
+    return [f.name for f in wrong]
 
 
 def publish(generation: Generation, about: Mapping[str, Any], live: Sequence[Live]) -> Publication:

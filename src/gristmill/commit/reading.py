@@ -15,7 +15,7 @@ import pyarrow as pa
 from gristmill.commit.generation import Generation, decode_schema, generations, pending
 from gristmill.commit.publication import Live, Publication, latest, published
 from gristmill.commit.receipt import standing
-from gristmill.commit.store import LOCAL, join
+from gristmill.commit.store import LOCAL, join, sizes_of
 from gristmill.errors import BadJob, BadSource, CorruptStore
 from gristmill.io.jsonread import as_arrow
 from gristmill.models.batches import to_numpy
@@ -132,10 +132,11 @@ def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:
     """For each file a path that holds it, and goes on doing so when the next result is published: its work file, where
     that is kept beside the visible name; a sink that was copied without its `_gristmill` has only the latter.
     """
-    return _kept(root, parts, files) if files.free_links else [join(root, f.name) for f in parts]
+    return kept(root, parts, files) if files.free_links else [join(root, f.name) for f in parts]
 
 
-def _kept(root: str, parts: Sequence[Live], files: Files) -> list[str]:
+def kept(root: str, parts: Sequence[Live], files: Files) -> list[str]:
+    """For each file its work file, where that is still there, else its visible name."""
     folders = {f.work.rpartition("/")[0] for f in parts}
     there = {f"{folder}/{name}" for folder in folders for name in files.names(join(root, folder))}
     return [join(root, f.work if f.work in there else f.name) for f in parts]
@@ -175,8 +176,23 @@ def committed_letters(begun: Generation) -> pa.Table:
 
 
 def letters_of(root: str, live: Sequence[Live], files: Files) -> list[str]:
-    """Paths of the dead-letter files among the files of a result: visible ones are the reader's to clear away."""
-    return _kept(root, [f for f in live if f.role == "dead"], files)
+    """Paths of the dead-letter files among the files of a result: visible ones are the reader's to clear away. Raises
+    CorruptStore for one that was cut.
+    """
+    dead = [f for f in live if f.role == "dead"]
+    sizes = sizes_of(root, {name for f in dead for name in (f.name, f.work)}, files)
+    found = [next((n for n in (f.work, f.name) if sizes.get(n) == f.bytes), None) for f in dead]
+    for f, name in zip(dead, found, strict=True):
+        if name is None:
+            raise _no_letters(join(root, f.name), "was cut" if f.name in sizes else "is gone")
+    return [join(root, name) for name in found if name is not None]
+
+
+def _no_letters(name: str, why: str) -> CorruptStore:
+    return CorruptStore(
+        f"{name}: holds dead letters of the result, but the file {why}: put it back, or score all rows again with "
+        "--restart (restart=True)"
+    )
 
 
 def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
@@ -187,19 +203,19 @@ def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
 
 
 def dead_letters(paths: Sequence[str], files: Files = LOCAL) -> pa.Table:
-    """Dead-letter files as a table, schema DEAD. Raises CorruptStore for one that is gone."""
+    """Dead-letter files as a table, schema DEAD. Raises CorruptStore for one that is gone or was cut."""
     rows = []
     for name in paths:
         try:
             with files.local(name) as path, open(path, encoding="utf-8") as file:
                 lines = file.readlines()
         except FileNotFoundError:
-            raise CorruptStore(
-                f"{name}: holds dead letters of the result, but the file is gone: put it back, or score all rows again "
-                "with --restart (restart=True)"
-            ) from None
+            raise _no_letters(name, "is gone") from None
         for line in lines:
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise _no_letters(name, "was cut") from None
             row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
             rows.append({n: storable(v) if isinstance(v, str) else v for n, v in row.items()})
     return pa.Table.from_pylist(rows, schema=DEAD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,6 +155,25 @@ def standing(folder: str, files: Files = LOCAL) -> dict[int, Receipt]:
     found = listed(folder, files)
     read = zip(found, files.map(lambda paths: valid(paths, files), found.values()), strict=True)
     return {number: receipt for number, receipt in read if receipt is not None}
+
+
+def cut(files: Files, work: str, found: Iterable[Receipt]) -> list[Receipt]:
+    """Receipts of files that do not all stand in the folder `work` with the bytes that were committed: they were cut
+    since, or have gone. Opens none.
+    """
+    sizes = files.sizes(work)
+    return [r for r in found if any(sizes.get(p.work.rpartition("/")[2]) != p.bytes for p in r.parts)]
+
+
+def void(files: Files, root: str, folder: str, receipt: Receipt) -> None:
+    """Let a receipt in `folder` count as little as a torn one, so that what it is of is done again. Visible names that
+    its files have got go.
+    """
+    for part in receipt.parts:
+        visible = join(root, part.publish)
+        if files.same(visible, join(root, part.work), part.bytes, part.sha256):
+            files.remove(visible)
+    files.write_over(join(folder, name(receipt.shard, receipt.version)), b"")
 
 
 def plain(receipt: Receipt) -> dict[str, Any]:

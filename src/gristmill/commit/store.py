@@ -147,6 +147,15 @@ class LocalFiles:
         except FileNotFoundError:
             return []
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """What stands in a folder, and how large it is: one stat a file."""
+        found: dict[str, int] = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # removed since
+                    found[entry.name] = entry.stat().st_size
+        return found
+
     def below(self, root: str, skip: str) -> Iterator[str]:
         """All files below a folder, relative to it, but those in folders named `skip`, or beside one further down."""
         for folder, folders, names in os.walk(root):
@@ -267,6 +276,12 @@ def _temporary(path: str) -> str:
 def join(*parts: str) -> str:
     """A path below a sink's root, in the form that every file layer takes."""
     return "/".join(p.rstrip("/") for p in parts[:-1]) + "/" + parts[-1]
+
+
+def sizes_of(root: str, names: set[str], files: Files) -> dict[str, int]:
+    """The bytes of all files in the folders of a root that these names are in."""
+    places = {folder: join(root, folder) if folder else root for folder in {n.rpartition("/")[0] for n in names}}
+    return {f"{at}/{n}".lstrip("/"): size for at, place in places.items() for n, size in files.sizes(place).items()}
 
 
 def sha256_of(path: str) -> str:

@@ -323,8 +323,8 @@ def _letters(result: Publication, live: Sequence[Live], files: Files) -> list[st
     import pyarrow.compute as pc
 
     try:
-        letters = reading.dead_letters(reading.letters_of(result.root, live, files), files)
-    except FileNotFoundError:
+        letters = reading.dead_letters(reading.kept(result.root, [f for f in live if f.role == "dead"], files), files)
+    except CorruptStore:
         return []  # told of already
     who = list(zip(*(letters.column(n).to_pylist() for n in ("source", "position", "copy")), strict=True))
     lines = [f"{s} at {p}, copy {c}: {n} dead letters" for (s, p, c), n in Counter(who).items() if n > 1]

@@ -250,6 +250,10 @@ class Files(Protocol):
         """Names of the files that stand directly in a folder, in any order; none where there is no such folder."""
         ...
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """`names` with the bytes of each."""
+        ...
+
     def below(self, root: str, skip: str) -> Iterator[str]:
         """All files below a folder, relative to it, but those in its folder named `skip`, and those below folders that
         have a folder of this name themselves.
