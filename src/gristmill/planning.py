@@ -414,7 +414,7 @@ def _check_on_null(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> None:
 
 def _declared(schema: pa.Schema, column: str) -> str:
     """A column's own type as `takes=` writes it; any where it cannot."""
-    from gristmill.models.returns import parse_type
+    from gristmill.io.typenames import parse_type
 
     try:
         found = str(schema.field(column).type)

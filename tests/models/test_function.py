@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from gristmill.errors import BadModel, BadOutput
+from gristmill.io.typenames import parse_type
 from gristmill.models import registry
 from gristmill.models.function import load_call
-from gristmill.models.returns import parse_type
 from gristmill.plan.contracts import Place
 from gristmill.plan.specs import Call, model
 
@@ -241,7 +241,8 @@ def test_describe_tells_the_outputs_that_returns_declares():
     [
         pa.int8(), pa.float32(), pa.string(), pa.bool_(), pa.date32(), pa.timestamp("us"), pa.timestamp("ms"),
         pa.list_(pa.float32()), pa.list_(pa.float64(), 384), pa.list_(pa.list_(pa.int64())),
-        pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())}),
+        pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())}), pa.decimal128(12, 2), pa.decimal256(50, -3),
+        pa.timestamp("us", "UTC"), pa.struct({"d": pa.decimal128(5, 1), "t": pa.timestamp("ns", "Europe/Berlin")}),
     ],
 )  # fmt: skip
 def test_types_as_arrow_prints_them(kind):

@@ -162,3 +162,18 @@ def test_a_job_is_looked_at_whatever_its_sink_is(tmp_path: Path) -> None:
     ):
         with pytest.raises(gm.BadJob, match=said):
             job(form, **options).preview(3)
+
+
+def test_a_row_without_a_whole_vector_is_a_dead_letter_of_npy(tmp_path: Path) -> None:
+    """A matrix has no room for null: neither for a vector, nor for a number in one; the others are published."""
+    vectors = {3: None, 5: [None, 1.0]}
+    model = gm.model(
+        lambda rows: [{"v": vectors.get(r["id"], [float(r["id"]), 1.0])} for r in rows], batch_format="rows"
+    )
+    sink = gm.sink(str(tmp_path / "out"), format="npy", keep=["id"])
+    source = pa.table({"id": range(300)})
+    report = gm.Job(source, model, sink, workers=0, batch_rows=50, gates={"min_ok": 0.9}).run()
+    assert (report.rows_ok, report.errors) == (298, {"NoVector": 2})
+    assert gm.dead(str(tmp_path / "out"))["position"].to_pylist() == [3, 5]
+    found = np.concatenate([np.load(p) for p in sorted((tmp_path / "out").glob("*.npy"))])
+    assert found[:, 0].tolist() == [i for i in range(300) if i not in vectors]

@@ -58,12 +58,16 @@ class NpySink:
         return rows.schema.set(at, rows.schema.field(at).with_type(pa.list_(kind.value_type, widths[0])))
 
     def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-        """Rows with a number that float32 would make infinite."""
+        """Rows without a whole vector, or with a number that float32 would make infinite."""
         if not rows.num_rows:
             return {}
         name = vector_column(rows.schema, options.get("vector"))
+        hole = ("NoVector", f"column {name!r} is null, or has nulls")
         message = f"column {name!r} has a number beyond what float32, which npy sinks hold, can be: scale it in a step"
-        return dict.fromkeys(_overflowing(rows.column(name)).tolist(), ("Overflow", message))
+        return {
+            **dict.fromkeys(_overflowing(rows.column(name)).tolist(), ("Overflow", message)),
+            **dict.fromkeys(_holed(rows.column(name)).tolist(), hole),
+        }
 
     def count(self, path: str, role: str) -> int:
         """Rows by the header, which the file's size must agree with."""
@@ -84,6 +88,19 @@ class NpySink:
         return int(shape[0]), int(shape[1])
 
 
+def _holed(column: pa.ChunkedArray) -> np.ndarray:
+    """Numbers of the rows of a column of lists that are null, or have a null in them."""
+    import pyarrow.compute as pc
+
+    found = column.is_null().to_numpy()
+    vectors = column.combine_chunks().drop_null()
+    missing = vectors.flatten().is_null().to_numpy(zero_copy_only=False)
+    if missing.any():
+        rows = np.flatnonzero(~found)
+        found[np.repeat(rows, pc.list_value_length(vectors))[missing]] = True
+    return np.flatnonzero(found)
+
+
 def _overflowing(column: pa.ChunkedArray) -> np.ndarray:
     """Numbers of the rows of a column of lists that have a value which is finite, and as float32 is not."""
     import pyarrow as pa
@@ -92,7 +109,7 @@ def _overflowing(column: pa.ChunkedArray) -> np.ndarray:
     if not pa.types.is_float64(column.type.value_type):
         return np.empty(0, dtype=np.int64)
     vectors = column.combine_chunks().drop_null()
-    values = vectors.flatten().to_numpy(zero_copy_only=False)
+    values = vectors.flatten().to_numpy(zero_copy_only=False)  # null is NaN
     with np.errstate(over="ignore"):
         beyond = np.isinf(values.astype(np.float32)) & ~np.isinf(values)
     rows = np.flatnonzero(column.is_valid().to_numpy())

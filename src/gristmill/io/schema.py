@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gristmill.errors import BadSource
+from gristmill.io.typenames import parse_type
 from gristmill.plan.contracts import FileInfo
 
 if TYPE_CHECKING:
@@ -323,40 +324,7 @@ def from_names(types: object, where: str) -> dict[str, pa.DataType]:
             out[name] = kind
             continue
         try:
-            out[name] = _parse(str(kind).strip())
-        except (ValueError, KeyError):
-            raise BadSource(
-                f"{where}: types[{name!r}] is {kind!r}, no type: give one as 'int64', 'float64', 'string', 'bool', "
-                "'date32', 'timestamp[us]', 'list<float32>'"
-            ) from None
+            out[name] = parse_type(str(kind))
+        except ValueError as e:
+            raise BadSource(f"{where}: types[{name!r}] is {kind!r}: {e}") from None
     return out
-
-
-_UNITS = ("s", "ms", "us", "ns")
-
-
-def _parse(kind: str) -> pa.DataType:
-    import pyarrow as pa
-
-    if kind.startswith("list<") and kind.endswith(">"):
-        inner = kind[5:-1].strip()
-        return pa.list_(_parse(inner.removeprefix("item:").strip()))
-    if kind.startswith("timestamp[") and kind.endswith("]"):
-        unit, _, zone = kind[10:-1].partition(",")
-        if unit.strip() not in _UNITS:
-            raise ValueError(kind)
-        return pa.timestamp(unit.strip(), tz=zone.strip().removeprefix("tz=").strip() or None)
-    if kind.startswith("decimal(") and kind.endswith(")"):
-        digits, _, scale = kind[8:-1].partition(",")
-        return pa.decimal128(int(digits), int(scale or 0))
-    alias = {
-        "str": "string",
-        "text": "string",
-        "int": "int64",
-        "integer": "int64",
-        "boolean": "bool",
-        "bytes": "binary",
-    }
-    alias |= {"timestamp": "timestamp[us]", "datetime": "timestamp[us]", "date": "date32"}
-    name = alias.get(kind, kind)
-    return _parse(name) if name.startswith("timestamp[") else pa.type_for_alias(name)

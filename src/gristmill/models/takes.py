@@ -11,8 +11,8 @@ import pyarrow as pa
 from gristmill.errors import BadModel
 from gristmill.io.picking import picked
 from gristmill.io.schema import plain, wider
+from gristmill.io.typenames import parse_type
 from gristmill.models.columns import check_columns, is_text
-from gristmill.models.returns import parse_type
 from gristmill.plan.contracts import Refusal
 from gristmill.plan.specs import Call
 

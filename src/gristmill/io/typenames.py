@@ -1,0 +1,86 @@
+"""Column types as text, wherever a person writes one: "float32", "list<float>", "float32[384]", "decimal(12, 2)"."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["parse_type"]
+
+# Python's, numpy's and SQL's names beside Arrow's own.
+_ALIASES = {
+    "str": "string", "int": "int64", "integer": "int64", "float": "float32", "double": "float64", "half": "float16",
+    "bytes": "binary", "boolean": "bool", "text": "string", "date": "date32", "datetime": "timestamp[us]",
+    "timestamp": "timestamp[us]",
+}  # fmt: skip
+_NAMES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "string", "large_string", "binary", "date32", "timestamp[us]",
+)  # fmt: skip
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:\s*,\s*(?:tz=)?(?P<zone>[^\]]+))?\]")
+_DECIMAL = re.compile(r"decimal(?P<bits>128|256)?\((\d+)(?:\s*,\s*(-?\d+))?\)")
+
+
+def parse_type(text: str) -> pa.DataType:
+    """An Arrow type from text: a plain name, `list<T>`, `T[n]` or `fixed_size_list<T>[n]`, `struct<name: T, …>`,
+    `timestamp[us, tz=UTC]`, `decimal(12, 2)`.
+
+    "float" is float32, as in Arrow. Raises ValueError.
+    """
+    import pyarrow as pa
+
+    text = text.strip()
+    head, _, rest = text.partition("<")
+    if rest and text.endswith(">"):
+        inner = rest[:-1]
+        if head == "list":
+            return pa.list_(parse_type(_without_name(inner)))
+        if head == "struct":
+            return pa.struct([_named(part) for part in _parts(inner)])
+    if match := _TIMESTAMP.fullmatch(text):
+        return pa.timestamp(match[1], tz=(match["zone"] or "").strip() or None)
+    if match := _DECIMAL.fullmatch(text):
+        make = pa.decimal256 if match["bits"] == "256" else pa.decimal128
+        return make(int(match[2]), int(match[3] or 0))
+    if text.endswith("]") and not text.startswith(("timestamp", "duration", "time32", "time64", "date")):
+        inner, _, size = text[:-1].rpartition("[")
+        if size.isdigit() and int(size) > 0:
+            if inner.startswith("fixed_size_list<") and inner.endswith(">"):
+                inner = _without_name(inner[len("fixed_size_list<") : -1])
+            return pa.list_(parse_type(inner), int(size))
+    try:
+        return pa.type_for_alias(_ALIASES.get(text, text))
+    except ValueError:
+        pass
+    near = difflib.get_close_matches(text, [*_NAMES, *_ALIASES], 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"no such type{hint}; write for example float32, int64, string, list<float32> or float32[384]")
+
+
+def _without_name(text: str) -> str:
+    # Arrow prints list<item: float>; what it prints can be written back.
+    name, colon, rest = text.partition(":")
+    return rest if colon and name.strip().isidentifier() and "<" not in name else text
+
+
+def _parts(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "<[(") - (c in ">])")
+        if c == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+def _named(text: str) -> pa.Field:
+    import pyarrow as pa
+
+    name, colon, kind = text.partition(":")
+    if not colon:
+        raise ValueError(f"struct member {text.strip()!r} has no type: write struct<name: type, …>")
+    return pa.field(name.strip(), parse_type(kind))
