@@ -13,7 +13,7 @@ from gristmill.commit.reading import readable_dataset
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.io.registry import format_options
 from gristmill.io.schema import real, wider
-from gristmill.models.pins import pins
+from gristmill.models.pins import named_pins, pins
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import Files
 from gristmill.plan.job import Sink
@@ -29,12 +29,13 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
     """What the workers of a resolved job are given."""
     job = r.job
     leave = tuple(r.info.columns or ())
+    code, secret = r.fingerprint.code, tuple(secrets_in(job))
     return Recipe(
         reader(r),
         job.steps, _pinned(r), job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r), sink.drop),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
-        files=files, secrets=tuple(secrets_in(job)), pins=pins(r.fingerprint.code),
+        files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret),
         held=r.fingerprint.held,
     )  # fmt: skip
 

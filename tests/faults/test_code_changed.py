@@ -19,6 +19,7 @@ import pytest
 import gristmill as gm
 from gristmill.models import pins
 from gristmill.models.code import digests
+from gristmill.plan.secret import Secret
 from gristmill.plan.specs import Call
 
 SCORING = """
@@ -301,3 +302,59 @@ def test_the_users_own_code_in_a_pickled_estimator_is_part_of_the_job(
     assert job(code).run().state == "nothing to do"
     other = job(code.replace("+ 1.0", "+ 2.0")).run(restart=True).read().to_table()
     assert other["prediction"].to_pylist() == [4.0, 6.0, 8.0] and other["v"][0] != first["v"][0]
+
+
+READER = """
+import json, os, pathlib, time
+
+class Reader:
+    def __init__(self, weights, when):
+        self.path, self.when = pathlib.Path(weights), when
+        self.factor = None if when == "each call" else self.read()
+
+    def read(self):
+        path = next(self.path.glob("*.bin")) if self.path.is_dir() else self.path
+        return json.loads(path.read_text())
+
+    def __call__(self, batch):
+        if 160 in batch["id"].tolist() and (new := self.path.parent / "new").exists():
+            time.sleep(0.5)  # the shards before are committed
+            path = next(self.path.glob("*.bin")) if self.path.is_dir() else self.path
+            os.replace(new, path)
+            if self.when == "new worker":
+                os.kill(os.getpid(), 9)
+        return {"y": batch["id"] * (self.factor or self.read())}
+"""
+
+
+@pytest.mark.parametrize(("named", "when"), [("file", "new worker"), ("folder", "each call"), ("secret", "each call")])
+def test_a_file_that_an_argument_names_is_the_planned_one(
+    named: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced during the run, no worker that starts later, and no call that reads it then, gives an answer that is
+    kept: exit 4. Put back, or only written again, the run goes on.
+    """
+    name = f"reads_{named}_{when[:3]}"
+    (tmp_path / f"{name}.py").write_text(READER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    weights, new = tmp_path / "m" / "weights.bin", tmp_path / "m" / "new"
+    if named == "folder":
+        new = tmp_path / "new"
+    weights.parent.mkdir()
+    weights.write_text("2")
+    new.write_text("3")
+    pq.write_table(pa.table({"id": range(200)}), tmp_path / "in.parquet")
+    path = str(weights.parent if named == "folder" else weights)
+    given = Secret("${env:WEIGHTS}", path) if named == "secret" else path
+    model = gm.model(f"{name}:Reader", weights=given, when=when)
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    job = gm.Job(str(tmp_path / "in.parquet"), model, sink, workers=1, shard_rows=25)
+    with pytest.raises(gm.PlanChanged, match=r"file .*\(argument weights of Reader\) was changed after") as stopped:
+        job.run()
+    assert stopped.value.exit_code == 4 and not (tmp_path / "out" / "_SUCCESS").exists()
+    weights.write_text("2")
+    new.write_text("2")
+    report = job.run()
+    assert report.read().to_table()["y"].to_pylist() == [2 * i for i in range(200)]
+    assert report.shards_resumed and not new.exists()

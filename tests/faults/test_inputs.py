@@ -150,7 +150,7 @@ def test_fault_27_a_source_file_changes_during_the_run(numbers: str, quick: Path
     root, path = str(quick / "out"), os.path.join(numbers, "1.parquet")
     before, other = Path(path).read_bytes(), quick / "other"
     pq.write_table(victims.table(100, 1100), other)
-    args = {"path": path, "by": str(other), "at": 150, "marker": str(quick / "touched")}
+    args = {"folder": numbers, "name": "1.parquet", "by": str(other), "at": 150, "marker": str(quick / "touched")}
     with pytest.raises(gm.SourceChanged, match=r"1\.parquet") as failed:
         jobs.run(numbers, root, "rewrites", args, workers=1, shard_rows=20)
     assert failed.value.exit_code == 4

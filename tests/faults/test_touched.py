@@ -241,7 +241,7 @@ def test_fault_50_a_file_rewritten_during_the_run(source: tuple[Path, Write], qu
     other = quick / "other"
     write(other, OTHER)
     before = path.read_bytes()
-    args = {"path": str(path), "by": str(other), "at": 1170, "marker": str(quick / "marker")}
+    args = {"folder": str(quick), "name": path.name, "by": str(other), "at": 1170, "marker": str(quick / "marker")}
     with pytest.raises(gm.SourceChanged, match=path.name) as failed:
         jobs.run(
             str(path), str(quick / "out"), "rewrites", args, workers=workers, shard_rows=20, batch_rows=20, keep=["x"]

@@ -242,8 +242,9 @@ def touches(batch: Batch, path: str, at: int, marker: str) -> Batch:
     return _answer(batch)
 
 
-def rewrites(batch: Batch, path: str, by: str, at: int, marker: str) -> Batch:
+def rewrites(batch: Batch, folder: str, name: str, by: str, at: int, marker: str) -> Batch:
     """Puts the content of `by` into a source file while it is being read, once, under the time that it had."""
+    path = os.path.join(folder, name)
     if at in batch["id"].tolist() and not os.path.exists(marker):
         open(marker, "w").close()
         stat = os.stat(path)

@@ -76,14 +76,12 @@ def named_files(value: Any, absent: dict[str, tuple[str, bool]] | None = None) -
     as `there` takes it.
     """
     for item in texts_in(value):
-        text = str(reveal(item)) if not isinstance(item, bytes) else os.fsdecode(item)
+        text = _path(item)
         if not 0 < len(text) < 4096 or "\0" in text:
             continue
-        if text.startswith("file:"):
-            text = url2pathname(urlsplit(text).path)
         name = os.fsdecode(item) if isinstance(item, bytes) else str(item)
         name = name.encode("utf-8", "backslashreplace").decode()
-        named = os.path.expanduser(text), os.path.dirname(text) != "" or not isinstance(item, str)
+        named = text, os.path.dirname(text) != "" or not isinstance(item, str)
         try:
             found = _found(*named)
             digest = found if found is None or isinstance(found, str) else _digest(*found)
@@ -93,6 +91,31 @@ def named_files(value: Any, absent: dict[str, tuple[str, bool]] | None = None) -
             yield name, digest
         if absent is not None and digest in (None, NO_MODEL):
             absent[name] = named
+
+
+def _path(item: str | bytes | os.PathLike[str]) -> str:
+    text = str(reveal(item)) if not isinstance(item, bytes) else os.fsdecode(item)
+    return os.path.expanduser(url2pathname(urlsplit(text).path) if text.startswith("file:") else text)
+
+
+def place_of(name: str) -> str:
+    """Where that is which `named_files` named so, seen from this folder."""
+    return os.path.abspath(_path(name))
+
+
+def stamp_of(place: str, digest: str, stamp: str | None = None) -> str | None:
+    """Sizes, times and inodes of what is at a place, where it has the digest that `named_files` gave it: for certain
+    if these are those of `stamp`. None where it has not, or is gone.
+    """
+    try:
+        found = _found(place, True)
+        if not isinstance(found, tuple):
+            return None
+        stats = ((path, path.stat()) for path in found[1])
+        now = table_digest({str(p): f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for p, s in stats})
+        return now if now == stamp or _digest(*found) == digest else None
+    except OSError:
+        return None
 
 
 def there(text: str, sure: bool) -> bool:

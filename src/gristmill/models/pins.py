@@ -1,4 +1,4 @@
-"""The user's modules as they were planned, so that no worker of a run computes with others."""
+"""The user's modules and files that arguments name, as they were planned: no worker of a run computes with others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import importlib
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gristmill.errors import BadJob, PlanChanged
+from gristmill.models.files import BY_TIMES, place_of, stamp_of
 from gristmill.models.making import is_shuffled, is_steady
 from gristmill.models.modules import local_file, named, package_digest, read
 from gristmill.models.values import Held
-from gristmill.plan.fingerprint import PACKAGE
+from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, file_path
+from gristmill.plan.secret import Secret
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,32 @@ def pins(code: Mapping[str, str]) -> tuple[Pin, ...]:
     return tuple(_pinned(module, digests) for module, digests in parts.items())
 
 
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A file or folder that an argument names: the name, what to call it, its digest, and its stamp while it had that,
+    None where it had it no more (see `files.stamp_of`).
+    """
+
+    name: str
+    what: str
+    digest: str
+    stamp: str | None
+
+
+def named_pins(code: Mapping[str, str], secrets: Sequence[Secret]) -> tuple[Named, ...]:
+    """Those that the digests of a job's code name. Not those that are compared by times, which are a machine's own."""
+    hidden = {str(secret): secret for secret in secrets}
+    found: dict[str, Named] = {}
+    for entry, digest in code.items():
+        name = file_path(entry, code)
+        # A name that is no UTF-8 stands in the fingerprint in other letters.
+        if name is None or name in found or digest.startswith((NOT_COMPARED, BY_TIMES)) or "\\udc" in name:
+            continue
+        real = hidden.get(name, name)
+        found[name] = Named(real, entry[entry.index(FILE) :], digest, stamp_of(place_of(real), digest))
+    return tuple(found.values())
+
+
 def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
     file = None if PACKAGE in parts else local_file(module)
     if file is None or not file.is_file():
@@ -54,11 +82,18 @@ def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
 class Planned:
     """What a worker computes with, held against the plan: each `look` is at what was loaded since the one before."""
 
-    def __init__(self, planned: Sequence[Pin]) -> None:
+    def __init__(self, planned: Sequence[Pin], named: Sequence[Named]) -> None:
         self._loaded = dict.fromkeys(planned, -1)  # modules of each that were loaded when it was as planned
+        # By place, as the code may leave this folder. Nobody can tell when code reads a file: it has to stay as it is.
+        self._named = {place_of(one.name): one for one in named}
 
     def look(self) -> None:
-        """Raises PlanChanged where what was loaded since is not as planned; the first time whatever is not."""
+        """Raises PlanChanged where a file is not as planned, or a module that was loaded since; the first time any."""
+        for place, one in self._named.items():
+            stamp = stamp_of(place, one.digest, one.stamp)
+            if stamp is None:
+                raise PlanChanged(_refusal(one.what, "; if the code writes it itself, move it away first"))
+            self._named[place] = replace(one, stamp=stamp)
         loaded = {pin: _loaded(pin) for pin in self._loaded}  # first: what comes meanwhile is for the next look
         check([pin for pin, count in loaded.items() if count > self._loaded[pin]])
         self._loaded = loaded
@@ -81,10 +116,14 @@ def check(planned: Sequence[Pin]) -> None:
     for pin in planned:
         what = _changed(pin)
         if what is not None:
-            raise PlanChanged(
-                f"{what} was changed after the run was planned, and answers of two versions must not stand in one "
-                "result: put it back and run again, or --restart (restart=True) with what is there now"
-            )
+            raise PlanChanged(_refusal(what))
+
+
+def _refusal(what: str, more: str = "") -> str:
+    return (
+        f"{what} was changed after the run was planned, and answers of two versions must not stand in one result: put "
+        f"it back and run again, or --restart (restart=True) with what is there now{more}"
+    )
 
 
 def _changed(pin: Pin) -> str | None:

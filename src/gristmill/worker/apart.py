@@ -55,7 +55,7 @@ class PrepareWorker:
 
         check_planned(recipe.model)
 
-        self._planned = pins.Planned(recipe.pins)
+        self._planned = pins.Planned(recipe.pins, recipe.named)
         self._name = name
         self._recipe = recipe
         self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]

@@ -70,6 +70,7 @@ class Recipe:
     secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
     files: Files = LOCAL
     pins: tuple[Any, ...] = ()  # models.pins: the user's modules as planned
+    named: tuple[Any, ...] = ()  # models.pins.Named: files that arguments name
     held: tuple[Any, ...] = ()  # models.values.Held: what names of these stood for then
 
 

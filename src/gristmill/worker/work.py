@@ -125,7 +125,7 @@ class ShardWorker:
 
         self._recipe = stages.recipe
         self._name = name
-        self._planned = pins.Planned(stages.recipe.pins)
+        self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
@@ -368,7 +368,7 @@ class ShardWorker:
             if isinstance(body, Scored):
                 commit.add(body)
             else:
-                self._planned.look()  # at what these rows made the function import
+                self._planned.look()  # at what these rows made the function import or read
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
         except BaseException as e:  # crosses to the outcome, where the driver decides
