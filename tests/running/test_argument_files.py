@@ -15,7 +15,11 @@ from typing import Any
 
 import kept_files
 import numpy as np
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import dataset, fs
 
 import gristmill as gm
 from gristmill.models import files
@@ -396,3 +400,65 @@ def scaled(weights: str, files: Files, x: int) -> float:
     with open(files.log, "a") as log:
         log.write("called\n")
     return x * json.loads(Path(weights).read_text())
+
+
+class Priced:
+    """Rows times what a dataset, or a lazy frame, says when it is asked."""
+
+    def __init__(self, prices: Any) -> None:
+        found = prices.collect().to_arrow() if hasattr(prices, "collect") else prices.read()
+        self.price = found["p"][0].as_py()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"] * self.price}
+
+
+class Asked:
+    """A dataset of pyarrow in an object of one's own."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def read(self) -> Any:
+        """All of it."""
+        return self.of.to_table()
+
+
+def subtree(folder: Path) -> Any:
+    """A dataset of a folder that is the root of a file system."""
+    return dataset.dataset("a.parquet", filesystem=fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()))
+
+
+LAZY = {
+    "dataset": lambda folder: Asked(dataset.dataset(str(folder))),
+    "several": lambda folder: Asked(dataset.dataset([dataset.dataset(str(folder)), dataset.dataset(str(folder))])),
+    "subtree": lambda folder: Asked(subtree(folder)),
+    "parquet": lambda folder: pq.ParquetDataset(str(folder)),
+    "scan": lambda folder: polars.scan_parquet(folder / "a.parquet").filter(polars.col("p") > 0),
+    "pattern": lambda folder: polars.scan_parquet(str(folder / "*.parquet")),
+    "folder": lambda folder: polars.concat([polars.scan_parquet(folder)]),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_what_is_read_when_it_is_asked_counts_by_its_files(rows: Path, tmp_path: Path, kind: str) -> None:
+    """A dataset of pyarrow and a lazy frame of polars hold paths: other values in these files are another model."""
+    prices = tmp_path / "prices"
+    prices.mkdir()
+
+    def job(price: float) -> gm.Job:
+        pq.write_table(pa.table({"p": [price] * 3}), prices / "a.parquet")
+        return gm.Job(str(rows), gm.model(Priced, prices=LAZY[kind](prices)), str(tmp_path / "out"), workers=0)
+
+    assert job(2.0).run().rows_ok == 3
+    assert job(2.0).run().state == "nothing to do"
+    with pytest.raises(gm.PlanChanged, match=r"file .*prices.*argument prices of Priced.* changed"):
+        job(3.0).run()
+
+
+def test_a_lazy_frame_that_does_not_tell_its_files_is_named(rows: Path, tmp_path: Path) -> None:
+    """As one over a dataset of pyarrow, which polars keeps as a function."""
+    pq.write_table(pa.table({"p": [2.0] * 3}), tmp_path / "a.parquet")
+    lazy = polars.scan_pyarrow_dataset(dataset.dataset(str(tmp_path / "a.parquet")))
+    report = gm.Job(str(rows), gm.model(Priced, prices=lazy), str(tmp_path / "out"), workers=0).run()
+    assert any("a change of these values is not seen: argument prices" in note for note in report.notes)

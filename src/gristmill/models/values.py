@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.io.redact import redact
+from gristmill.models import lazy
 from gristmill.plan.secret import SECRET_NAME
 
 _SCALARS = (bool, int, float, str, bytes)
@@ -37,6 +38,7 @@ _PLAIN = (
     pathlib.PurePath,
 )
 _SMALL = 10_000  # values that are looked at again
+_LAZY = ("pyarrow", "polars")
 _LONG = 200  # characters; a longer text is known by its sha256
 
 
@@ -145,7 +147,10 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
     if isinstance(value, types.CellType):
         return "cell" + walk.text(value.cell_contents, exact=True)
     buffers = _buffers(value, walk)
-    return f"{walk.named(kind)}:{buffers}" if buffers is not None else _object(value, walk)
+    if buffers is not None:
+        return f"{walk.named(kind)}:{buffers}"
+    unread = lazy.times(value) if _package(value) in _LAZY else ""
+    return _object(value, walk) + unread if unread is not None else walk.miss(value)
 
 
 def _container(value: Any, walk: Walk, exact: bool) -> str:
@@ -209,7 +214,7 @@ def is_small(value: Any, local: Callable[[str], bool]) -> bool:
 
 def texts_in(value: Any) -> Iterator[str | bytes | os.PathLike[str]]:
     """The texts and paths anywhere in a value: in containers, as keys of mappings, in what pickle would make an object
-    from. Tables and tensors hold data, and are not looked into.
+    from, and of files that a dataset or lazy frame reads. Tables and tensors hold data, and are not looked into.
     """
     waiting: list[tuple[Any, int]] = [(value, 0)]
     seen: dict[int, Any] = {}
@@ -228,10 +233,16 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, (Mapping, list, tuple, set, frozenset, collections.deque)):
         held = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
         return [*held, *vars(value).values()] if hasattr(value, "__dict__") else held
-    package = type(value).__module__.partition(".")[0]
+    package = _package(value)
+    if package in _LAZY:
+        return lazy.parts(value)
     if package == "numpy":
         return value.tolist() if getattr(getattr(value, "dtype", None), "kind", "") in "OUS" and value.shape else ()
-    return () if package in ("torch", "pyarrow", "polars", "pandas") else (_state(value),)
+    return () if package in ("torch", "pandas") else (_state(value),)
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 # ---------------------------------------------------------------- arrays and tables
@@ -239,7 +250,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 def _buffers(value: Any, walk: Walk) -> str | None:
     """Arrays, tensors and tables by their bytes; None for what is none of them, or has no plain bytes."""
-    package = type(value).__module__.partition(".")[0]
+    package = _package(value)
     if package == "numpy":
         return _numpy(value, walk)
     if package == "pyarrow":
