@@ -484,6 +484,8 @@ class _Found:
                 return self._from_array(column, values)
             if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray, memoryview)):
                 return self._listed(column, values)
+        except UnicodeEncodeError:  # of one row: who knows the rows finds it
+            raise
         except (Lossy, pa.ArrowException, OverflowError, TypeError, ValueError) as e:
             listed = values if isinstance(values, Sequence) else list(values)
             failed = {i: v for i, v in enumerate(listed) if isinstance(v, BaseException)}

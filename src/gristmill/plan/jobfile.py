@@ -315,7 +315,7 @@ def _plain(value: Any) -> Any:
 _DOUBTFUL = re.compile(r"-?\d+\.\d*[1-9]0+|-?\d+\.0{2,}|\d{2,}[eE]\d+|-?(NaN|Infinity)|-0")
 
 
-def literal(text: str, said: str) -> Any:
+def literal(text: str, said: str | None) -> Any:
     """A value typed on a command line: JSON if it is some, else the text itself. Raises BadJob, which begins with
     `said`, where a number would not be what was typed: 1.10, 12e4567, NaN.
     """
@@ -324,7 +324,7 @@ def literal(text: str, said: str) -> Any:
     except ValueError:
         return text
     exact = not isinstance(value, float) or (math.isfinite(value) and Decimal(text) == Decimal(repr(value)))
-    if not exact or _DOUBTFUL.fullmatch(text.strip()):
+    if said is not None and (not exact or _DOUBTFUL.fullmatch(text.strip())):
         number = f"write {value!r} if that is meant, or " if math.isfinite(value) else ""
         raise BadJob(f"{said}: this would be the number {value!r}, not {text}: {number}'\"{text}\"' for the text")
     return value

@@ -53,7 +53,7 @@ def split_set(text: str) -> tuple[tuple[str, ...], Any]:
     path = tuple(name.strip().split("."))
     if not equals or not all(path):
         raise BadJob(f"--set {text}: write it as a.b=value, for example running.batch_rows=256")
-    return path, literal(value, f"--set {text}")
+    return path, literal(value, None if path[0] == "vars" else f"--set {text}")
 
 
 def changes_of(sets: Sequence[str]) -> list[Change]:
