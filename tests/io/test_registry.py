@@ -33,6 +33,10 @@ def by_suffix(*names: str, **options: Any) -> str:
         ("b.md", "text"),
         ("b.png", "binary"),
         ("https://h/b.csv?version=1.2", "csv"),
+        ("what?.parquet", "parquet"),
+        ("a::b.jsonl", "jsonl"),
+        ("https://h/a.csv?key=b.parquet", "csv"),
+        ("zip://a.jsonl::file:///b.zip", "jsonl"),
     ],
 )
 def test_the_suffix_tells(name: str, form: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, BadSource
 from gristmill.io.schema import check, unify
+from gristmill.io.stream import plain_name
 from gristmill.plan.contracts import Reading, SinkFormat, SourceFile, SourceFormat, Where
 from gristmill.plan.job import Source
 
@@ -107,7 +108,7 @@ def reading(
 
 def suffix_of(path: str) -> str:
     """The suffix that tells the format, in lower case: `.jsonl.gz` of `a/b.v2.jsonl.gz`; "" where there is none."""
-    name = path.partition("?")[0].partition("::")[0].replace("\\", "/").rpartition("/")[2].lower()
+    name = plain_name(path).replace("\\", "/").rpartition("/")[2].lower()
     outer = next((c for c in _COMPRESSED if name.endswith(c)), "")
     stem = name[: len(name) - len(outer)]
     dot = stem.rfind(".")

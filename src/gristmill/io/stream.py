@@ -31,9 +31,14 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
+def plain_name(path: str) -> str:
+    """A path without a URL's query and what stands around an archive; in a local path these are of a name."""
+    return path.partition("?")[0].partition("::")[0] if "://" in path else path
+
+
 def compressed(path: str) -> str | None:
     """The codec that a path's suffix tells, or None."""
-    name = path.partition("?")[0].partition("::")[0].lower()
+    name = plain_name(path).lower()
     return next((codec for suffix, codec in _CODECS.items() if name.endswith(suffix)), None)
 
 
