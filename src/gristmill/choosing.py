@@ -263,7 +263,8 @@ def _ways(held: Held, begun: Generation | None, r: Resolved) -> str:
     if held.latest is not None:
         result = Difference.result(held, r)
         known = result.known(held)
-        if kind is None and result.fresh and not result.grown:
+        # Tables in memory are one file, and another one for other rows.
+        if kind is None and result.fresh and not result.grown and r.job.source.data is None:
             found.append("put it back, then --append (append=True) to score only the new files")
         if kind is None and result.grown:
             found.append("--append (append=True) to score only the new files")

@@ -25,7 +25,7 @@ from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
 from gristmill.plan.failing import storable
 from gristmill.plan.fingerprint import Fingerprint
-from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.job import HELD, JobSpec, Sink, Source
 from gristmill.plan.options import BatchPlan, EngineSpec, LocalOptions
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Selection
@@ -251,7 +251,7 @@ def _held(job: JobSpec, folder: str | None) -> Source:
         temporary.write_bytes(content)
         os.utime(temporary, (0, 0))  # the name tells the content: a new file of the same name is the same input
         temporary.replace(path)
-    return replace(job.source, uri=(str(path),), data=None, format="parquet")
+    return replace(job.source, uri=(HELD + path.name,), storage={HELD: folder}, data=None, format="parquet")
 
 
 def _inspected(

@@ -18,14 +18,14 @@ import numpy as np
 from gristmill import machine
 from gristmill.commit import inspections
 from gristmill.commit import receipt as receipts
-from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema, read_plan
+from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema, held_inputs, read_plan
 from gristmill.errors import GristmillError
 from gristmill.io import paths, waiting
 from gristmill.io.registry import format_options, source_format
 from gristmill.io.registry import reading as reading_of
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import FileInfo, SourceFile
-from gristmill.plan.job import Source
+from gristmill.plan.job import HELD, Source
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Piece
 from gristmill.planning import Resolved, selected
@@ -218,6 +218,9 @@ def verify(members: Sequence[Generation], source: Source | None = None) -> list[
     found: list[str] = []
     for member in members:
         files = [f.path for f in read_plan(member).shards.files]
-        fs = paths.mounted(*((files, {}) if source is None else (reveal(source.uri), reveal(source.storage))))
+        if all(path.startswith(HELD) for path in files):
+            fs = paths.mounted(files, {HELD: held_inputs(member.root, member.files)})
+        else:
+            fs = paths.mounted(*((files, {}) if source is None else (reveal(source.uri), reveal(source.storage))))
         found += [f"{path}: {why}" for path, why in _differing(_readings([member], fs, None)).items()]
     return found

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import secrets
 import shlex
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -288,11 +286,7 @@ class Run:
         """A job over a table in memory, which is written down beside the plan, or on this machine only where that is
         an object store: there the job must give the same table again to go on.
         """
-        here = join(generations.meta(self.root), "inputs")
-        if self._files.arrow() is not None:
-            digest = hashlib.sha256(self.root.encode()).hexdigest()[:16]
-            here = os.path.join(tempfile.gettempdir(), f"gristmill-inputs-{digest}")
-        return planning.resolve(self._plannable(), here)
+        return planning.resolve(self._plannable(), generations.held_inputs(self.root, self._files))
 
     def _note_written(self, paths: list[str]) -> None:
         """Files that arguments name have come during this run: the code writes them, unless another run has begun."""

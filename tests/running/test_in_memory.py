@@ -150,3 +150,33 @@ def test_periods_of_pandas_are_refused() -> None:
     frame = pd.DataFrame({"m": pd.period_range("2024-01", periods=3, freq="M")})
     with pytest.raises(gm.BadSource, match=r"column 'm'.*period.*astype\(str\)"):
         gm.apply(frame, fn=lambda b: {"y": b["m"]})
+
+
+def test_a_table_is_the_same_wherever_its_copy_lies(tmp_path: Path) -> None:
+    """A sink that was renamed knows its table: nothing to do, dead rows tried again, verified; another one is refused
+    with the way out that there is for it.
+    """
+    model = gm.model(odd_alone, batch_format="rows")
+
+    def made(name: str, rows: Any) -> gm.Job:
+        return gm.Job(rows, model, gm.sink(str(tmp_path / name)), workers=0, gates={"min_ok": 0.0})
+
+    data = {"x": list(range(10))}
+    assert made("out", data).run().rows_ok == 5
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert made("moved", data).run().state == "nothing to do"
+    assert gm.retry_dead(made("moved", data)).rows_dead == 5
+    assert gm.verify(str(tmp_path / "moved"), source=True).ok
+    assert gm.verify(made("moved", data), source=True).ok
+    kept = {"table://" + p.name for p in (tmp_path / "moved" / "_gristmill" / "inputs").iterdir()}
+    assert set(gm.dead(str(tmp_path / "moved"))["source"].to_pylist()) == kept
+    other = {"x": list(range(1, 11))}
+    for verb in (made("moved", other).run, lambda: gm.retry_dead(made("moved", other))):
+        with pytest.raises(gm.PlanChanged, match="the table in memory holds something else") as refused:
+            verb()
+        assert "table://" not in str(refused.value) and "--append" not in str(refused.value)
+    assert made("moved", other).run(restart=True).rows_ok == 5
+
+
+def odd_alone(rows: list) -> list:
+    return [row if row["x"] % 2 else ValueError("even") for row in rows]

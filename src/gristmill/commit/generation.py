@@ -4,10 +4,12 @@ is for its publications to say.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -89,6 +91,14 @@ class Plan:
 def meta(root: str) -> str:
     """The folder of plans, receipts and work files in a sink."""
     return join(root, META)
+
+
+def held_inputs(root: str, files: Files) -> str:
+    """The folder of this machine that holds copies of tables in memory, which were a sink's source."""
+    if files.arrow() is None:
+        return join(meta(root), "inputs")
+    digest = hashlib.sha256(root.encode()).hexdigest()[:16]
+    return os.path.join(tempfile.gettempdir(), f"gristmill-inputs-{digest}")
 
 
 def generations(root: str, files: Files = LOCAL) -> list[Generation]:

@@ -19,7 +19,7 @@ from gristmill.io.patience import Patient, StoreAway
 from gristmill.io.redact import redact
 from gristmill.plan.contracts import SourceFile
 from gristmill.plan.fingerprint import written
-from gristmill.plan.job import Source
+from gristmill.plan.job import HELD, Source
 
 __all__ = ["Storage", "changed", "look", "mounted", "open_input", "redact", "resolve"]
 
@@ -159,6 +159,9 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     if not uri:
         raise BadSource("the source is an empty path: name a file, a folder or a glob")
     scheme = uri.partition("://")[0].lower() if _SCHEME.match(uri) else ""
+    if uri.startswith(HELD) and HELD in storage:
+        mount = Mount(HELD, LocalListing(), f"{storage[HELD]}/")
+        return mount.inner(uri), mount
     if scheme in ("", "file", "local"):
         path = unquote(urlsplit(uri).path) if scheme else uri
         return os.path.abspath(os.path.expanduser(path)), _LOCAL  # a trailing slash means nothing more than a folder

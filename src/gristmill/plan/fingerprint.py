@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from gristmill.plan.contracts import FileInfo
-from gristmill.plan.job import JobSpec, Sink, Source
+from gristmill.plan.job import HELD, JobSpec, Sink, Source
 from gristmill.plan.options import EngineSpec, Gates, Running
 from gristmill.plan.secret import SEALED, Secret, salt_of
 from gristmill.plan.secret import sealed as seal
@@ -76,6 +76,7 @@ NOT_SHAPING: Mapping[type, Mapping[str, str]] = {
     EngineSpec: dict.fromkeys(("name", "workers", "gpus", "threads", "steps_workers", "options"), _PLACE),
 }
 MOST_LINES = 12
+_OTHER_TABLE = "input: the table in memory holds something else"
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
 PACKAGE = "package "  # before the name of an installed package that a callable itself is of
 NOT_COMPARED = "not compared: "  # before what is only named, which comes and goes as code runs; the reason for a file
@@ -301,6 +302,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
             lines.append(f"{section}: {name} was not there ({way})")
         elif file and now is None:
             lines.append(f"{section}: {name} is gone (put it back to go on as before)")
+        elif name.startswith(HELD) and None in (before, now):
+            lines += [] if _OTHER_TABLE in lines else [_OTHER_TABLE]
         elif before is None or now is None:
             lines.append(f"{section}: {name} is {'new' if before is None else 'gone'}")
         elif section == "input":

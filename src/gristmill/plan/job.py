@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gristmill.plan.keywords import SinkOptions, SourceOptions
 
 
+HELD = "table://"  # before the digest of a table in memory, which is its path wherever its copy lies
+
+
 @fields_named
 @dataclass(frozen=True)
 class Source:
