@@ -8,6 +8,8 @@ import importlib
 import re
 import sys
 import warnings
+import zipfile
+import zipimport
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.models import pins
+from gristmill.models import modules, pins
 from gristmill.models.code import digests
 from gristmill.plan.secret import Secret
 from gristmill.plan.specs import Call
@@ -358,3 +360,30 @@ def test_a_file_that_an_argument_names_is_the_planned_one(
     report = job.run()
     assert report.read().to_table()["y"].to_pylist() == [2 * i for i in range(200)]
     assert report.shards_resumed and not new.exists()
+
+
+def test_a_module_in_an_archive_is_read_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `spark-submit --py-files` has it: it runs, its code counts, and workers compute with what was planned."""
+    archive = tmp_path / "app.zip"
+
+    def packed(by: int) -> gm.Job:
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("packed/__init__.py", "")
+            file.writestr("packed/score.py", f"BY = {by}\ndef score(batch):\n    return {{'y': batch['id'] * BY}}\n")
+        for name in ("packed.score", "packed"):
+            sys.modules.pop(name, None)
+        zipimport._zip_directory_cache.clear()  # type: ignore[attr-defined]  # as in a new process
+        sys.path_importer_cache.clear()
+        modules._found_file.cache_clear()
+        model = gm.model("packed.score:score")
+        return gm.Job(str(tmp_path / "in.parquet"), model, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=1)
+
+    pq.write_table(pa.table({"id": range(20)}), tmp_path / "in.parquet")
+    monkeypatch.syspath_prepend(str(archive))
+    assert packed(2).run().read().to_table()["y"].to_pylist() == [2 * i for i in range(20)]
+    planned = pins.pins(digests(Call("packed.score:score")))
+    assert packed(2).run().state == "nothing to do"
+    with pytest.raises(gm.PlanChanged, match=r"module packed\.score: BY changed"):
+        packed(3).run()
+    with pytest.raises(gm.PlanChanged, match=r"score\.py: module packed\.score was changed after"):
+        pins.check(planned)

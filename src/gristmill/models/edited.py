@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 from gristmill.errors import BadJob
+from gristmill.models.modules import content, on_disk
 
 _IMPORTED = time.time()
 _SLACK = 0.1  # seconds that the clock of a disk, or of a process, may be coarse
@@ -19,7 +20,7 @@ def must_be_as_written(code: types.CodeType, file: Path) -> None:
     """Raises BadJob where the file was written after this process began, and no longer holds the code."""
     if Path(code.co_filename).name != file.name or file.suffix != ".py":
         return  # made from a text, or compiled
-    stat = file.stat()
+    stat = on_disk(file).stat()
     if max(stat.st_mtime, stat.st_ctime) < _began() - _SLACK:
         return
     if _signature(code) not in _signatures(file, stat.st_mtime_ns, stat.st_size):
@@ -42,7 +43,7 @@ def _began() -> float:
 def _signatures(file: Path, *stamp: int) -> frozenset[str]:
     """Of all code in a file as it is now."""
     try:
-        waiting = [compile(file.read_bytes(), str(file), "exec", dont_inherit=True)]
+        waiting = [compile(content(file), str(file), "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
         return frozenset()
     found = set()

@@ -15,6 +15,7 @@ import os
 import sys
 import sysconfig
 import types
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
@@ -119,6 +120,21 @@ def _found_file(module: str) -> Path | None:
     return None if _installed(path) else path
 
 
+@functools.lru_cache(maxsize=4096)
+def on_disk(file: Path) -> Path:
+    """The file itself, or the archive on the import path that it is in."""
+    return next((above for above in file.parents if above.is_file()), file)
+
+
+def content(file: Path) -> bytes:
+    """What a file holds, also one in an archive on the import path."""
+    archive = on_disk(file)
+    if archive == file:
+        return file.read_bytes()
+    with zipfile.ZipFile(archive) as opened:
+        return opened.read(file.relative_to(archive).as_posix())
+
+
 def _installed(path: Path) -> bool:
     paths = sysconfig.get_paths()
     homes = {Path(paths[k]) for k in ("purelib", "platlib", "stdlib", "platstdlib")}
@@ -192,7 +208,7 @@ def add_module(module: str, name: str, found: dict[str, str]) -> None:
         parts = module.split(".")
         waiting += [(".".join(parts[:n]), "") for n in range(1, len(parts))]
         if file.suffix != ".py":
-            found[f"module {module}"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            found[f"module {module}"] = hashlib.sha256(content(file)).hexdigest()
             continue
         source = read(file, module)
         for part in source.reached(name):
@@ -477,10 +493,11 @@ def through(node: ast.Attribute, imports: dict[str, tuple[str, str]]) -> Iterato
 @functools.lru_cache(maxsize=256)
 def _parsed(file: Path, module: str, stamp: tuple[int, int]) -> Source:
     source = Source(module, file.name == "__init__.py")
+    text = content(file)
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(text)
     except (SyntaxError, ValueError):  # the import itself will say so, with the line
-        source.parts["statements"] = [ast.Expr(ast.Constant(file.read_bytes().hex()))]
+        source.parts["statements"] = [ast.Expr(ast.Constant(text.hex()))]
         return source
     for number, stmt in enumerate(tree.body):
         _file(stmt, number, source)
@@ -489,7 +506,7 @@ def _parsed(file: Path, module: str, stamp: tuple[int, int]) -> Source:
 
 def read(file: Path, module: str) -> Source:
     """A module's source as it is now."""
-    stat = file.stat()
+    stat = on_disk(file).stat()
     return _parsed(file, module, (stat.st_mtime_ns, stat.st_size))
 
 
@@ -726,8 +743,8 @@ def package_digest(name: str) -> str | None:
     root = _root_of(name)
     if root is None:
         return None
-    if root.is_file():
-        return file_digest(root)
+    if on_disk(root).is_file():
+        return file_digest(on_disk(root))
     recorded = [file for dist in _distributions(name.partition(".")[0]) for file in distribution(dist).files or ()]
     found = below(root)
     if found is None or len(found) > _MOST_HASHED:

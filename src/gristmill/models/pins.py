@@ -13,7 +13,7 @@ from pathlib import Path
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.models.files import BY_TIMES, place_of, stamp_of
 from gristmill.models.making import is_shuffled, is_steady
-from gristmill.models.modules import local_file, named, package_digest, read
+from gristmill.models.modules import content, local_file, named, on_disk, package_digest, read
 from gristmill.models.values import Held
 from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, file_path
 from gristmill.plan.secret import Secret
@@ -73,7 +73,7 @@ def named_pins(code: Mapping[str, str], secrets: Sequence[Secret]) -> tuple[Name
 
 def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
     file = None if PACKAGE in parts else local_file(module)
-    if file is None or not file.is_file():
+    if file is None or not on_disk(file).is_file():
         return Pin(module, parts)
     stamp = _stamp(file)  # before its content is looked at: what is written later has another one
     return Pin(module, parts, stamp if _holds(file, module, parts) else None)
@@ -132,7 +132,7 @@ def _changed(pin: Pin) -> str | None:
         found = package_digest(pin.module)
         return None if found in (None, pin.parts[PACKAGE]) else f"the installed package {pin.module}"
     file = local_file(pin.module)
-    if file is None or not file.is_file() or _stamp(file) == pin.stamp or _holds(file, pin.module, pin.parts):
+    if file is None or not on_disk(file).is_file() or _stamp(file) == pin.stamp or _holds(file, pin.module, pin.parts):
         return None
     return f"{file}: module {pin.module}"
 
@@ -172,13 +172,13 @@ def _stored(name: str, planned: tuple[Pin, ...]) -> bool:
 
 
 def _stamp(file: Path) -> tuple[str, int, int]:
-    stat = file.stat()
+    stat = on_disk(file).stat()
     return str(file), stat.st_size, stat.st_mtime_ns
 
 
 def _holds(file: Path, module: str, parts: Mapping[str, str]) -> bool:
     if file.suffix != ".py":
-        return parts == {"": hashlib.sha256(file.read_bytes()).hexdigest()}
+        return parts == {"": hashlib.sha256(content(file)).hexdigest()}
     source = read(file, module)
     if "statements" in source.parts and "statements" not in parts:  # they run, whatever is used of it
         return False
