@@ -180,6 +180,41 @@ def test_the_same_in_every_process(tmp_path: Path) -> None:
     assert len(set(json.loads(runs[0])[1])) == 5
 
 
+QUANTISED = """
+import sys, torch, warnings
+from gristmill.models.code import exact_digest
+warnings.simplefilter("ignore")
+torch.manual_seed(int(sys.argv[1]))
+plain = torch.nn.Sequential(torch.nn.Linear(2, 3))
+weights = torch.quantize_per_channel(plain[0].weight.detach(), torch.ones(3) / 9, torch.zeros(3), 0, torch.qint8)
+whole = torch.ao.quantization.quantize_dynamic(plain, {torch.nn.Linear}, dtype=torch.qint8)
+print(exact_digest(weights), exact_digest(whole))
+"""
+
+
+def test_quantised_weights_count_by_their_content() -> None:
+    """The same in every process, other weights are others."""
+    pytest.importorskip("torch")
+    commands = [[sys.executable, "-c", QUANTISED, seed] for seed in ("1", "1", "2")]
+    first, again, other = (
+        subprocess.run(c, capture_output=True, text=True, timeout=100, check=True).stdout.split() for c in commands
+    )
+    assert first == again and all(a != b for a, b in zip(first, other, strict=True))
+
+
+def test_a_default_that_remembers_is_no_other_code() -> None:
+    """What a function puts into its own default is other after each call: named, and its other defaults count."""
+
+    def kept(x: Any, by: Any = (1, [2]), _seen: dict[int, int] = {}) -> Any:  # noqa: B006
+        return _seen.setdefault(x, x)
+
+    before = callable_digests(kept)
+    kept(3)
+    assert callable_digests(kept) == before and any("_seen (the code itself" in name for name in before)
+    kept.__defaults__ = ((1, [3]), kept.__defaults__[1])  # type: ignore[index]
+    assert callable_digests(kept) != before
+
+
 def test_by_name_or_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a job file names and what Python gives is one thing, also decorated, also a class's method."""
     (tmp_path / "digested.py").write_text(

@@ -248,7 +248,15 @@ SAME = {
     "cycles": "class N: pass\na, b, c = N(), N(), N()\na.o, b.o, c.o = {b, c}, {a, c}, {a, b}\na.n, b.n, c.n = 'abc'\n"
     "V = {a, b, c}",
 }
-# The same, of values that are other in every process and are named as such.
+# The same, of attributes that are other in every process and are named as such, by what they are called.
+PASSING_WITHIN = {
+    "score.V.run": "import uuid\nfrom dataclasses import dataclass, field\n@dataclass\nclass C:\n    k: float = 0.5\n"
+    "    run: str = field(default_factory=lambda: uuid.uuid4().hex)\nV = C()",
+    "score.V.began": "import time\nclass C:\n"
+    "    def __init__(self): self.at, self.k = 0, 1; self.began = time.time()\nV = C()",
+    "V.began": "import time\nclass V:\n    began = time.time()\n    k = 1",
+}
+# The same, of such values.
 PASSING = {
     "the time": "import time\nV = time.time()",
     "a name": "from uuid import uuid4\nV = f'run-{uuid4().hex[:8]}'",
@@ -371,6 +379,20 @@ def test_what_passes_with_a_process_is_named(tmp_path: Path) -> None:
     for case, found in once.items():
         assert found == again[case], case
         assert "not compared: score.V (other in every process)" in found, case
+
+
+def test_what_of_an_object_or_class_passes_with_a_process_is_named(tmp_path: Path) -> None:
+    """The time it was made, an identifier: no difference, and said; its other attributes count."""
+    cases = {name: (f"{text}\ndef score(x): return V", {}) for name, text in PASSING_WITHIN.items()}
+    counts = {
+        name: (text.replace("k = 1", "k = K").replace("0, 1", "0, K") + "\nV.k = K", {})
+        for name, (text, _) in cases.items()
+    }
+    once, again = (looked_at(cases, tmp_path / "same", "1", seed) for seed in "12")
+    first, other = (looked_at(counts, tmp_path / "other", k, "1") for k in "12")
+    for case, found in once.items():
+        assert found == again[case] and first[case] != other[case], case
+        assert f"not compared: {case} (other in every process)" in found, case
 
 
 def test_what_only_looks_passing_counts(tmp_path: Path) -> None:

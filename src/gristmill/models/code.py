@@ -40,6 +40,7 @@ from gristmill.models.modules import (
     named,
     package_digest,
     package_of,
+    passing_of,
     read,
 )
 from gristmill.models.values import Held, Walk, is_plain, is_small
@@ -193,7 +194,9 @@ def _looking(absent: dict[str, tuple[str, bool]] | None = None) -> Iterator[Walk
     if walk is not None:
         yield walk
         return
-    walk = Walk(is_code, callable_digests, _class_name, _local_module, absent={} if absent is None else absent)
+    walk = Walk(
+        is_code, callable_digests, _class_name, _local_module, _passing, absent={} if absent is None else absent
+    )
     token = _current.set(walk)
     try:
         yield walk
@@ -215,20 +218,22 @@ def value_digest(value: Any) -> str:
     return _digest(value, exact=False)
 
 
-def exact_digest(value: Any, *, ordered: bool = True) -> str:
+def exact_digest(value: Any, *, ordered: bool = True, imported: bool = False) -> str:
     """As `value_digest`, but types of containers are not the same, which a function could tell apart. Unless `ordered`,
-    what is in another order in lists and mappings is the same.
+    what is in another order in lists and mappings is the same. Of one that is `imported`, as a module has it by itself,
+    what its class's source says is other in every process is left out.
     """
-    return _digest(value, exact=True, ordered=ordered)
+    return _digest(value, exact=True, ordered=ordered, imported=imported)
 
 
-def _digest(value: Any, *, exact: bool, ordered: bool = True) -> str:
+def _digest(value: Any, *, exact: bool, ordered: bool = True, imported: bool = False) -> str:
     outermost = _current.get() is None
     with _looking() as walk:
-        before, walk.ordered = walk.ordered, ordered
+        before = walk.ordered, walk.imported
+        walk.ordered, walk.imported = ordered, imported
         text = _text(value, walk, exact)
-        walk.ordered = before
-        if outermost and walk.missed:
+        walk.ordered, walk.imported = before
+        if outermost and walk.missed and not imported:
             text = _pickled(value)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -283,6 +288,11 @@ def is_code(value: Any) -> bool:
 
 def _class_name(kind: type) -> str:
     return f"{named(kind.__module__)}.{kind.__qualname__}"
+
+
+def _passing(kind: type) -> set[str]:
+    above = [k for k in kind.__mro__ if _local_module(k.__module__)]
+    return set[str]().union(*(passing_of(named(k.__module__), k.__qualname__) for k in above))
 
 
 def _local_module(module: str) -> bool:
@@ -372,7 +382,7 @@ class _Look:
                 self.walk.missed[f"the order of {label} (of a set: other in every process; sorted() gives it one)"] = (
                     None
                 )
-            digest = exact_digest(value, ordered=ordered)
+            digest = exact_digest(value, ordered=ordered, imported=bool(home[0]))
             put = self.put(label, digest)
             self.walk.label = before
             self.hold(home, digest, value, ordered)
@@ -429,8 +439,14 @@ class _Look:
             except ValueError:
                 continue  # a cell that is still empty holds nothing to compare
             self.add(f"{name}.{label}", value, changed=label in state, given=users, maker=maker)
-        defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
+        defaults: tuple[Any, Any] = (function.__defaults__ or (), function.__kwdefaults__ or {})
         plain = all(is_plain(v) and not isinstance(v, tuple) for v in (*defaults[0], *defaults[1].values()))
+        if users and not plain:
+            positional = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults[0]) :]
+            remembers = _own_changes(function) & {*positional, *defaults[1]}
+            self.walk.missed.update((f"{name}.{n} (the code itself changes it)", None) for n in sorted(remembers))
+            kept = (None if n in remembers else v for n, v in zip(positional, defaults[0], strict=False))
+            defaults = tuple(kept), {n: None if n in remembers else v for n, v in defaults[1].items()}
         self.add(f"{name}.defaults", defaults, given=users, maker=("", "") if plain else maker)
         for label, value in vars(function).items():
             if label != "__wrapped__" and (users or label in _HELD):
@@ -515,7 +531,11 @@ class _Look:
             self.put(f"{module}:{name}", _source_digest(kind))
             state = state | _own_state(kind)
         state = {n.partition(".")[2] for n in state}
+        passing = passing_of(module, name) if stands else set()
         for attribute, value in list(vars(kind).items()):
+            if attribute in passing:
+                self.walk.missed[f"{name}.{attribute} (other in every process)"] = None
+                continue
             hidden = (attribute.startswith("_") and attribute.endswith("_")) or attribute == "_abc_impl"
             if not isinstance(value, _DESCRIPTORS) and (is_code(value) or callable(value) or not hidden):
                 own, label = name if stands else None, f"{name}.{attribute}"
@@ -537,6 +557,17 @@ def _own_state(target: Any) -> set[str]:
         return changed_names(ast.parse(_own_source(target)))
     except (OSError, TypeError, SyntaxError, ValueError):
         return set()  # of a lambda within a line, or without source: nothing is taken for its state
+
+
+def _own_changes(function: types.FunctionType) -> set[str]:
+    """Names within a function, its parameters among them, whose values it changes where they are."""
+    try:
+        nodes = ast.walk(ast.parse(_own_source(function)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return set()  # as above
+    inside = next((n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))), None)
+    body = () if inside is None else inside.body if isinstance(inside.body, list) else [inside.body]
+    return set[str]().union(*map(changed_names, body))
 
 
 def _own_source(target: Any) -> str:

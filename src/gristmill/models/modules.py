@@ -583,8 +583,37 @@ def _harmless(node: ast.expr, source: Source) -> bool:
     return not named and all(_root(call) & source.ours for call in calls)
 
 
+def passing_of(module: str, name: str) -> set[str]:
+    """The attributes of a class, and of its objects, of which the source of its module says the same."""
+    file = local_file(module)
+    if file is None or file.suffix != ".py":
+        return set()
+    source = read(file, module)
+    body: list[ast.stmt] = [stmt for stmts in source.parts.values() for stmt in stmts]
+    for inner in name.split("."):
+        kinds = {id(s): s for s in body if isinstance(s, ast.ClassDef) and s.name == inner}
+        if len(kinds) != 1:
+            return set()
+        body = next(iter(kinds.values())).body
+    given: dict[str, list[ast.expr | None]] = {}
+    for stmt in body:
+        if isinstance(stmt, (ast.Assign, ast.AnnAssign)) and stmt.value is not None:
+            for attribute in plain_targets(stmt):
+                given.setdefault(attribute, []).append(stmt.value)
+        nodes = list(ast.walk(stmt)) if isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+        whole = {id(t): n.value for n in nodes if isinstance(n, ast.Assign) for t in n.targets}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                given.setdefault(node.attr, []).append(whole.get(id(node)))
+    return {n for n, values in given.items() if all(v is not None and _passes(v, source) for v in values)}
+
+
 def _passes(value: ast.expr, source: Source) -> bool:
     """Whether an expression is the time, a process's number or the like, and nothing else."""
+    factory = [k.value for k in value.keywords if k.arg == "default_factory"] if isinstance(value, ast.Call) else []
+    if factory:  # of a dataclass
+        made = factory[0].body if isinstance(factory[0], ast.Lambda) else ast.Call(factory[0], [], [])
+        return _passes(made, source)
     if isinstance(value, ast.Call) and (name := _dotted(value.func, source.imports)) in _PASSING:
         return name not in _SEEDED or not (value.args or value.keywords)
     if isinstance(value, ast.Call):

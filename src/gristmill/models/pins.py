@@ -150,7 +150,7 @@ def unlike(held: tuple[Held, ...], planned: tuple[Pin, ...]) -> list[str]:
             value = operator.attrgetter(one.name)(sys.modules[one.module])
         except (KeyError, AttributeError):  # not imported here: it is, if it is needed
             continue
-        now = Held.of(one.module, one.name, exact_digest(value, ordered=one.ordered), value, one.ordered)
+        now = Held.of(one.module, one.name, exact_digest(value, ordered=one.ordered, imported=True), value, one.ordered)
         if now.digest == one.digest:
             continue
         what = f"{one.module}.{one.name} is {one.shown} where the run was started, and {now.shown} in its workers"

@@ -68,18 +68,22 @@ class Walk:
     """One look at values and all that they refer to: what was seen, what is being looked at, what cannot be compared.
 
     `code` gives the digests of code by name, of what `is_code`; `named` a class's name, `local` whether a module is the
-    user's. `held` is what was seen of values that every process has by itself, as it imports their modules; `modules`
-    are the digests of statements that code behind values rests on, by name.
-    `files` are digests, by path, of those that code behind the value at hand names, and `absent` are texts that name
-    none (see `files.named_files`).
+    user's; `passing` the attributes of a class's objects that are other in every process, as its source says. `held` is
+    what was seen of values that every process has by itself, as it imports their modules; `modules` are the digests of
+    statements that code behind values rests on, by name. `files` are digests, by path, of those that code behind the
+    value at hand names, and `absent` are texts that name none (see `files.named_files`).
     """
 
     is_code: Callable[[Any], bool]
     code: Callable[[Any], Mapping[str, str]]
     named: Callable[[type], str]
     local: Callable[[str], bool]
+    passing: Callable[[type], set[str]]
     ordered: bool = True  # whether the order in lists and mappings counts
-    seen: dict[tuple[int, bool, bool], tuple[Any, str]] = field(default_factory=dict)  # the value keeps its id
+    imported: bool = (
+        False  # whether the value at hand is one that every process makes by itself, as it imports a module
+    )
+    seen: dict[tuple[int, bool, bool, bool], tuple[Any, str]] = field(default_factory=dict)  # the value keeps its id
     within: list[int] = field(default_factory=list)
     missed: dict[str, None] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
@@ -93,7 +97,7 @@ class Walk:
         kind = type(value)
         if kind in _FLAT:
             return _short(f"{kind.__name__}:{value!r}")
-        key = (id(value), exact, self.ordered)
+        key = (id(value), exact, self.ordered, self.imported)
         if key in self.seen:
             return self.seen[key][1]
         if key[0] in self.within:
@@ -260,8 +264,14 @@ def _buffers(value: Any, walk: Walk) -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu().contiguous()
-        if not plain.is_quantized:
-            return f"{plain.dtype} {tuple(plain.shape)} {_hash(plain.reshape(-1).view(torch.uint8).numpy())}"
+        if plain.is_quantized:
+            each = "channel" in str(plain.qscheme())
+            axis = plain.q_per_channel_axis() if each else ""
+            scales = plain.q_per_channel_scales() if each else plain.q_scale()
+            zeros = plain.q_per_channel_zero_points() if each else plain.q_zero_point()
+            parts = [str(plain.qscheme()), axis, scales, zeros, plain.int_repr()]
+            return f"{plain.dtype} {walk.text(parts, exact=True)}"
+        return f"{plain.dtype} {tuple(plain.shape)} {_hash(plain.reshape(-1).view(torch.uint8).numpy())}"
     return None
 
 
@@ -321,7 +331,14 @@ def _object(value: Any, walk: Walk) -> str:
     found = state(value)
     if found is None:
         return walk.miss(value)
-    own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
+    local = walk.local(kind.__module__)
+    state_of = found if isinstance(found, dict) else found[0][2] if isinstance(found, list) else None
+    if walk.imported and local and isinstance(state_of, dict):
+        other = walk.passing(kind) & state_of.keys()
+        walk.missed.update((f"{walk.label}.{name} (other in every process)", None) for name in sorted(other))
+        kept = {name: item for name, item in state_of.items() if name not in other}
+        found = kept if isinstance(found, dict) else [(*found[0][:2], kept), *found[1:]]
+    own = walk.text(kind, exact=True) if local else walk.named(kind)
     return own + (found if isinstance(found, str) else walk.text(found, exact=True))
 
 
