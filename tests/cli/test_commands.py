@@ -148,6 +148,18 @@ MISTAKES = [
     (("dead", "nowhere"), 2, "nowhere: there is no such sink"),
     (("verify", "nowhere"), 2, "nowhere: there is no such sink"),
     (("retry-dead", "nowhere"), 2, "nowhere: there is no such sink"),
+    (("status", "out", "--var", "a=1", "--profile", "x"), 2, "out is a sink; --var and --profile only change a job"),
+    (("verify", "out", "--set", "sink.uri=b"), 2, "out is a sink; --set only change"),
+    (
+        ("apply", "rows.parquet", "out", "--fn", "scoring:double", "--preview", "2", "--append"),
+        2,
+        "--preview and --append",
+    ),
+    (
+        ("apply", "rows.parquet", "out", "--fn", "scoring:double", "--set", "source.types.id=string"),
+        2,
+        "no option types: Parquet files have types of their own",
+    ),
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import gristmill as gm
-from gristmill.tuning.written import edited
+from gristmill.tuning.written import edited, write
 
 JOB = """\
 # Embeds what people wrote.
@@ -89,6 +89,13 @@ def test_models_without_lengths_are_measured_in_rows(tmp_path: Path, monkeypatch
     assert found.unit == "rows"
     assert found.knee == 100
     assert [(m.budget, m.failed) for m in found.budgets] == [(10, ""), (100, ""), (1000, "memory")]
+    file = tmp_path / "job.yaml"
+    file.write_text("running: {batch_rows: 5}\nprofiles:\n  prod: {running: {batch_rows: 7}}\n  dev: {}\n")
+    with pytest.raises(gm.BadJob, match=r"profile prod of .* has its own running\.batch_rows; put in there: running"):
+        write(found, str(file), "prod")
+    assert (
+        write(found, str(file), "dev")["running"] == yaml.safe_load(file.read_text())["running"] == {"batch_rows": 100}
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
     """Save, preview or run a job as the flags in `given` say; returns the exit code."""
     if given["restart"] and given["append"]:
         raise BadJob("--restart and --append: the first scores all rows anew, the second only new files; give one")
+    verbs = {name: given[name] for name in ("restart", "append", "accept")}
+    if given["preview"] is not None and (said := [f"--{name}" for name, value in verbs.items() if value]):
+        raise BadJob(f"--preview and {said[0]}: a preview writes nothing, and no job remembers {said[0]}; give one")
     if given["save"]:
         save(spec, given["save"])
     if given["preview"] is not None:
@@ -41,7 +44,6 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
             from gristmill.running import run, sink_place
         finally:
             gc.enable()
-        verbs = {name: given[name] for name in ("restart", "append", "accept")}
         report = run(spec, **verbs, observer=observer)
         if spec.sink is not None and report.state == "done":
             remember(spec, *sink_place(spec.sink))

@@ -70,6 +70,9 @@ def named(target: str, given: Mapping[str, Any]) -> JobSpec | None:
     from gristmill.plan.jobfile import is_job, load
 
     if "://" in target or not is_job(target):
+        told = {"--var": given["variables"], "--profile": given["profile"], "--set": given["sets"]}
+        if said := [flag for flag, value in told.items() if value]:
+            raise BadJob(f"{target} is a sink; {' and '.join(said)} only change a job: name the job")
         return None
     return load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
 

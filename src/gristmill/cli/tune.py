@@ -65,7 +65,7 @@ def tune(job: str, budgets: str | None, rounds: int, plot: str | None, write: bo
     if plot is not None:
         drawn(found, plot)
     if write:
-        changed = written(found, job)
+        changed = written(found, job, given["profile"])
         sys.stderr.write(f"{job}: {', '.join(f'{s}.{k} = {v}' for s, kv in changed.items() for k, v in kv.items())}\n")
     return 0
 

@@ -39,10 +39,15 @@ class ParquetSource:
     suffixes = (".parquet", ".pq", ".parq")
 
     def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
-        """From the footer: one row group a cut. Raises BadSource where a file is truncated, corrupt or not Parquet."""
+        """From the footer: one row group a cut. Raises BadSource where a file is truncated, corrupt or not Parquet, or
+        options are given, of which there are none.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        if options:
+            hint = ": Parquet files have types of their own, and a step can cast them" if "types" in options else ""
+            raise BadSource(f"{file.path}: Parquet sources have no option {', '.join(options)}{hint}")
         footer, end = _footer(file, fs)
         try:
             opened = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit=INT96)

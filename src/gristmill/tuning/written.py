@@ -25,10 +25,11 @@ def changes(found: Tuned) -> dict[str, dict[str, Any]]:
     return out
 
 
-def write(found: Tuned, path: str) -> dict[str, dict[str, Any]]:
+def write(found: Tuned, path: str, profile: str | None = None) -> dict[str, dict[str, Any]]:
     """Put the changes into a YAML job file, comments and all other lines as they were; returns them.
 
-    Raises BadJob where the file is none, or is written in a way that a line of it cannot be changed alone.
+    Raises BadJob where the file is none, or is written in a way that a line of it cannot be changed alone, and where
+    the `profile` has other values for the same, so that they would change nothing.
     """
     wanted = changes(found)
     file = Path(path)
@@ -39,6 +40,11 @@ def write(found: Tuned, path: str) -> dict[str, dict[str, Any]]:
     for section, values in wanted.items():
         new = edited(new, section, values)
     before = yaml.safe_load(text) or {}
+    own = ((before.get("profiles") or {}).get(profile) or {}) if profile else {}
+    if said := [f"{s}.{key}" for s, values in wanted.items() for key in values if key in (own.get(s) or {})]:
+        raise BadJob(
+            f"--write: profile {profile} of {path} has its own {', '.join(said)}; put in there: {_shown(wanted)}"
+        )
     expected = {**before, **{s: {**(before.get(s) or {}), **v} for s, v in wanted.items()}}
     if yaml.safe_load(new) != expected:
         raise BadJob(f"--write: {path} is written in a way that cannot be changed here; put in: {_shown(wanted)}")
