@@ -662,8 +662,9 @@ def fingerprint_of(
     digests: dict[str, str] = {}
     held: list[Any] = []
     absent: dict[str, tuple[str, bool]] = {}
-    looks = [(place, code.digests(call, held, absent)) for place, call in calls.items() if call is not None]
-    looks.append(("model", code.digests_of_code(info.code, held, absent)))
+    own = apart(job, files)
+    looks = [(place, code.digests(call, held, absent, own)) for place, call in calls.items() if call is not None]
+    looks.append(("model", code.digests_of_code(info.code, held, absent, own)))
     for place, found in looks:
         for name, digest in found.items():
             # Modules are the same for all; a lambda, an argument or a closure is of its own step.
@@ -680,6 +681,22 @@ def fingerprint_of(
         tuple(held),
         absent=absent,
     )
+
+
+def apart(job: JobSpec, files: Sequence[FileInfo]) -> frozenset[str]:
+    """Real paths of what is no part of a folder that an argument names: what the job writes, and its source, which is
+    compared by itself.
+    """
+    from gristmill.models.files import MOST_FILES
+
+    uris = [] if job.sink is None else [job.sink.uri]
+    uris += [*job.source.uri, *([job.running.log] if job.running.log else [])]
+    plain = {path for uri in uris if "://" not in (path := _plain_path(str(reveal(uri))))}
+    read = [f.file.path for f in files if "://" not in f.file.path] if len(files) <= MOST_FILES else []
+    real = {folder: os.path.join(os.path.realpath(folder), "") for folder in set(map(os.path.dirname, read))}
+    whole = tuple(os.path.join(path, "") for path in plain)
+    names = ((real[os.path.dirname(path)], os.path.basename(path)) for path in read)
+    return frozenset(plain).union(folder + name for folder, name in names if not folder.startswith(whole))
 
 
 def _as_asked(job: JobSpec, model: ModelSpec) -> ModelSpec:

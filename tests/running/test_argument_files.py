@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -295,6 +296,31 @@ def test_a_function_that_is_an_argument_may_write_a_log_and_read_weights(rows: P
     weights.write_text("3")
     with pytest.raises(gm.PlanChanged, match=r"file .*m\.json .*argument hook.*changed"):
         job.run()
+
+
+@pytest.mark.parametrize("named", ["", "**/*"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_job_reads_and_writes_is_no_part_of_a_folder(
+    rows: Path, tmp_path: Path, named: str, workers: int
+) -> None:
+    """An argument may name the project's folder: its sink, source and log there come and grow, weights beside count."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "w.bin").write_text("5")
+    model = gm.model(folder_answers, folder=str(tmp_path / named))
+    job = gm.Job(str(rows), model, str(tmp_path / "out"), workers=workers, log=str(tmp_path / "run.jsonl"))
+    assert job.run().rows_ok == 3
+    assert job.run().state == "nothing to do"
+    shutil.copy(rows / "a.jsonl", rows / "b.jsonl")
+    assert job.run(append=True).rows_ok == 6
+    assert job.run().state == "nothing to do"
+    (tmp_path / "models" / "w.bin").write_text("6")
+    with pytest.raises(gm.PlanChanged, match=r"file .*argument folder of folder_answers\) changed"):
+        job.run()
+
+
+def folder_answers(batch: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The same for each row."""
+    return {"y": batch["x"]}
 
 
 @pytest.mark.parametrize("held", ["fold0/model.pt", "0_Transformer/pytorch_model.bin", "model.json", "a/b/config.cfg"])

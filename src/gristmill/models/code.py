@@ -12,7 +12,7 @@ import pickle
 import sys
 import textwrap
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -54,17 +54,18 @@ _current: ContextVar[Walk | None] = ContextVar("current", default=None)
 
 
 def digests(
-    call: Call, held: list[Held] | None = None, absent: dict[str, tuple[str, bool]] | None = None
-) -> dict[str, str]:
+    call: Call, held: list[Held] | None = None, absent: dict[str, tuple[str, bool]] | None = None,
+    apart: Collection[str] = (),
+) -> dict[str, str]:  # fmt: skip
     """Digests by name: the callable, statements of the user's modules that it rests on, arguments, closure, globals.
 
     Files that arguments name count by what they hold, values of the environment as they are (to be sealed). Versions
     of the installed distributions that the code imports stand beside them. A callable named by text is imported, and is
     then the same as one that was given. What has no content that could be compared is named there. To `held` go values
     that workers will have by their own imports, and must have the same. Paths at which nothing is are put
-    into `absent` (see `files.named_files`).
+    into `absent`; folders are looked at without what is `apart` (see `files.named_files`).
     """
-    with _looking(absent) as walk:
+    with _looking(absent, apart) as walk:
         found: dict[str, str] = {}
         target = call.target
         if isinstance(target, str):
@@ -90,10 +91,10 @@ def digests(
 
 
 def digests_of_code(
-    parts: Iterable[Any], held: list[Held], absent: dict[str, tuple[str, bool]] | None = None
+    parts: Iterable[Any], held: list[Held], absent: dict[str, tuple[str, bool]], apart: Collection[str]
 ) -> dict[str, str]:
     """The same of functions and classes that a model's files name."""
-    with _looking(absent) as walk:
+    with _looking(absent, apart) as walk:
         found: dict[str, str] = {}
         look = _Look(walk, found)
         for part in parts:
@@ -155,7 +156,7 @@ def not_compared(code: dict[str, str]) -> str | None:
 
 def _files(label: str, value: Any, walk: Walk) -> dict[str, str]:
     """Of the files that a value names, with those that code behind it does, which was looked at last."""
-    named = {**walk.files, **dict(named_files(value, walk.absent))}
+    named = {**walk.files, **dict(named_files(value, walk.absent, walk.apart))}
     walk.files.clear()
     return {f"{FILE}{path} ({label})": digest for path, digest in named.items()}
 
@@ -188,15 +189,14 @@ def callable_digests(
 
 
 @contextmanager
-def _looking(absent: dict[str, tuple[str, bool]] | None = None) -> Iterator[Walk]:
+def _looking(absent: dict[str, tuple[str, bool]] | None = None, apart: Collection[str] = ()) -> Iterator[Walk]:
     """The look at values that is under way, else a new one, which puts paths at which nothing is into `absent`."""
     walk = _current.get()
     if walk is not None:
         yield walk
         return
-    walk = Walk(
-        is_code, callable_digests, _class_name, _local_module, _passing, absent={} if absent is None else absent
-    )
+    absent = {} if absent is None else absent
+    walk = Walk(is_code, callable_digests, _class_name, _local_module, _passing, absent=absent, apart=apart)
     token = _current.set(walk)
     try:
         yield walk
@@ -442,7 +442,8 @@ class _Look:
         defaults: tuple[Any, Any] = (function.__defaults__ or (), function.__kwdefaults__ or {})
         plain = all(is_plain(v) and not isinstance(v, tuple) for v in (*defaults[0], *defaults[1].values()))
         if users and not plain:
-            positional = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults[0]) :]
+            count = function.__code__.co_argcount
+            positional = function.__code__.co_varnames[count - len(defaults[0]) : count]
             remembers = _own_changes(function) & {*positional, *defaults[1]}
             self.walk.missed.update((f"{name}.{n} (the code itself changes it)", None) for n in sorted(remembers))
             kept = (None if n in remembers else v for n, v in zip(positional, defaults[0], strict=False))

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -69,11 +69,13 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
     return found
 
 
-def named_files(value: Any, absent: dict[str, tuple[str, bool]] | None = None) -> Iterator[tuple[str, str]]:
+def named_files(
+    value: Any, absent: dict[str, tuple[str, bool]] | None = None, apart: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
     """The files and folders of this machine that texts and paths anywhere in an argument name, with digests of what
     they hold, or one of the words above. A text that could be another thing, a word that a folder here happens to be
     called, is none; nor is a pattern (`*`) that finds none. What names nothing that is compared is put into `absent`,
-    as `there` takes it.
+    as `there` takes it. What is `apart` (real paths) is no part of a folder that it is in.
     """
     for item in texts_in(value):
         text = _path(item)
@@ -83,7 +85,7 @@ def named_files(value: Any, absent: dict[str, tuple[str, bool]] | None = None) -
         name = name.encode("utf-8", "backslashreplace").decode()
         named = text, os.path.dirname(text) != "" or not isinstance(item, str)
         try:
-            found = _found(*named)
+            found = _found(*named, apart)
             digest = found if found is None or isinstance(found, str) else _digest(*found)
         except OSError:
             digest = UNREADABLE
@@ -103,12 +105,12 @@ def place_of(name: str) -> str:
     return os.path.abspath(_path(name))
 
 
-def stamp_of(place: str, digest: str, stamp: str | None = None) -> str | None:
+def stamp_of(place: str, digest: str, stamp: str | None = None, apart: Collection[str] = ()) -> str | None:
     """Sizes, times and inodes of what is at a place, where it has the digest that `named_files` gave it: for certain
     if these are those of `stamp`. None where it has not, or is gone.
     """
     try:
-        found = _found(place, True)
+        found = _found(place, True, apart)
         if not isinstance(found, tuple):
             return None
         stats = ((path, path.stat()) for path in found[1])
@@ -126,20 +128,20 @@ def there(text: str, sure: bool) -> bool:
         return False
 
 
-def _found(text: str, sure: bool) -> tuple[Path, list[Path]] | str | None:
+def _found(text: str, sure: bool, apart: Collection[str] = ()) -> tuple[Path, list[Path]] | str | None:
     """What a text names: a folder and its files that count, or a file twice; one of the words above; None for nothing.
-    `sure` says that the text is no mere word.
+    `sure` says that the text is no mere word, `apart` what is no part of a folder.
     """
     try:
         kind = os.stat(text).st_mode
     except (OSError, ValueError):
-        return _matching(text) if glob.has_magic(text) and (sure or os.path.splitext(text)[1]) else None
+        return _matching(text, apart) if glob.has_magic(text) and (sure or os.path.splitext(text)[1]) else None
     path = Path(text)
     if stat.S_ISREG(kind):
         return (path, [path]) if sure or path.suffix else None
     if not stat.S_ISDIR(kind):
         return None
-    found = below(path)
+    found = below(path, apart)
     if found is None:
         return TOO_MANY if sure or any(p.suffix in _WEIGHTS for p in path.iterdir()) else None
     if any(p.suffix in _WEIGHTS or (sure and _MODEL_FILE.match(p.name)) for p in found):
@@ -147,15 +149,17 @@ def _found(text: str, sure: bool) -> tuple[Path, list[Path]] | str | None:
     return NO_MODEL if sure and found else None
 
 
-def _matching(pattern: str) -> tuple[Path, list[Path]] | str | None:
+def _matching(pattern: str, apart: Collection[str]) -> tuple[Path, list[Path]] | str | None:
     """The files that a text with `*`, `?` or `[…]` stands for."""
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
-    if "**" in pattern and below(root) is None:
+    if "**" in pattern and below(root, apart) is None:
         return TOO_MANY
     found = list(itertools.islice(glob.iglob(pattern, recursive=True), MOST_FILES + 1))
     if len(found) > MOST_FILES:
         return TOO_MANY
-    files = [path for path in map(Path, found) if path.is_file()]
+    real = os.path.join(os.path.realpath(root), "")
+    left = tuple(os.path.join(path, "") for path in apart if path.startswith(real))
+    files = [p for p in map(Path, found) if p.is_file() and not os.path.join(os.path.realpath(p), "").startswith(left)]
     return (root, files) if files else None
 
 
@@ -170,20 +174,21 @@ def _together(root: Path, files: list[Path]) -> str:
     return BY_TIMES + table_digest({name: f"{s.st_size} {s.st_mtime_ns}" for name, s in stats.items()})
 
 
-def below(folder: Path) -> list[Path] | None:
-    """The files in a folder and its folders, also those that links lead to, without hidden ones; None where they are
-    too many.
+def below(folder: Path, apart: Collection[str] = ()) -> list[Path] | None:
+    """The files in a folder and its folders, also those that links lead to, without hidden ones and what is `apart`;
+    None where they are too many.
     """
     found: list[Path] = []
     entered: set[str] = set()
     for at, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)
-        if real in entered:
+        if real in entered or (real in apart and at != os.fspath(folder)):
             folders.clear()
             continue
         entered.add(real)
         folders[:] = sorted(name for name in folders if not _hidden(name))
-        found += [path for name in names if not _hidden(name) and (path := Path(at, name)).is_file()]
+        left = [n for n in names if not _hidden(n) and not (apart and os.path.join(real, n) in apart)]
+        found += [path for name in left if (path := Path(at, name)).is_file()]
         if len(found) > MOST_FILES or len(entered) > MOST_FILES:
             return None
     return found

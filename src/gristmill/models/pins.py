@@ -48,16 +48,17 @@ def pins(code: Mapping[str, str]) -> tuple[Pin, ...]:
 @dataclass(frozen=True, eq=False)
 class Named:
     """A file or folder that an argument names: the name, what to call it, its digest, and its stamp while it had that,
-    None where it had it no more (see `files.stamp_of`).
+    None where it had it no more (see `files.stamp_of`). What is `apart` is no part of a folder.
     """
 
     name: str
     what: str
     digest: str
     stamp: str | None
+    apart: frozenset[str]
 
 
-def named_pins(code: Mapping[str, str], secrets: Sequence[Secret]) -> tuple[Named, ...]:
+def named_pins(code: Mapping[str, str], secrets: Sequence[Secret], apart: frozenset[str]) -> tuple[Named, ...]:
     """Those that the digests of a job's code name. Not those that are compared by times, which are a machine's own."""
     hidden = {str(secret): secret for secret in secrets}
     found: dict[str, Named] = {}
@@ -67,7 +68,9 @@ def named_pins(code: Mapping[str, str], secrets: Sequence[Secret]) -> tuple[Name
         if name is None or name in found or digest.startswith((NOT_COMPARED, BY_TIMES)) or "\\udc" in name:
             continue
         real = hidden.get(name, name)
-        found[name] = Named(real, entry[entry.index(FILE) :], digest, stamp_of(place_of(real), digest))
+        found[name] = Named(
+            real, entry[entry.index(FILE) :], digest, stamp_of(place_of(real), digest, None, apart), apart
+        )
     return tuple(found.values())
 
 
@@ -90,7 +93,7 @@ class Planned:
     def look(self) -> None:
         """Raises PlanChanged where a file is not as planned, or a module that was loaded since; the first time any."""
         for place, one in self._named.items():
-            stamp = stamp_of(place, one.digest, one.stamp)
+            stamp = stamp_of(place, one.digest, one.stamp, one.apart)
             if stamp is None:
                 raise PlanChanged(_refusal(one.what, "; if the code writes it itself, move it away first"))
             self._named[place] = replace(one, stamp=stamp)

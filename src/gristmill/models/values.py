@@ -14,7 +14,7 @@ import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,8 @@ class Walk:
     user's; `passing` the attributes of a class's objects that are other in every process, as its source says. `held` is
     what was seen of values that every process has by itself, as it imports their modules; `modules` are the digests of
     statements that code behind values rests on, by name. `files` are digests, by path, of those that code behind the
-    value at hand names, and `absent` are texts that name none (see `files.named_files`).
+    value at hand names, `absent` are texts that name none, and `apart` is no part of folders (see
+    `files.named_files`).
     """
 
     is_code: Callable[[Any], bool]
@@ -90,6 +91,7 @@ class Walk:
     modules: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     absent: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    apart: Collection[str] = ()
     label: str = ""
 
     def text(self, value: Any, *, exact: bool) -> str:
