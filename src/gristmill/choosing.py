@@ -168,7 +168,7 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
     if begun.planned:
         planned = held.inputs([begun], r)
         known = {**before, **planned}
-        lines = compared(begun, restricted(r, list(known)).fingerprint, known)
+        lines = compared(begun, before_others(r, list(known)).fingerprint, known)
         later = tuple(p for p in r.fingerprint.inputs if p not in known)
         if not lines and not (later and append and begun.kind == "append" and _refused(begun)):
             return Choice(begun, True, restricted(r, list(planned)), base, later)
@@ -227,7 +227,7 @@ class Difference:
 
     def known(self, held: Held) -> Difference:
         """With those of the source's files alone that the result has rows of."""
-        some = restricted(self.r, list(self.stored))
+        some = before_others(self.r, list(self.stored))
         return Difference(self.stored, compared(held.members()[-1], some.fingerprint, self.stored), some)
 
     @property
@@ -342,3 +342,13 @@ def restricted(r: Resolved, paths: Collection[str]) -> Resolved:
         selection=Selection(ranges),
         fingerprint=replace(r.fingerprint, inputs=inputs),
     )
+
+
+def before_others(r: Resolved, paths: Collection[str]) -> Resolved:
+    """The same job as it was when its source had some of its files alone: later folders may make other types."""
+    some = restricted(r, paths)
+    if not r.folders:
+        return some
+    from gristmill.io.hive import narrowed
+
+    return some.of_folders(narrowed(some.files, some.schema, some.folders))

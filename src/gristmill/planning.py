@@ -17,7 +17,7 @@ import pyarrow as pa
 from gristmill import machine
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
 from gristmill.commit.inspections import Inspections, looked_at
-from gristmill.commit.reading import published_alone
+from gristmill.commit.reading import Kinds, published_alone
 from gristmill.engines import registry as engines
 from gristmill.errors import BadJob, BadModel, BadSource, GateFailed
 from gristmill.observe import units
@@ -72,11 +72,20 @@ class Resolved:
     looked_at: str = ""  # how the files were inspected
     condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
+    folders: tuple[str, ...] = ()  # columns that stand in folders' names, of those that are read
 
     @property
     def bytes(self) -> int:
         """Bytes of the source's files."""
         return sum(f.file.size for f in self.files)
+
+    def of_folders(self, schema: pa.Schema) -> Resolved:
+        """With columns of these types, of which those in folders' names are told as options are."""
+        if not self.folders:
+            return self
+        told = fingerprint.of_folders({name: str(schema.field(name).type) for name in self.folders})
+        options = {**self.fingerprint.options, **told}
+        return replace(self, schema=schema, fingerprint=replace(self.fingerprint, options=options))
 
     @property
     def blank(self) -> bool:
@@ -132,11 +141,16 @@ def resolve(
         from gristmill.io.partition import partitioned
 
         sink_format = partitioned(sink_format, job.sink.partition_by)
-    fs, listed, doubled = _listed(source)
+    fs, listed, stored, doubled = _listed(source)
     source_format = registry.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
     files = as_text(files, texts)
+    folders = any(f.folders for f in listed)
+    if folders:
+        from gristmill.io.hive import wanted_columns, with_columns
+
+        files = with_columns(files, source.types, stored)
     schema = unify(files, job.sink is not None and job.sink.evolve)
     blank = _blank(files, schema)
     if not blank:
@@ -148,7 +162,11 @@ def resolve(
     columns = _read_columns(job, info, keep, schema)
     where = None if blank else _where(source, schema)
     reads = list(columns or schema.names)
-    check(schema, reads)
+    asked = [*reads, *(() if where is None else where.columns)]
+    check(schema, asked)
+    inside: tuple[str, ...] = ()
+    if folders:
+        files, inside = wanted_columns(files, {*asked, *(source.types or ())}, schema)
     differing = _differing(job, files, schema, reads, where)
     if differing and begins:
         raise BadSource(differing)
@@ -167,8 +185,9 @@ def resolve(
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said, *filter(None, [unseen])),
-        nulls, _nulls_given(job, model, info, read, nulls), differing, how, where,
+        nulls, _nulls_given(job, model, info, read, nulls), differing, how, where, folders=inside,
     )  # fmt: skip
+    resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
     _check_gates(resolved)
@@ -178,8 +197,10 @@ def resolve(
 # ---------------------------------------------------------------- the source
 
 
-def _listed(source: Source) -> tuple[Any, list[SourceFile], list[str]]:
-    """The files of a source, of sinks among it those of one result: listed again where one was published meanwhile."""
+def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
+    """The files of a source, of sinks among it those of one result: listed again where one was published meanwhile. By
+    path the types of columns in a sink's folders. And what is said of files with two names.
+    """
     from gristmill.io import paths, waiting
 
     waiting.close_all()
@@ -188,13 +209,13 @@ def _listed(source: Source) -> tuple[Any, list[SourceFile], list[str]]:
     while True:
         doubled: list[str] = []
         fs, listed = paths.resolve(revealed, doubled.append)
-        alone, sinks = published_alone(listed)
+        alone, stored, sinks = published_alone(listed)
         if not sinks or sinks == before:
             break
         before = sinks
     if not alone:
         raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
-    return fs, alone, doubled
+    return fs, alone, stored, doubled
 
 
 def _check_apart(source: Source, sink: Sink) -> None:

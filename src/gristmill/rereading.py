@@ -52,7 +52,7 @@ def described(reader: Reader) -> dict[str, Any]:
 def _reader(plan: Plan, fs: Any) -> Reader:
     told = plan.about["reads"]
     columns = None if told["columns"] is None else tuple(told["columns"])
-    form = source_format(Source(("",), format=told["format"]), ())
+    form = source_format(Source(("",), format=told["format"]), plan.shards.files)
     return Reader(form, fs, columns, decode_schema(told["schema"]), told["where"], told["options"])
 
 

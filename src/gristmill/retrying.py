@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.choosing import ACCEPT, RESTART, RETRY, Choice, Held, compared, restricted
+from gristmill.choosing import ACCEPT, RESTART, RETRY, Choice, Held, before_others, compared
 from gristmill.commit import publication
 from gristmill.commit.generation import Generation
 from gristmill.commit.reading import committed_letters, dead_letters, letters_of
@@ -69,7 +69,7 @@ def choose(
     begun = None if aside is not None else begun
     members = held.members()
     stored = held.inputs([*members, *([] if begun is None else [begun])], r)
-    r = restricted(r, list(stored))  # files that came since are none of its matter
+    r = before_others(r, list(stored))  # files that came since are none of its matter
     if begun is not None and not compared(begun, r.fingerprint, stored):
         return Choice(begun, True, r, base)
     lines = compared(members[-1], r.fingerprint, stored)
@@ -99,7 +99,7 @@ def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) 
     where it alone has dead rows, which are nobody's letters before it is published.
     """
     inputs = held.inputs([begun] if begun.base is None else [*held.members(), begun], r)
-    same = not compared(begun, restricted(r, list(inputs)).fingerprint, inputs)  # files that came since do not count
+    same = not compared(begun, before_others(r, list(inputs)).fingerprint, inputs)  # files that came since do not count
     if begun.kind in ("new", "restart"):
         if same:
             raise BadJob(

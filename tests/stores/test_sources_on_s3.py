@@ -114,3 +114,18 @@ def test_fault_69_what_lasts_is_told_at_once(server: S3Server, proxy: Troubled, 
     with pytest.raises(BadSource, match="ACCESS_DENIED"):
         job(server, proxy, "src/", tmp_path / "out").run()
     assert time.monotonic() - began < 10
+
+
+def test_folders_of_a_store_are_columns(server: S3Server, tmp_path: Any) -> None:
+    """As on a disk: below a prefix and from a glob's wildcard on, percent-decoded, null under Hive's name."""
+    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=server.address, scheme="http")
+    for n, day in enumerate(["2026-01-01", "a%2Fb", "__HIVE_DEFAULT_PARTITION__"]):
+        pq.write_table(pa.table({"id": [n]}), f"box/hive/k={n}/day={day}/a.parquet", filesystem=fs)
+    for uri, names in (("hive/", ["day", "k"]), ("hive/k=*/day=*/*.parquet", ["day", "k"]), ("hive/k=1", ["day"])):
+        sink = str(tmp_path / uri.replace("/", "_").replace("*", ""))
+        source = gm.source(f"s3://box/{uri}", storage=server.storage())
+        gm.Job(source, double, gm.sink(sink, keep=["id", *names]), workers=0).run()
+        got = gm.read(sink).to_table().sort_by("id").to_pylist()
+        wanted = [{"day": d, "k": k} for k, d in enumerate(["2026-01-01", "a/b", None])]
+        wanted = wanted if "k" in names else wanted[1:2]
+        assert [{n: row[n] for n in names} for row in got] == [{n: row[n] for n in names} for row in wanted]

@@ -232,10 +232,8 @@ def read_plan(generation: Generation) -> Plan:
             raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart (restart=True)")
         tables[what] = table
     listing = tables["files"]
-    sources = [
-        SourceFile(*row)
-        for row in zip(*(listing.column(c).to_pylist() for c in ("path", "size", "stamp", "touched")), strict=True)
-    ]
+    names = [n for n in ("path", "size", "stamp", "touched", "folders") if n in listing.column_names]
+    sources = [SourceFile(*row) for row in zip(*(listing.column(n).to_pylist() for n in names), strict=True)]
     return Plan(about, ShardTable(tables["shards"], sources, listing.column("extent").to_numpy()))
 
 
@@ -278,6 +276,7 @@ def _file_table(infos: list[FileInfo]) -> pa.Table:
             "size": pa.array([i.file.size for i in infos], pa.int64()),
             "stamp": pa.array([i.file.stamp for i in infos], pa.string()),
             "touched": pa.array([i.file.touched for i in infos], pa.string()),
+            "folders": pa.array([i.file.folders for i in infos], pa.string()),
             "digest": pa.array([input_digest(i) for i in infos], pa.string()),
             "extent": pa.array(np.array([i.extent for i in infos], dtype=np.int64)),
         }

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,32 +100,56 @@ def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
 _PART = re.compile(r"(part-\d{7,}|merged)\.g\d+\.")
 
 
-def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict[str, frozenset[str]]]:
+Kinds = Mapping[str, pa.DataType]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The files of a sink's result, and the types of the columns in its folders."""
+
+    names: frozenset[str]
+    keys: Kinds
+
+    @staticmethod
+    def at(folder: str) -> Published | None:
+        """What is published in a folder, nothing maybe; None where it is no sink."""
+        if not os.path.isdir(join(folder, "_gristmill", "generations")):
+            return None
+        result = latest(folder)
+        if result is None:
+            return Published(frozenset(), {})
+        keys, schema = result.body["partition_by"], decode_schema(result.body["output_schema"])
+        return Published(frozenset(live.name for live in result.live()), {n: schema.field(n).type for n in keys})
+
+
+def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict[str, Kinds], dict[str, Published]]:
     """Files of a source without those of sinks on this machine that are no part of what is published there: of a run
-    that was stopped while it published, or of the result that it replaced. And what these sinks have published: files
-    that were listed before that are not all of it.
+    that was stopped while it published, or of the result that it replaced. By path the types of columns that stand in a
+    sink's folders. And what these sinks have published: files that were listed before that are not all of it.
     """
-    known: dict[str, frozenset[str] | None] = {}
-    alone = [
-        f for f in files if "://" in f.path or not _PART.match(os.path.basename(f.path)) or _is_live(f.path, known)
-    ]
-    return alone, {folder: names for folder, names in known.items() if names is not None}
+    known: dict[str, Published | None] = {}
+    alone: list[SourceFile] = []
+    kinds: dict[str, Kinds] = {}
+    for file in files:
+        if "://" not in file.path and _PART.match(os.path.basename(file.path)):
+            sink, inside = _sink_of(file.path, known)
+            if sink is not None and inside not in sink.names:
+                continue
+            if sink is not None and sink.keys:
+                kinds[file.path] = sink.keys
+        alone.append(file)
+    return alone, kinds, {folder: sink for folder, sink in known.items() if sink is not None}
 
 
-def _is_live(path: str, known: dict[str, frozenset[str] | None]) -> bool:
-    """Whether the sink that a file lies in, if it lies in one, has it in its result. `known` are sinks met so far."""
+def _sink_of(path: str, known: dict[str, Published | None]) -> tuple[Published | None, str]:
+    """The sink that a file lies in, if it lies in one, and its name there. `known` are folders met so far."""
     folder, inside = os.path.split(os.path.abspath(path))
     while True:
         if folder not in known:
-            sink = os.path.isdir(join(folder, "_gristmill", "generations"))
-            result = latest(folder) if sink else None
-            known[folder] = frozenset(live.name for live in result.live()) if result else frozenset() if sink else None
-        names = known[folder]
-        if names is not None:
-            return inside.replace(os.sep, "/") in names
+            known[folder] = Published.at(folder)
         above, name = os.path.split(folder)
-        if above == folder:
-            return True
+        if known[folder] is not None or above == folder:
+            return known[folder], inside.replace(os.sep, "/")
         folder, inside = above, f"{name}/{inside}"
 
 

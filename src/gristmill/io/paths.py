@@ -95,10 +95,12 @@ def resolve(source: Source, tell: Callable[[str], None] | None = None) -> tuple[
         path, mount = _place(uri, source.storage)
         known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
         try:
-            listed = _files(known.listing, path, redact(uri))
+            root, listed = _files(known.listing, path, redact(uri))
+            start = _length(root)
             for inner, entry in met.new(listed, listed[0][0] == path, again):
                 public = known.public(inner)
-                files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched))
+                file = SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:]))
+                files.setdefault(public, file)
         except PermissionError as e:
             raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
         except StoreAway as e:
@@ -138,7 +140,7 @@ def look(fs: Storage, file: SourceFile) -> SourceFile:
     now = mount.listing.look(mount.inner(file.path))
     if now is None:
         raise SourceChanged(f"{file.path}: gone since the plan was made")
-    return SourceFile(file.path, now.size, now.stamp, now.touched)
+    return replace(file, size=now.size, stamp=now.stamp, touched=now.touched)
 
 
 def changed(fs: Storage, file: SourceFile) -> str | None:
@@ -282,21 +284,24 @@ def _same(one: str, other: str, entry: Entry, outright: bool) -> bool:
     return (entry.links > 1 and not outright) or os.path.realpath(one) == os.path.realpath(other)
 
 
-def _files(listing: Listing, path: str, shown: str) -> list[tuple[str, Entry]]:
-    """The files that a path, a folder or a glob stands for, sorted. `shown` is what the person wrote."""
+def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str, Entry]]]:
+    """The files that a path, a folder or a glob stands for, sorted, and what of the path has no wildcards. `shown` is
+    what the person wrote.
+    """
     entry = listing.look(path)
     if entry is not None and not entry.folder:
-        return [(path, entry)]
+        return path, [(path, entry)]
     if entry is not None:
         found = sorted(_below(listing, path), key=lambda f: f[0])
         if not found:
             raise BadSource(f"{shown}: the folder holds no files (names that start with _ or . are not read)")
-        return found
+        return path, found
     if _MAGIC.search(path):
-        matched = dict(_glob(listing, path))
+        base, parts = _fixed(path)
+        matched = dict(_expand(listing, base, parts))
         if not matched:
             raise BadSource(f"{shown}: the pattern matches no file; {_nearby(listing, path)}")
-        return sorted(matched.items())
+        return base, sorted(matched.items())
     raise BadSource(f"{shown}: no such file or folder; {_nearby(listing, path)}")
 
 
@@ -316,15 +321,20 @@ def _names(path: str) -> list[str]:
     return path.replace(os.sep, "/").split("/")
 
 
-def _glob(listing: Listing, pattern: str) -> Iterator[tuple[str, Entry]]:
-    """Files that match, and all files below folders that match. `**` stands for any number of folders."""
+def _hive(below: str) -> str:
+    """The folders `name=value` of a path below what the source names."""
+    return "/".join(name for name in _names(below)[:-1] if name.find("=") > 0) if "=" in below else ""
+
+
+def _fixed(pattern: str) -> tuple[str, list[str]]:
+    """The folder before the first wildcard, and the components from there on."""
     parts = _names(pattern)
     fixed = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
-    base = "/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else "")
-    yield from _expand(listing, base, parts[fixed:])
+    return "/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else ""), parts[fixed:]
 
 
 def _expand(listing: Listing, base: str, parts: list[str]) -> Iterator[tuple[str, Entry]]:
+    """Files that match, and all files below folders that match. `**` stands for any number of folders."""
     part, rest = parts[0], parts[1:]
     if part == "**":
         wanted = _regex(rest or ["*"])

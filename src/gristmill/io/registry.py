@@ -58,12 +58,20 @@ _CUT_BY_THEMSELVES = frozenset({"parquet", "text", "binary"})  # compressed insi
 
 
 def source_format(source: Source, files: Sequence[SourceFile]) -> SourceFormat:
-    """The format of a source: `source.format` where given, else that of the files' suffixes.
+    """The format of a source: `source.format` where given, else that of the files' suffixes; with the columns of their
+    folders where these have some.
 
     Raises BadSource where a suffix is unknown or files differ in format, naming them.
     """
-    if source.format is not None:
-        return _source(_known(_SOURCES, source.format, "source"))
+    name = _format_of(files, source) if source.format is None else _known(_SOURCES, source.format, "source")
+    if not any(file.folders for file in files):
+        return _source(name)
+    from gristmill.io.hive import Hive
+
+    return Hive(_source(name))
+
+
+def _format_of(files: Sequence[SourceFile], source: Source) -> str:
     found: dict[str, str] = {}
     for file in files:
         suffix = suffix_of(file.path)
@@ -79,7 +87,7 @@ def source_format(source: Source, files: Sequence[SourceFile]) -> SourceFormat:
             f"the source holds files of several formats: {each}: name one kind, as in '*.parquet', or give format= "
             "(--source-format)"
         )
-    return _source(next(iter(found)))
+    return next(iter(found))
 
 
 def sink_format(name_or_uri: str) -> SinkFormat:

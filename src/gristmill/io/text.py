@@ -59,7 +59,7 @@ class TextSource:
                 bad = BadRow(0, content, e.error, str(e))
                 yield Block(schema.empty_table().select(names), position[:0], 0, (bad,))
                 return
-        rows = pa.Table.from_pylist([{n: values[n] for n in schema.names}], schema=schema)
+        rows = pa.Table.from_pylist([{n: values.get(n) for n in schema.names}], schema=schema)
         rows, position, filtered = kept(rows, position, reading.where, names)
         yield Block(rows, position, filtered)
 

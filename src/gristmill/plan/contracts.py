@@ -26,13 +26,15 @@ class SourceFile:
     """One file of a source as a listing shows it. `path` has no secrets in it; `stamp` changes with the content.
 
     `touched` changes also when something else about the file does (its owner, a link to it): as long as it is the same,
-    what was found in the file before still holds. It is no part of what identifies the content.
+    what was found in the file before still holds. It is no part of what identifies the content. `folders` are those
+    named `name=value` that it lies in, below what the source names, as in `day=2026-01-01/lang=en`.
     """
 
     path: str
     size: int
     stamp: str
     touched: str = field(default="", compare=False)
+    folders: str = ""
 
 
 @dataclass(frozen=True)

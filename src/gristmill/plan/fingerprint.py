@@ -138,6 +138,11 @@ def options_of(job: JobSpec, source_format: str, sink_format: str) -> dict[str, 
     return found
 
 
+def of_folders(types: Mapping[str, str]) -> dict[str, str]:
+    """What counts beside these options where columns are read that stand in folders' names: their types."""
+    return {"source.folders": _plain(types)}
+
+
 def _shaping(value: Any, name: str) -> Iterator[tuple[str, str]]:
     """What counts of one part of a job, and of the parts below it. `name` is where it stands, with a dot behind it."""
     ignored = NOT_SHAPING.get(type(value), {})
@@ -178,7 +183,7 @@ def _told(value: Any) -> Any:
 
 def input_digest(info: FileInfo) -> str:
     """What identifies a file's content without reading it."""
-    return json.dumps([info.file.size, info.file.stamp, info.layout])
+    return json.dumps([info.file.size, info.file.stamp, info.layout + info.file.folders])
 
 
 def without_stamps(inputs: Mapping[str, str]) -> str:

@@ -171,6 +171,10 @@ def source(*uri: str, **options: Unpack[SourceOptions]) -> Source:
 
     A file is read once, however many names lead to it, with a note that says which: symbolic links, hard links in a
     folder or glob, paths that overlap. Only hard links that are each named outright are files of their own.
+
+    Folders `name=value` below the folder that is given, or from a glob's first wildcard on, are columns, as in pyarrow
+    and Spark: text, unless all values are whole numbers (`types` gives others); null where the value is
+    `__HIVE_DEFAULT_PARTITION__`.
     """
     return Source(uri=tuple(str(u) for u in uri), **_tuples(options))
 
