@@ -21,7 +21,7 @@ from gristmill.errors import (
 )
 from gristmill.observe.events import Note
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
-from gristmill.plan.failing import ended
+from gristmill.plan.failing import LATE, ended
 from gristmill.worker.recipe import Task
 
 TRIES = 3  # attempts at a shard whose failure may pass (a disk that hiccups)
@@ -43,6 +43,7 @@ class _Attempt:
     kills: int = 0
     careful: bool = False
     blame: str = ""
+    how: str = ""
     proven: bool = False
 
 
@@ -118,7 +119,7 @@ class ShardFeed:
         return self._item(f"probe.{a.number}", self.probe, a)
 
     def _item(self, key: str, task: Task, a: _Attempt) -> Item:
-        named = replace(task, attempt=self._name(key), careful=a.careful, blame=a.blame, proven=a.proven)
+        named = replace(task, attempt=self._name(key), careful=a.careful, blame=a.blame, how=a.how, proven=a.proven)
         return Item(key, named)
 
     def _name(self, key: str) -> str:
@@ -294,8 +295,12 @@ class ShardFeed:
             if place == 0 and death.started:
                 self._bury(self._attempts[number], key if blame else "", death, f"shard {number}")
             self._again(number)
-        what = f", holding shards {', '.join(k.partition('.')[0] for k in death.keys)}" if death.keys else ""
-        self._note("warning", f"worker {death.worker} ended ({_how(death)}){what}; they are tried again")
+        held = [key.partition(".")[0] for key in death.keys]
+        which = (
+            "the first rows" if held == ["probe"] else f"{'shard' if len(held) == 1 else 'shards'} {', '.join(held)}"
+        )
+        what = f" while it held {which}: tried again" if held else ""
+        self._note("warning", f"worker {death.worker} ended ({_how(death)}){what}")
         if self._probing == death.worker:
             self._probing = None
 
@@ -321,6 +326,7 @@ class ShardFeed:
         """A worker died at an attempt, whose key is `blamed` if that was its rows' doing."""
         attempt.careful = attempt.careful or bool(blamed)
         attempt.blame = self._name(blamed) if blamed else ""
+        attempt.how = _how(death) if blamed else ""
         attempt.deaths += bool(blamed)
         attempt.kills += not blamed
         if (attempt.deaths >= DEATHS or attempt.kills >= KILLS) and self.fatal is None:
@@ -361,4 +367,4 @@ class ShardFeed:
 
 
 def _how(death: Death) -> str:
-    return ended(death, "a call took longer than its limit")
+    return ended(death, LATE)

@@ -58,6 +58,7 @@ from gristmill.observe.report import Report
 from gristmill.plan import shard
 from gristmill.plan.contracts import Event, Files, Lease, Printed, Waiting
 from gristmill.plan.counts import Counts
+from gristmill.plan.failing import Unstacked
 from gristmill.plan.job import JobSpec, Sink
 from gristmill.plan.options import BatchPlan
 from gristmill.plan.processes import import_path, starting
@@ -168,6 +169,7 @@ class Run:
         self._now = Progress(sink=self.sink.uri, model=spec.model.name)
         self._said = 0.0
         self._warned: set[str] = set()  # of what workers warn
+        self._unstacked = Unstacked()
         self._notes: list[str] = []
         self._secrets = tuple(secrets_in(spec))
         self._plan: Plan | None = None
@@ -562,7 +564,7 @@ class Run:
                 self._warned.add(event.text)
                 self._note("warning", scrub(event.text, self._secrets))
         elif isinstance(event, Printed):
-            for line in scrub(event.text, self._secrets).removesuffix("\n").split("\n"):
+            for line in self._unstacked.lines(event.worker, scrub(event.text, self._secrets)):
                 self._observer.note(Note("print", line, {"worker": event.worker}))
         elif isinstance(event, Waiting):
             self._say(waiting=scrub(event.reason, self._secrets))

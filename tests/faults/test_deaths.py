@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -127,8 +128,22 @@ def test_fault_19_a_model_that_hangs(quick: Path, what: str) -> None:
     )
     report = job.run(observer=heard)
     assert (report.rows_ok, oracles.dead_ids(root)) == (79, [75])
-    assert any("a call took longer than its limit" in n.text for n in heard.notes)
-    assert gm.dead(root)["error"].to_pylist() == ["WorkerDied"]
+    told = re.compile(r"a call took longer than its limit of \d+ s(, at \S+victims\.py:\d+ in \S+)?")
+    assert any(re.search(rf"w0 ended \({told.pattern}\) while it held", n.text) for n in heard.notes)
+    assert not any("most recent call first" in n.text or "Thread 0x" in n.text for n in heard.notes)
+    (letter,) = gm.dead(root).to_pylist()
+    assert letter["error"] == "CallTimeout" and told.match(letter["message"])
+    assert "victims.py" in letter["message"]
+
+
+@pytest.mark.parametrize(("what", "how"), [("segfault", "SIGSEGV"), ("exit", "exit code 3")])
+def test_a_row_that_kills_is_told_with_how_its_workers_died(quick: Path, what: str, how: str) -> None:
+    """The dead letter names the signal or the exit code, which nobody can tell from it afterwards."""
+    source, root = victims.write_input(str(quick / "in"), 20, files=1), str(quick / "out")
+    jobs.run(source, root, "harmful", {"bad": {"7": what}}, workers=1, shard_rows=20, batch_rows=2)
+    (letter,) = gm.dead(root).to_pylist()
+    assert letter["error"] == "WorkerDied"
+    assert letter["message"] == f"killed its worker 2 times ({how}), alone in its batch"
 
 
 def test_fault_20_a_model_that_leaks(quick: Path) -> None:

@@ -65,7 +65,7 @@ def test_fault_58_a_stopped_worker(numbers: str, quick: Path, count: int) -> Non
     assert (report.rows_ok, report.rows_dead) == (200, 0)
     assert heard.stopped and processes.gone(heard.stopped, 1.0)
     assert len(heard.said()) == 1
-    assert "holding shards" in heard.said()[0]
+    assert "while it held shard" in heard.said()[0]
     oracles.nothing_lost_nothing_twice(root, IDS)
 
 

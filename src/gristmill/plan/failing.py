@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gristmill.errors import GristmillError
@@ -13,6 +15,12 @@ from gristmill.plan.contracts import Death, Failure
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LATE = "a call took longer than its limit"
+LATE_BY = 1.02  # the watch of a worker ends it so much later than its limit
+_DUMP = re.compile(r"^Timeout \((\d+):(\d\d):(\d\d(?:\.\d+)?)\)!$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_STACKS = re.compile(r'^(?:(?:Current )?[Tt]hread 0x.*|  File ".*|  \.\.\.|  <.*|)$')
+_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3.", os.path.dirname(os.path.dirname(__file__)) + os.sep)
 TRACE = 16_000  # characters of a traceback that are kept, the last ones: the user's own frames
 
 
@@ -66,5 +74,33 @@ def ended(death: Death, late: str) -> str:
         except ValueError:
             return f"signal {death.signal}"
     if late and "Timeout (" in death.evidence:
-        return late
+        return late + _late(death.evidence)
     return f"exit code {death.exit_code}"
+
+
+def _late(evidence: str) -> str:
+    """Of how many seconds the limit was, and where the user's own code stood then, by the stacks that a watch dumps."""
+    if (dumped := _DUMP.search(evidence)) is None:
+        return ""
+    hours, minutes, seconds = (float(part) for part in dumped.groups())
+    limit = f" of {(hours * 3600 + minutes * 60 + seconds) / LATE_BY:.3g} s"
+    frames = _FRAME.finditer(evidence, dumped.end())
+    own = next((f for f in frames if f[1][:1] != "<" and not any(part in f[1] for part in _OTHERS)), None)
+    return limit if own is None else f"{limit}, at {own[1]}:{own[2]} in {own[3]}"
+
+
+class Unstacked:
+    """What workers print, without the stacks of all threads that a watch dumps before it ends its worker: what counts
+    of them is in the death that follows.
+    """
+
+    def __init__(self) -> None:
+        self._dumping: set[str] = set()
+
+    def lines(self, worker: str, text: str) -> Iterator[str]:
+        """The lines that are to be shown."""
+        for line in text.removesuffix("\n").split("\n"):
+            if _DUMP.match(line):
+                self._dumping.add(worker)
+            elif worker not in self._dumping or not _STACKS.match(line):
+                yield line

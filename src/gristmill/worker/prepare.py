@@ -6,7 +6,7 @@ import base64
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +26,7 @@ from gristmill.worker.reading import blocks, reading
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.retried import Lost, Retried, Seeking, refused
 from gristmill.worker.steps import LoadedStep
-
-if TYPE_CHECKING:
-    from gristmill.worker.suspects import Suspects
+from gristmill.worker.suspects import Suspects, death_of
 
 FIRST_WINDOW = 512  # rows: the model starts on these while the next window is being read
 SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
@@ -181,8 +179,8 @@ class Prepare:
         for first, last, killed in suspects.runs("prepare", whole.identity):
             part = _part(whole, first, last - first)
             if killed:
-                text = f"killed its worker {killed} times, alone, while made ready"
-                prepared = Prepared(1, None, None, (Refusal(0, "invalid", "WorkerDied", text),))
+                error, message = death_of(killed)
+                prepared = Prepared(1, None, None, (Refusal(0, "invalid", error, f"{message}, while made ready"),))
                 yield Window(part.rows, part.identity, prepared, part.counts, part.letters)
             else:
                 yield self._prepared(part)

@@ -81,8 +81,8 @@ class Task:
     `kind` "probe" scores the first rows, commits nothing and answers with the schema they have, in which the types of
     `base` are, where given, that they fit; "proof" does so with rows from anywhere, of which nothing is kept. `attempt`
     is a name that no other attempt at anything has. `careful` ones note what they give to user code; `blame` names the
-    attempt whose death was its rows' doing ("": none); `proven` says that the model worked elsewhere, so that rows
-    which fail are to blame themselves.
+    attempt whose death was its rows' doing ("": none), and `how` it died; `proven` says that the model worked
+    elsewhere, so that rows which fail are to blame themselves.
     """
 
     kind: Literal["score", "probe", "proof"]
@@ -95,6 +95,7 @@ class Task:
     attempt: str = ""
     careful: bool = False
     blame: str = ""
+    how: str = ""
     proven: bool = False
     rows: int | None = None
     only: Any = None

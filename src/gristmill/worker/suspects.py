@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from gristmill.commit.store import LOCAL, join
 from gristmill.plan.contracts import Files
+from gristmill.plan.failing import LATE
 from gristmill.worker.failures import DeadRow, Stage
 from gristmill.worker.identity import Identity, Row
 from gristmill.worker.recipe import Task
@@ -29,19 +30,20 @@ AT_ONCE = 128  # rows of one call: 7 halvings to the row that kills, each of the
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that were in one call when a worker died, and how often they have killed one."""
+    """Rows that were in one call when a worker died, how often they have killed one, and how the last of them died."""
 
     rows: tuple[Row, ...]
     deaths: int
+    how: str = ""
 
 
 class Suspects:
     """The notes of one shard: what is suspected, by stage, in a file that attempts hand on; what is at hand in a file
     of this attempt alone. `paths` are the files of its pieces.
 
-    `blame` names the attempt whose death was its rows' doing: what that one had noted is accused, and no other's note,
-    be it of a run that was killed or of a worker that comes back. What is suspected under the name `heir_of` is taken
-    over where there are no notes yet.
+    `blame` names the attempt whose death was its rows' doing, and `how` it died: what that one had noted is accused,
+    and no other's note, be it of a run that was killed or of a worker that comes back. What is suspected under the name
+    `heir_of` is taken over where there are no notes yet.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Suspects:
         blame: str = "",
         heir_of: str | None = None,
         files: Files = LOCAL,
+        how: str = "",
     ) -> None:
         self._files = files
         self._paths = paths
@@ -67,7 +70,7 @@ class Suspects:
         if blame:
             noted = join(folder, f"{name}.{blame}.json")
             for stage, (culprit,) in (_read(files, noted) or {}).items():
-                self._accuse(stage, culprit.rows)
+                self._accuse(stage, culprit.rows, how)
             files.remove(noted)
 
     def places(self, identity: Identity) -> list[Row]:
@@ -94,24 +97,24 @@ class Suspects:
         self._forgive()
         self._files.remove(self._now)
 
-    def runs(self, stage: str, identity: Identity) -> Iterator[tuple[int, int, int]]:
-        """All rows in runs of neighbours, suspects each apart: first, last and the workers that a row has killed, if it
-        is not to be tried again (else 0). Noted before they are given out; at least one, also of no rows.
+    def runs(self, stage: str, identity: Identity) -> Iterator[tuple[int, int, Group | None]]:
+        """All rows in runs of neighbours, suspects each apart: first, last and what is known of a row that is not to be
+        tried again. Noted before they are given out; at least one, also of no rows.
         """
         groups, count = self._of(stage), len(identity.piece)
         number = {row: n for n, g in enumerate(groups, 1) for row in g.rows}
         mark = np.array(
             [number.get(row, 0) for row in self.places(identity)] if groups else [0] * count, dtype=np.int64
         )
-        deaths = {n: g.deaths for n, g in enumerate(groups, 1) if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE}
+        dead = {n: g for n, g in enumerate(groups, 1) if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE}
         edges = sorted({0, *range(0, count, AT_ONCE), *(np.flatnonzero(np.diff(mark)) + 1).tolist(), count})
         for first, last in itertools.pairwise(edges if count else [0, 0]):
-            killed = deaths.get(int(mark[first]), 0) if count else 0
+            killed = dead.get(int(mark[first])) if count else None
             if killed or not count:
                 yield first, last, killed
                 continue
             self.note(stage, identity, np.arange(first, last))
-            yield first, last, 0
+            yield first, last, None
             self.clear()
 
     def apart(
@@ -133,12 +136,12 @@ class Suspects:
     def _of(self, stage: str) -> list[Group]:
         return self._groups.get(stage, [])
 
-    def _accuse(self, stage: str, culprits: tuple[Row, ...]) -> None:
+    def _accuse(self, stage: str, culprits: tuple[Row, ...], how: str) -> None:
         """Take these rows out of the groups they are in and put them back, halved if they are several."""
         rows = set(culprits)
         before = max((g.deaths for g in self._of(stage) if set(g.rows) == rows and len(rows) == 1), default=0)
         half = len(culprits) // 2
-        found = [Group(culprits[:half], 0), Group(culprits[half:], 0)] if half else [Group(culprits, before + 1)]
+        found = [Group(culprits[:half], 0), Group(culprits[half:], 0)] if half else [Group(culprits, before + 1, how)]
         self._groups[stage] = [*found, *self._without(stage, rows)]
         self._files.note(self._state, _written(self._groups))
 
@@ -152,13 +155,21 @@ class Suspects:
             self._files.note(self._state, _written(self._groups))
 
     def _without(self, stage: str, rows: set[Row]) -> list[Group]:
-        left = [Group(tuple(r for r in g.rows if r not in rows), g.deaths) for g in self._of(stage)]
+        left = [Group(tuple(r for r in g.rows if r not in rows), g.deaths, g.how) for g in self._of(stage)]
         return [g for g in left if g.rows]
 
 
-def killer(row: int, stage: Stage, deaths: int, step: str = "") -> DeadRow:
+def killer(row: int, stage: Stage, known: Group, step: str = "") -> DeadRow:
     """The end of a row that was alone in a call when workers died."""
-    return DeadRow(row, stage, "WorkerDied", f"killed its worker {deaths} times, alone in its batch", step=step)
+    return DeadRow(row, stage, *death_of(known), step=step)
+
+
+def death_of(known: Group) -> tuple[str, str]:
+    """The error of a row that has killed workers, and the message: it took too long, or how they died of it."""
+    if known.how.startswith(LATE):
+        return "CallTimeout", f"{known.how}; {known.deaths} times, alone in its batch"
+    how = f" ({known.how})" if known.how else ""
+    return "WorkerDied", f"killed its worker {known.deaths} times{how}, alone in its batch"
 
 
 def of_task(task: Task, files: Files = LOCAL) -> Suspects:
@@ -166,11 +177,13 @@ def of_task(task: Task, files: Files = LOCAL) -> Suspects:
     folder = join(task.folder, "suspects")
     name = task.kind if task.kind != "score" else f"{task.shard.number:07d}"
     heir_of = PROBE if task.kind == "score" and task.shard.number == 0 else None
-    return Suspects(folder, name, task.attempt, task.paths, task.blame, heir_of, files)
+    return Suspects(folder, name, task.attempt, task.paths, task.blame, heir_of, files, task.how)
 
 
 def _written(groups: dict[str, list[Group]]) -> bytes:
-    return json.dumps({s: [{"rows": g.rows, "deaths": g.deaths} for g in some] for s, some in groups.items()}).encode()
+    return json.dumps(
+        {s: [{"rows": g.rows, "deaths": g.deaths, "how": g.how} for g in some] for s, some in groups.items()}
+    ).encode()
 
 
 def _read(files: Files, path: str) -> dict[str, list[Group]] | None:
@@ -178,4 +191,7 @@ def _read(files: Files, path: str) -> dict[str, list[Group]] | None:
         known = json.loads(files.read(path))
     except (FileNotFoundError, ValueError):
         return None
-    return {s: [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"]) for g in some] for s, some in known.items()}
+    return {
+        s: [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"], g.get("how", "")) for g in some]
+        for s, some in known.items()
+    }

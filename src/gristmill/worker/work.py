@@ -25,7 +25,7 @@ from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
 from gristmill.plan.beats import LOADING
 from gristmill.plan.contracts import Alive, Elsewhere, Emit, Failure, Item, Left, Outcome, Printed, Tick
-from gristmill.plan.failing import failure_of
+from gristmill.plan.failing import LATE_BY, failure_of
 from gristmill.plan.processes import thread_variables
 from gristmill.plan.secret import Secret, scrub
 from gristmill.worker.commit import ShardCommit, Uncounted, fitting, output_rows
@@ -413,7 +413,7 @@ class CarefulScore:
         place = {row: i for i, row in enumerate(known.places(who)) if i not in refused}
         here = ([place[r] for r in g.rows if r in place] for g in known.open("model"))
         apart = [np.array(rows, dtype=np.int64) for rows in here if rows]
-        dead = [killer(place[g.rows[0]], Stage.MODEL, g.deaths) for g in known.dead("model") if g.rows[0] in place]
+        dead = [killer(place[g.rows[0]], Stage.MODEL, g) for g in known.dead("model") if g.rows[0] in place]
 
         def before(rows: np.ndarray) -> None:
             known.note("model", who, rows) if len(rows) else known.clear()
@@ -511,7 +511,7 @@ class Watch:
                 self.say(limit)
             if now - self._armed > limit / 50:  # arming starts a thread: not at every batch of a quick model
                 self._armed = now
-                faulthandler.dump_traceback_later(limit * 1.02, exit=True)
+                faulthandler.dump_traceback_later(limit * LATE_BY, exit=True)
 
     def over(self, values: Iterator[T]) -> Iterator[T]:
         """The values, with a sign of life before each is made."""
