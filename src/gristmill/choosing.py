@@ -129,7 +129,15 @@ class Held:
 
 
 def choose(
-    files: Files, root: str, uri: str, r: Resolved, *, restart: bool, append: bool, tell: Callable[[str], None]
+    files: Files,
+    root: str,
+    uri: str,
+    r: Resolved,
+    *,
+    restart: bool,
+    append: bool,
+    accept: bool,
+    tell: Callable[[str], None],
 ) -> Choice:
     """Compare what the sink holds with the job. Raises PlanChanged, with a readable difference. `tell` is told which
     files are read again to be compared.
@@ -142,7 +150,7 @@ def choose(
             return Choice(begun, begun.planned, r)
         return Choice(held.claim("restart" if held.claims else "new", r), False, r)
     if begun is not None and (begun.planned or begun.kind in ("append", "restart")):
-        return _unfinished(held, begun, uri, r, append)
+        return _unfinished(held, begun, uri, r, append, accept)
     if held.latest is None:  # a claim without a plan has scored nothing
         return Choice(held.claim("new", r), False, r)
     return _finished(held, held.latest, uri, r, append)
@@ -162,7 +170,8 @@ def _whole(held: Held, begun: Generation, r: Resolved) -> bool:
     return works <= set(begun.files.names(begun.work))
 
 
-def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bool) -> Choice:
+def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bool, accept: bool) -> Choice:
+    accepts = False
     base = held.base_of(begun)
     before = held.inputs(held.members(base), r) if base is not None else {}
     if begun.planned:
@@ -170,6 +179,9 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
         known = {**before, **planned}
         lines = compared(begun, before_others(r, list(known)).fingerprint, known)
         later = tuple(p for p in r.fingerprint.inputs if p not in known)
+        accepts = as_it_is(begun, lines)
+        if accepts and accept:
+            return Choice(begun, True, restricted(r, list(planned)), base, later)
         if not lines and not (later and append and begun.kind == "append" and _refused(begun)):
             return Choice(begun, True, restricted(r, list(planned)), base, later)
         what = "an unfinished run is here, planned for something else"
@@ -181,7 +193,17 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
         if not lines:
             return Choice(begun, False, now, base)
         what = f"a run with --{begun.kind} has begun here, for something else"
-    return _otherwise(held, begun, uri, r, append, f"{uri}: {what}:\n{fingerprint.listed(lines)}")
+    problem = f"{uri}: {what}:\n{fingerprint.listed(lines)}"
+    return _otherwise(held, begun, uri, r, append, problem, accepts)
+
+
+def as_it_is(begun: Generation, lines: Sequence[str]) -> bool:
+    """Whether what a gate has held back can be accepted though the code is another, all that differs being `lines`: all
+    of its rows are committed, so that to publish them runs none.
+    """
+    if not (lines and all(line.startswith("code:") for line in lines) and _refused(begun)):
+        return False
+    return len(receipts.standing(begun.receipts, begun.files)) == len(generations.read_plan(begun).shards)
 
 
 def _refused(begun: Generation) -> bool:
@@ -189,7 +211,9 @@ def _refused(begun: Generation) -> bool:
     return (generations.read_progress(begun) or {}).get("phase") == "gate failed"
 
 
-def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: bool, problem: str) -> Choice:
+def _otherwise(
+    held: Held, begun: Generation, uri: str, r: Resolved, append: bool, problem: str, accepts: bool
+) -> Choice:
     """What a run does beside an unfinished one that is of something else. One that has committed nothing is nothing. An
     append gives it up and adds what is new to the result, if that is of this job. Where nothing is new, nothing is to
     do, and what is not an append is left to be finished by its own job, unless its files stand in the sink. Raises
@@ -207,7 +231,7 @@ def _otherwise(held: Held, begun: Generation, uri: str, r: Resolved, append: boo
             return Choice(None, True, r, held.latest)
         if append and (found.grown or not found.lines):
             return _finished(held, held.latest, uri, r, append)
-    raise PlanChanged(f"{problem}\n{_ways(held, begun, r)}")
+    raise PlanChanged(f"{problem}\n{_ways(held, begun, r, accepts)}")
 
 
 @dataclass(frozen=True)
@@ -253,12 +277,12 @@ class Difference:
         return self.r.job.source.limit is not None or self.r.job.source.sample is not None
 
 
-def _ways(held: Held, begun: Generation | None, r: Resolved) -> str:
+def _ways(held: Held, begun: Generation | None, r: Resolved, accepts: bool = False) -> str:
     """What can be done about a job that is not that of what is here, as a sentence. Every way is accepted as things
     stand; what comes after "then" once that is done.
     """
     kind = None if begun is None else begun.kind
-    found = [] if begun is None else [_put_back(begun, r)]
+    found = [] if begun is None else [_put_back(begun, accepts)]
     why = ""
     if held.latest is not None:
         result = Difference.result(held, r)
@@ -279,14 +303,13 @@ def _ways(held: Held, begun: Generation | None, r: Resolved) -> str:
     return why + ", or ".join([first if first.startswith("put ") else f"use {first}", *rest])
 
 
-def _put_back(begun: Generation, r: Resolved) -> str:
+def _put_back(begun: Generation, accepts: bool) -> str:
     """The way back to an unfinished run: on with it, or, where a gate did not hold for its dead rows, to accept it."""
+    if accepts:
+        return f"{ACCEPT}, then {RETRY} its dead rows with the new code"
     if not (_refused(begun) and (generations.read_progress(begun) or {}).get("rows_dead")):
         return "put it back to go on with that run"
-    then = ""
-    if begun.planned and all(line.startswith("code:") for line in compared(begun, r.fingerprint, r.fingerprint.inputs)):
-        then = f", then {RETRY} its dead rows with the new code"
-    return f"put it back, then {ACCEPT}{then}"
+    return f"put it back, then {ACCEPT}"
 
 
 def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bool) -> Choice:

@@ -295,11 +295,9 @@ class ShardFeed:
             if place == 0 and death.started:
                 self._bury(self._attempts[number], key if blame else "", death, f"shard {number}")
             self._again(number)
-        held = [key.partition(".")[0] for key in death.keys]
-        which = (
-            "the first rows" if held == ["probe"] else f"{'shard' if len(held) == 1 else 'shards'} {', '.join(held)}"
-        )
-        what = f" while it held {which}: tried again" if held else ""
+        shards = [key.partition(".")[0] for key in death.keys]
+        which = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)}" if shards != ["probe"] else "the first rows"
+        what = f" while it held {which}: tried again" if shards else ""
         self._note("warning", f"worker {death.worker} ended ({_how(death)}){what}")
         if self._probing == death.worker:
             self._probing = None

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.choosing import ACCEPT, RESTART, RETRY, Choice, Held, before_others, compared
+from gristmill.choosing import ACCEPT, RESTART, RETRY, Choice, Held, as_it_is, before_others, compared
 from gristmill.commit import publication
 from gristmill.commit.generation import Generation
 from gristmill.commit.reading import committed_letters, dead_letters, letters_of
@@ -99,7 +99,8 @@ def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) 
     where it alone has dead rows, which are nobody's letters before it is published.
     """
     inputs = held.inputs([begun] if begun.base is None else [*held.members(), begun], r)
-    same = not compared(begun, before_others(r, list(inputs)).fingerprint, inputs)  # files that came since do not count
+    lines = compared(begun, before_others(r, list(inputs)).fingerprint, inputs)  # files that came since do not count
+    same = not lines
     if begun.kind in ("new", "restart"):
         if same:
             raise BadJob(
@@ -107,7 +108,8 @@ def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) 
                 "to go on with it, or --restart (restart=True) to begin it anew"
             )
     elif not letters and (dead := committed_letters(begun).num_rows):
-        ways = f"put it back, then {ACCEPT}, then {RETRY} its dead rows with the new code, or use {RESTART}"
+        ways = f"{ACCEPT}, then {RETRY} its dead rows with the new code, or {RESTART}"
+        ways = f"use {ways}" if as_it_is(begun, lines) else f"put it back, then {ways}"
         if same:
             ways = f"use {ACCEPT}, then retry-dead to score its dead rows again, or {RESTART}"
         raise BadJob(

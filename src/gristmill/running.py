@@ -347,7 +347,8 @@ class Run:
         if v.retry:
             code = v.accept_code_change
             return retrying.choose(self._files, self.root, uri, r, accept_code_change=code, tell=self._tell)
-        return choosing.choose(self._files, self.root, uri, r, restart=v.restart, append=self.appends, tell=self._tell)
+        verbs = {"restart": v.restart, "append": self.appends, "accept": v.accept}
+        return choosing.choose(self._files, self.root, uri, r, **verbs, tell=self._tell)
 
     # ------------------------------------------------ scoring
 

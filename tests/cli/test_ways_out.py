@@ -59,18 +59,14 @@ def test_dead_shows_the_rows_of_an_append_whose_gate_did_not_hold(gated: Any) ->
 
 
 def test_fixed_code_after_an_append_whose_gate_did_not_hold(gated: Any) -> None:
-    """Rows of the old code are published: every command says the same two ways, and both work."""
-    old = (gated.path / "fn.py").read_text()
+    """Rows of the old code are published as they are, which runs no code: every command says so, and it works."""
     code(gated.path, "r['x'] / 2")
-    new = (gated.path / "fn.py").read_text()
     for verb in (["run", "job.yaml"], ["run", "job.yaml", "--append"], ["retry-dead", "out", "--job", "job.yaml"]):
         said = gated.run(*verb)
         assert said.code in (2, 4) and "begin it anew" not in said.err
-        assert "put it back, then --accept" in said.err and "--restart (restart=True) to score everything" in said.err
-        assert "then retry-dead --accept-code-change" in said.err
-    (gated.path / "fn.py").write_text(old)
+        assert "use --accept (accept=True) to publish" in said.err and "put it back" not in said.err
+        assert "then retry-dead --accept-code-change" in said.err and "--restart (restart=True) to score" in said.err
     assert gated.run("run", "job.yaml", "--accept").code == 0
-    (gated.path / "fn.py").write_text(new)
     assert "retry-dead --accept-code-change" in gated.run("run", "job.yaml").err
     assert gated.run("retry-dead", "out", "--job", "job.yaml", "--accept-code-change").code == 0
     assert gated.run("verify", "out").code == 0 and "no dead letters" in gated.run("dead", "out").out
@@ -142,3 +138,23 @@ def test_an_option_that_is_named_as_python_does_is_told_as_a_flag(folder: Folder
     assert "types= is --set source.types.NAME=…" in (refused := folder.run(*score)).err, refused.err
     assert folder.run(*score, "--set", "source.types.a=string", "--set", "sink.keep=a").code == 0
     assert "options.names" in folder.run(*score, "--set", "source.names=x").err
+
+
+def test_fixed_code_after_a_first_run_whose_gate_did_not_hold(folder: Any) -> None:
+    """Nothing is published yet, and the function is mended: --accept publishes what the old one scored and calls
+    neither, then the dead rows alone are scored by the new one. With another source that is no way.
+    """
+    (folder.path / "job.yaml").write_text(JOB)
+    code(folder.path, "r['x'] / (r['id'] % 10)")
+    day(folder.path, 0)
+    assert folder.run("run", "job.yaml").code == 3
+    code(folder.path, "1 / 0")
+    assert "use --accept (accept=True) to publish" in folder.run("run", "job.yaml").err
+    accepted = folder.run("run", "job.yaml", "--accept")
+    assert accepted.code == 0, accepted.err
+    before = gm.read(str(folder.path / "out")).to_table()
+    assert before.num_rows == 180
+    code(folder.path, "-1.0")
+    assert folder.run("retry-dead", "out", "--job", "job.yaml", "--accept-code-change").code == 0
+    after = gm.read(str(folder.path / "out")).to_table()
+    assert after.slice(0, 180).equals(before) and after["s"].to_pylist()[180:] == [-1.0] * 20
