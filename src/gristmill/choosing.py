@@ -322,6 +322,11 @@ def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bo
     problem = f"{uri}: holds a result of something else:\n{fingerprint.listed(found.lines)}"
     if append and found.some:
         problem += "\nof a source with limit or sample it cannot be told which rows are new, and nothing is appended"
+    if append and r.job.source.data is not None and any(line.startswith("input:") for line in found.lines):
+        problem += (
+            "\nrows in memory cannot be appended, as new ones cannot be told from changed ones: write them as a file "
+            "of their own (to_parquet) into a folder, and give that folder as the source"
+        )
     raise PlanChanged(f"{problem}\n{_ways(held, None, r)}")
 
 

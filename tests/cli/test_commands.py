@@ -130,6 +130,11 @@ MISTAKES = [
     (("apply", "rows.parquet", "out", "--fn", "scoring:duble"), 2, "scoring:duble"),
     (("apply", "rows.parquet", "out", "--fn", "scorring:double"), 2, "scorring"),
     (("apply", "rows.parquet", "out", "--fn", "double"), 2, "callable 'double': write it as MODULE:NAME"),
+    (
+        ("apply", "rows.parquet", "out", "--fn", "m.joblib"),
+        2,
+        "said in a job file, model: {sklearn: m.joblib}, or gm.Skl",
+    ),
     (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--keep", "idd"), 2, "idd"),
     (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--where", "y > 1"), 2, "y"),
     (

@@ -180,3 +180,25 @@ def test_a_table_is_the_same_wherever_its_copy_lies(tmp_path: Path) -> None:
 
 def odd_alone(rows: list) -> list:
     return [row if row["x"] % 2 else ValueError("even") for row in rows]
+
+
+def test_other_rows_in_memory_are_told_in_words_of_a_table(tmp_path: Path) -> None:
+    """Of a frame that was changed, or of new rows, nothing is said of the file that it is kept in, nor is an append of
+    them, which nobody can make, a way out.
+    """
+    job: dict[str, Any] = {"fn": echo, "batch_format": "rows", "workers": 0, "keep": ["x"]}
+    frame, out = pd.DataFrame({"x": [1, 2, 3]}), str(tmp_path / "out")
+    gm.apply(frame, out, **job)
+    for changed in (frame.assign(x=[1, 2, 4]), pd.DataFrame({"x": [7]})):
+        for verbs in ({}, {"append": True}, {"on_new_files": "append"}):
+            with pytest.raises(gm.errors.PlanChanged, match="table in memory") as refused:
+                gm.apply(changed, out, **job, **verbs)
+            said = str(refused.value)
+            assert (
+                ".table" not in said
+                and "table://" not in said
+                and "--append" not in said
+                and "--restart (restart=True)" in said
+            )
+            assert ("rows in memory cannot be appended" in said) == bool(verbs)
+    assert gm.apply(frame, out, **job).state == "nothing to do"

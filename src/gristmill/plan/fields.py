@@ -10,7 +10,7 @@ ABOUT: dict[str, str] = {
     "job.source": "Where rows come from: a path, a list of paths, or a mapping with uri and options",
     "job.steps": "CPU steps before the model, in order",
     "job.model": "What scores the rows: one of embed, classify, onnx, torchscript, sklearn or call, and its options",
-    "job.post": "Steps after the model; they keep the row count",
+    "job.post": "Steps after the model, given the columns that were read and its answers; they keep the row count",
     "job.sink": "Where the answers go: a folder, or a mapping with uri and options",
     "job.on_null": "What becomes of a row whose model input is null: a dead letter, left out, or given to the model "
     "(a text model reads it as empty text). Of a function's columns it is about those that takes= declares not null "
@@ -19,7 +19,8 @@ ABOUT: dict[str, str] = {
     "job.on_new_files": "What a later run does when the source has new files: refuse, or append them",
     "job.running": "How the job runs; nothing here changes what is computed for a row beyond the last bits",
     "job.gates": "What must hold before anything is published, beyond the exact accounting that is always on",
-    "job.audit": "MODULE:NAME of a function, or several, that may refuse the staged result before it is published",
+    "job.audit": "MODULE:NAME of a function, or several, that may refuse the staged result before it is published: "
+    "each is given an object with counts, dataset(), paths, schema, and raises or returns something false",
     "job.engine": "What runs the job: local, ray or spark, with the engine's own options",
     "job.profiles": "Named changes to this job, chosen with --profile; each is a part of a job, merged over it",
     # -- source

@@ -36,6 +36,7 @@ class Call:
             if not module or not name:
                 raise BadJob(
                     f"callable {self.target!r}: write it as MODULE:NAME or FILE.py:NAME, for example scoring:Scorer"
+                    f"{_saved(self.target)}"
                 )
         elif not callable(self.target):
             raise BadModel(f"{self.target!r} cannot be called: give a function, a class, or 'module:name'")
@@ -219,6 +220,15 @@ class SklearnModel:
 
 
 ModelSpec = FunctionModel | TextEmbedder | TextClassifier | OnnxModel | TorchScriptModel | SklearnModel
+
+
+def _saved(target: str) -> str:
+    """What is to be said of a file that a model was saved to, where code was asked for; "" of any other."""
+    kinds = {"skops": "sklearn", "joblib": "sklearn", "pkl": "sklearn", "onnx": "onnx", "pt": "torchscript"}
+    if (kind := kinds.get(target.rpartition(".")[2])) is None:
+        return ""
+    named = {"sklearn": "SklearnModel", "onnx": "OnnxModel", "torchscript": "TorchScriptModel"}[kind]
+    return f"; a saved model is said in a job file, model: {{{kind}: {target}}}, or gm.{named}({target!r})"
 
 
 # ---------------------------------------------------------------- how a user writes them
