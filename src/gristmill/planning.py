@@ -17,7 +17,7 @@ import pyarrow as pa
 from gristmill import machine
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
 from gristmill.commit.inspections import Inspections, looked_at
-from gristmill.commit.reading import Kinds, published_alone
+from gristmill.commit.reading import Kinds, check_whole, published_alone
 from gristmill.engines import registry as engines
 from gristmill.errors import BadJob, BadModel, BadSource, GateFailed
 from gristmill.observe import units
@@ -213,6 +213,7 @@ def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], li
         if not sinks or sinks == before:
             break
         before = sinks
+    check_whole(alone, sinks)
     if not alone:
         raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
     return fs, alone, stored, doubled

@@ -167,6 +167,22 @@ def test_a_sink_that_publishes_while_the_next_job_lists_it(
     assert sorted(gm.read(job).to_table()["id"].to_pylist()) == list(range(30))
 
 
+def test_a_source_that_is_a_sink_of_which_a_part_has_gone_or_was_cut(source: str, root: str) -> None:  # noqa: F811
+    """Is refused, not scored but for that part, also by a pattern; the way out that is named is one."""
+    run(source, root)
+    part = sorted(Path(root).glob("*.parquet"))[1]
+    whole = part.read_bytes()
+    for what, harm in (("the file is gone", b""), (f"has 100 of its {len(whole):,} bytes", whole[:100])):
+        part.unlink()
+        if harm:
+            part.write_bytes(harm)
+        for uri in (root, f"{root}/part-*"):
+            with pytest.raises(gm.BadSource, match=f"{part.name}: is published, but {what}: run the job of that sink"):
+                gm.apply(uri, fn=first_two, workers=0)
+        run(source, root)
+        assert gm.apply(root, fn=first_two, workers=0).num_rows == 30
+
+
 def first_two(batch: dict[str, Any]) -> dict[str, Any]:
     """Rows as they are."""
     return {"id": batch["id"], "y": batch["y"]}

@@ -105,9 +105,9 @@ Kinds = Mapping[str, pa.DataType]
 
 @dataclass(frozen=True)
 class Published:
-    """The files of a sink's result, and the types of the columns in its folders."""
+    """The files of a sink's result, with the bytes of each, and the types of the columns in its folders."""
 
-    names: frozenset[str]
+    sizes: Mapping[str, int]
     keys: Kinds
 
     @staticmethod
@@ -117,9 +117,9 @@ class Published:
             return None
         result = latest(folder)
         if result is None:
-            return Published(frozenset(), {})
+            return Published({}, {})
         keys, schema = result.body["partition_by"], decode_schema(result.body["output_schema"])
-        return Published(frozenset(live.name for live in result.live()), {n: schema.field(n).type for n in keys})
+        return Published({f.name: f.bytes for f in result.live()}, {n: schema.field(n).type for n in keys})
 
 
 def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict[str, Kinds], dict[str, Published]]:
@@ -133,7 +133,7 @@ def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict
     for file in files:
         if "://" not in file.path and _PART.match(os.path.basename(file.path)):
             sink, inside = _sink_of(file.path, known)
-            if sink is not None and inside not in sink.names:
+            if sink is not None and inside not in sink.sizes:
                 continue
             if sink is not None and sink.keys:
                 kinds[file.path] = sink.keys
@@ -151,6 +151,23 @@ def _sink_of(path: str, known: dict[str, Published | None]) -> tuple[Published |
         if known[folder] is not None or above == folder:
             return known[folder], inside.replace(os.sep, "/")
         folder, inside = above, f"{name}/{inside}"
+
+
+def check_whole(files: Sequence[SourceFile], sinks: Mapping[str, Published]) -> None:
+    """Raises BadSource where a published file of a sink that is read was cut, or is gone from beside such as stand."""
+    sizes = {f.path: f.size for f in files}
+    folders = {os.path.dirname(path) for path in sizes}
+    for folder, sink in sinks.items():
+        for name, size in sink.sizes.items():
+            path = join(folder, name)
+            if os.path.dirname(path) not in folders or not _PART.match(os.path.basename(name)):
+                continue
+            if sizes.get(path, size) != size or not (path in sizes or os.path.exists(path)):
+                what = f"has {sizes[path]:,} of its {size:,} bytes" if path in sizes else "the file is gone"
+                raise BadSource(
+                    f"{path}: is published, but {what}: run the job of that sink again, which puts it back where "
+                    "its rows are still kept"
+                )
 
 
 def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:
