@@ -58,9 +58,11 @@ def worst(errors: Mapping[str, float]) -> str:
 
 
 def _why(errors: Mapping[str, float]) -> str:
-    """The worst errors, and what to do about answers that are no numbers."""
+    """The worst errors, and what to do about answers that are no numbers, and about rows that hold nothing."""
     keep = "; rows with NaN or infinite answers are published with on_nan keep (--on-nan keep, on_nan='keep')"
-    return worst(errors) + (keep if {"NaN", "Infinite"} & errors.keys() else "")
+    skip = "; rows with nulls are left out with on_null skip (--on-null skip, on_null='skip'), as another job"
+    told = keep if {"NaN", "Infinite"} & errors.keys() else ""
+    return worst(errors) + told + (skip if {"NullText", "NullFeature", "NullColumn"} & errors.keys() else "")
 
 
 def account(counts: Counts, planned: int | None) -> None:

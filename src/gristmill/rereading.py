@@ -89,7 +89,9 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
                 reasons[path] += ", though its size and time are those of the plan"
             out[path] = fingerprint.other_content(digest, reasons[path]) if path in reasons else digest
         for path in touched.keys() - same.keys():
-            out[path] = fingerprint.other_content(stored[path], "its rows are stored otherwise than planned")
+            out[path] = fingerprint.other_content(
+                stored[path], "its rows begin elsewhere than planned: it was written anew"
+            )
         inspections.note_same(members[-1], [f.file for path, f in same.items() if path not in reasons])
     now = {f.file.path: f for f in r.files}
     for path in inspections.noted_same(members):

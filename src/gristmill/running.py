@@ -641,6 +641,11 @@ class Run:
         publishing.publish(self.generation, self._about(whole), whole.live)
         if (repeated := ids.said(publication.published(self.root, self._files))) is not None:
             self._note("warning", repeated)
+        if self.generation.kind == "append":
+            added = units.plural(counts.rows_in, "row"), units.plural(len(self.plan.shards.files), "new file")
+            self._note(
+                "info", f"added {added[0]} of {added[1]}; rows and files of the report are those of the whole result"
+            )
         if self.generation.kind == "retry-dead" and counts.ok:
             rows = units.plural(counts.ok, "retried row stands", "retried rows stand")
             self._note("info", f"{rows} after the others, in files of their own")

@@ -158,3 +158,21 @@ def test_fixed_code_after_a_first_run_whose_gate_did_not_hold(folder: Any) -> No
     assert folder.run("retry-dead", "out", "--job", "job.yaml", "--accept-code-change").code == 0
     after = gm.read(str(folder.path / "out")).to_table()
     assert after.slice(0, 180).equals(before) and after["s"].to_pylist()[180:] == [-1.0] * 20
+
+
+def test_what_was_added_and_dead_rows_of_text_are_told_as_they_stand(folder: Any) -> None:
+    """A record that could not be read is shown as its line, at its byte, with what is wrong; an append says how many
+    rows it has added; a source's file that was removed is not in the source any more.
+    """
+    (folder.path / "fn.py").write_text("def score(rows):\n    return [{'s': 1.0} for r in rows]\n")
+    (folder.path / "job.yaml").write_text(JOB + "gates: {min_ok: 0.5}\n")
+    (folder.path / "in").mkdir()
+    (folder.path / "in" / "a.jsonl").write_text('{"id": 1}\n{"id": 9, "t": "broken\n')
+    assert folder.run("run", "job.yaml").code == 0
+    shown = folder.run("dead", "out").out
+    assert "a.jsonl, byte 10" in shown and '\n  {"id": 9, "t": "broken' in shown
+    assert "Unterminated string starting at character 15 of the line" in shown
+    (folder.path / "in" / "b.jsonl").write_text('{"id": 3}\n{"id": 4}\n')
+    assert "added 2 rows of 1 new file" in folder.run("run", "job.yaml", "--append").err
+    (folder.path / "in" / "b.jsonl").unlink()
+    assert "b.jsonl is not in the source any more" in folder.run("run", "job.yaml").err

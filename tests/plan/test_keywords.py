@@ -171,3 +171,22 @@ def test_ways_out_of_what_was_read(tmp_path: Path) -> None:
 def doubled_twice(batch: dict[str, Any]) -> dict[str, Any]:
     """A row-wise function that gives vectors."""
     return {"v": np.stack([batch["x"], batch["x"] * 2], axis=1).astype("float32")}
+
+
+@pytest.mark.parametrize("name", ["worker", "workers", "n_jobs", "processes"])
+def test_workers_of_a_map_are_named_as_elsewhere(name: str) -> None:
+    """What other libraries call it leads to the map's own option."""
+    with pytest.raises(gm.BadJob, match="did you mean 'max_parallelism'"):
+        gm.map(len, ["a"], **{name: 2})
+
+
+def test_rows_of_nulls_name_the_option_that_leaves_them_out(tmp_path: Path) -> None:
+    """A gate that does not hold for empty texts says how rows without text are left out."""
+    (tmp_path / "in.csv").write_text("text,n\n" + "a,1\n,2\n" * 20)
+    model = gm.model(echoed, takes={"text": "string not null"})
+    with pytest.raises(gm.GateFailed, match="--on-null skip"):
+        gm.Job(gm.source(str(tmp_path / "in.csv")), model, gm.sink(str(tmp_path / "out")), workers=0).run()
+
+
+def echoed(batch: dict) -> dict:
+    return {"n": [len(t) for t in batch["text"]]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -242,13 +243,31 @@ def _listed(letters: Any, tracebacks: bool) -> None:
     for row in letters.to_pylist():
         copy = f" copy {row['copy']} of {row['copies']}" if row["copy"] is not None else ""
         lines = [
-            clip(f"{row['source']}:{row['position']}{copy}", width),
+            clip(f"{row['source']}{_at(row)}{copy}", width),
             clip(f"  {row['error']}: {row['message']}", width),
-            clip(f"  {row['payload']}", width),
+            clip(f"  {_payload(row['payload'])}", width),
         ]
         if tracebacks and row.get("traceback"):
             lines += ["    " + clean(line) for line in row["traceback"].rstrip().split("\n")]
         sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _at(row: dict[str, Any]) -> str:
+    """Where a row stands in its file: a record of text by its first byte, which no editor is to take for a line."""
+    from gristmill.io.registry import by_bytes
+
+    return f", byte {row['position']:,}" if by_bytes(row["source"]) else f":{row['position']}"
+
+
+def _payload(payload: str | None) -> str | None:
+    """A record that could not be read, as the text that it is, if it is some."""
+    held = json.loads(payload) if payload and payload.startswith('{"base64": ') else None
+    if not isinstance(held, dict) or list(held) != ["base64"] or not isinstance(held["base64"], str):
+        return payload
+    try:
+        return base64.b64decode(held["base64"], validate=True).decode("utf-8")
+    except ValueError:
+        return payload
 
 
 # ---------------------------------------------------------------- verify

@@ -217,7 +217,7 @@ def _decoded(line: bytes) -> dict[str, Any]:
             "UnicodeDecodeError", f"not UTF-8: byte 0x{line[e.start]:02x} at byte {e.start} of the line"
         ) from None
     except json.JSONDecodeError as e:
-        raise _Bad("JSONDecodeError", f"{e.msg} at character {e.pos} of the line") from None
+        raise _Bad("JSONDecodeError", f"{e.msg.removesuffix(' at')} at character {e.pos} of the line") from None
     except RecursionError:
         raise _Bad("JSONDecodeError", "nested too deeply") from None
     if not isinstance(value, dict):

@@ -52,7 +52,8 @@ class Partitioned:
         for name in self.columns:
             if name not in schema.names:
                 raise BadJob(
-                    f"partition_by has {name!r}, which is no output column: those are {', '.join(schema.names)}"
+                    f"partition_by has {name!r}, which is no output column: those are {', '.join(schema.names)}; "
+                    "one of the source is named in keep (--keep, keep=), too"
                 )
             field = schema.field(name)
             kind = plain(field.type)

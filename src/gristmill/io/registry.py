@@ -16,7 +16,7 @@ from gristmill.plan.job import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["check", "format_options", "reading", "sink_format", "source_format", "suffix_of", "unify"]
+__all__ = ["by_bytes", "check", "format_options", "reading", "sink_format", "source_format", "suffix_of", "unify"]
 
 _COMPRESSED = (".gz", ".zst", ".bz2")
 
@@ -121,6 +121,11 @@ def suffix_of(path: str) -> str:
     stem = name[: len(name) - len(outer)]
     dot = stem.rfind(".")
     return (stem[dot:] if dot >= 0 else "") + outer
+
+
+def by_bytes(path: str) -> bool:
+    """Whether rows of such a file are told apart by the byte at which they begin, as far as its suffix tells."""
+    return _by_suffix(suffix_of(path)) in ("csv", "tsv", "jsonl")
 
 
 def _by_suffix(suffix: str) -> str | None:

@@ -309,6 +309,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
             lines.append(f"{section}: {name} is gone (put it back to go on as before)")
         elif name.startswith(HELD) and None in (before, now):
             lines += [] if _OTHER_TABLE in lines else [_OTHER_TABLE]
+        elif section == "input" and now is None:
+            lines.append(f"input: {name} is not in the source any more")
         elif before is None or now is None:
             lines.append(f"{section}: {name} is {'new' if before is None else 'gone'}")
         elif section == "input":

@@ -21,6 +21,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 # ---------------------------------------------------------------- names
 
 
+_WORKERS = {"worker", "workers", "n_workers", "max_workers", "n_jobs", "jobs", "processes", "concurrency"}  # elsewhere
+
+
 def unknown(where: str, name: str, names: Iterable[str]) -> BadJob:
     """The error for an option that is not there, with the one that was probably meant, or all that there are."""
     import difflib
@@ -28,6 +31,8 @@ def unknown(where: str, name: str, names: Iterable[str]) -> BadJob:
     known = sorted(names)
     by_fold = {n.casefold(): n for n in known}
     near = difflib.get_close_matches(name.casefold(), by_fold, 1)
+    if name.casefold() in _WORKERS and "max_parallelism" in known:
+        near = ["max_parallelism"]
     hint = f"did you mean {by_fold[near[0]]!r}?" if near else f"it has {', '.join(known)}"
     return BadJob(f"{where} has no option {name!r}: {hint}")
 
