@@ -124,7 +124,7 @@ MISTAKES = [
     ((), 2, "Usage: gristmill"),
     (("emebd",), 2, "no command 'emebd': did you mean 'embed'? (gristmill --help)"),
     (("embed", "a", "b"), 2, "missing option '--model'"),
-    (("apply", "rows.parquet"), 2, "issing"),
+    (("apply", "rows.parquet", "--fn", "scoring:double"), 2, "missing SOURCE or SINK: name the rows, then"),
     (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--kep", "id"), 2, "--kep"),
     (("apply", "rows.parqet", "out", "--fn", "scoring:double"), 2, "rows.parquet"),
     (("apply", "rows.parquet", "out", "--fn", "scoring:duble"), 2, "scoring:duble"),

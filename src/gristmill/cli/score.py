@@ -20,7 +20,15 @@ from gristmill.plan.specs import Call, FunctionModel, ModelSpec, TextClassifier,
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOURCES = click.argument("source", nargs=-1, required=True, metavar="SOURCE...")
+
+def _sources(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """One name alone is taken for the sink: which of the two is missing, only the person knows."""
+    if not value and not ctx.resilient_parsing:
+        raise click.UsageError("missing SOURCE or SINK: name the rows, then the folder for the answers", ctx)
+    return value
+
+
+SOURCES = click.argument("source", nargs=-1, metavar="SOURCE...", callback=_sources)
 SINK = click.argument("sink", metavar="SINK")
 
 
