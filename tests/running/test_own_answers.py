@@ -210,12 +210,13 @@ def frames(how: str) -> Any:
             "floats": lambda: (
                 df.set_index(df.index.astype(float)).sort_values("x").assign(y=lambda d: d["id"] * 10)[["y"]]
             ),
-            "texts": lambda: pd.DataFrame({"y": by["id"] * 10}).pipe(lambda d: d.set_index(d.index.astype(str))),
             "arrow": lambda: pa.Table.from_pandas(pd.DataFrame({"y": by["id"] * 10})),
             "arrow backwards": lambda: pa.Table.from_pandas(pd.DataFrame({"y": df["id"] * 10})[::-1]),
             "a rank": lambda: pd.DataFrame({"y": df["id"] * 10}).set_index(
                 (df["x"].rank() - 1).astype(int).rename("rank")
             ),
+            "numbers of its own": lambda: pd.DataFrame({"y": (df["id"] * 10).to_numpy()}, index=df["k"].to_numpy()),
+            "texts": lambda: pd.DataFrame({"y": by["id"] * 10}).pipe(lambda d: d.set_index(d.index.astype(str))),
             "by id": lambda: pd.DataFrame({"y": by.set_index("id")["x"]}),
         }[how]()
 
@@ -226,7 +227,7 @@ def frames(how: str) -> Any:
     "how",
     [
         *("frame", "series", "two series", "grouped", "backwards", "labels", "from one", "indexed", "counted"),
-        *("index by name", "keyed", "by group", "floats", "texts", "arrow", "arrow backwards"),
+        *("index by name", "keyed", "by group", "floats", "arrow", "arrow backwards"),
     ],
 )
 @pytest.mark.parametrize("stage", ["model", "step", "post"])
@@ -247,13 +248,16 @@ def test_what_pandas_has_sorted_is_put_back_in_order(tmp_path: Path, how: str, s
     assert found["y"].to_pylist() == [10 * i for i in range(6)]
 
 
-@pytest.mark.parametrize("how", ["array beside", "repeated", "two halves", "by id", "a rank"])
+@pytest.mark.parametrize(
+    "how", ["array beside", "repeated", "two halves", "by id", "a rank", "numbers of its own", "texts"]
+)
 def test_an_index_that_does_not_tell_which_row_is_which_is_refused(tmp_path: Path, how: str) -> None:
     """What it could mean is said, with the way to say so."""
     pytest.importorskip("pandas")
     model = gm.model(frames(how), batch_format="pandas")
     with pytest.raises(BadOutput, match=r"column 'y' of pandas .*sort_index\(\)"):
-        gm.Job(pa.table({"id": range(6), "x": SORTED}), model, str(tmp_path / "out"), workers=0).run()
+        source = pa.table({"id": range(6), "x": SORTED, "k": [3, 1, 0, 5, 4, 2]})
+        gm.Job(source, model, str(tmp_path / "out"), workers=0).run()
 
 
 def test_a_filter_s_sorted_mask_is_of_its_rows(tmp_path: Path) -> None:
@@ -367,3 +371,17 @@ def test_text_that_is_no_utf8_is_one_dead_row(tmp_path: Path, minilm_int8: Path,
         report = gm.Job(source, lambda b: {"y": b["id"]}, sink, workers=0, gates=gates).run()
     assert report.read().to_table()["id"].to_pylist() == [0, 2] or how == "partition"
     assert report.dead().column("position").to_pylist() == [1]
+
+
+def test_the_index_of_the_source_s_own_frame_is_a_column_of_data(tmp_path: Path) -> None:
+    """A file that pandas wrote of a shuffled frame names its index; tables that a function makes of it are in order."""
+    pd = pytest.importorskip("pandas")
+    pd.DataFrame({"x": range(50)}).sample(frac=1, random_state=1).to_parquet(tmp_path / "in.parquet")
+
+    def doubled(t: pa.Table) -> pa.Table:
+        return t.append_column("y", pa.array([2 * v for v in t["x"].to_pylist()])).drop_columns(["x"])
+
+    sink, double = gm.sink(str(tmp_path / "out"), keep=["x"]), gm.model(doubled, batch_format="arrow")
+    found = gm.Job(str(tmp_path / "in.parquet"), double, sink, workers=0).run().read().to_table()
+    assert found["y"].to_pylist() == [2 * v for v in found["x"].to_pylist()]
+    assert found["__index_level_0__"].to_pylist() == found["x"].to_pylist()

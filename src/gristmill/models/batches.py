@@ -46,8 +46,9 @@ def to_batch(table: pa.Table | pa.RecordBatch, batch_format: str) -> Any:
         return to_pandas(table)
     if batch_format == "polars":
         return require("polars", "polars", "batch_format='polars'").from_arrow(owned(table))
-    if batch_format == "arrow":
-        return owned(table)
+    if batch_format == "arrow":  # of an index that the source's file names, a function would make its answers' order
+        own_metadata = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"pandas"}
+        return owned(table.replace_schema_metadata(own_metadata))
     return {name: own(to_numpy(table.column(i))) for i, name in enumerate(table.column_names)}
 
 
@@ -421,7 +422,9 @@ class _Found:
             return table
         told = json.loads(table.schema.metadata[b"pandas"])["index_columns"]
         names = [c for c in told if isinstance(c, str)]
-        if set(names) - set(table.column_names) or (ROW in table.column_names and ROW in self.given):
+        if set(names) - set(table.column_names) or set(names) & set(self.given):
+            return table  # nothing of this batch's, or columns that were given
+        if ROW in table.column_names and ROW in self.given:
             return table
         values = [n for n in table.column_names if n not in names or not n.startswith("__index_level_")]
         ranges = [c for c in told if isinstance(c, dict) and c.get("kind") == "range"]
@@ -448,6 +451,8 @@ class _Found:
         if theirs == "one by one":
             return None
         told, doubtful = _told([level for level in levels if level.name not in self.given], len(levels) == 1)
+        if told and self._holds(levels):
+            told, doubtful = [], True
         if told and all(np.array_equal(order, told[0]) for order in told):
             return None if (np.diff(told[0]) > 0).all() else told[0]
         if not told and not doubtful and theirs != "no":
@@ -458,6 +463,13 @@ class _Found:
             "return the index that was given (sort_index() puts values in its order), or, if they are in the order of "
             "the rows, use reset_index(drop=True)",
         )
+
+    def _holds(self, levels: list[Any]) -> bool:
+        """Whether a column given holds, row by row, what a level without a name says: it may be that column's."""
+        wholes = [] if self._table is None else [c for c in self._table.columns if pa.types.is_integer(c.type)]
+        said = [n for level in levels if level.name is None and (n := _whole(level)) is not None]
+        moved = [n for n in said if (np.diff(n) < 0).any()]
+        return any(np.array_equal(column.to_numpy(), n) for n in moved for column in wholes)
 
     def _as_given(self, levels: list[Any]) -> str:
         """What levels named like given columns hold: none of these (no), or what was given, with rows that are alike
@@ -571,7 +583,7 @@ def _told(levels: list[Any], alone: bool) -> tuple[list[np.ndarray], bool]:
     """Orders that levels of an index tell, of rows that were given as 0, 1, …; and whether one may tell another: with a
     name of its own it could be a rank.
     """
-    told, doubtful = [], False
+    told, doubtful = [], any(map(_written_numbers, levels))
     for name, found in [(v.name, n) for v in levels if (n := _whole(v)) is not None]:
         order, ours = np.argsort(found, kind="stable"), name in (None, "index")
         ascending = bool((np.diff(found) > 0).all())
@@ -584,10 +596,16 @@ def _told(levels: list[Any], alone: bool) -> tuple[list[np.ndarray], bool]:
     return told, doubtful
 
 
+def _written_numbers(level: Any) -> bool:
+    """Whether texts are the numbers 0, 1, … in another order: those of the rows, or labels that look so."""
+    if level.inferred_type != "string" or not level.str.fullmatch("[0-9]{1,9}").all():
+        return False
+    numbers = level.astype("int64").to_numpy()
+    return bool((np.sort(numbers) == np.arange(len(numbers))).all() and (np.diff(numbers) < 0).any())
+
+
 def _whole(level: Any) -> np.ndarray | None:
-    """A level of an index as whole numbers, if it is made of them, or of texts of them."""
-    if level.inferred_type == "string" and level.name is None and level.str.fullmatch("[0-9]{1,9}").all():
-        level = level.astype("int64")
+    """A level of an index as whole numbers, if it is made of them."""
     if level.inferred_type not in ("integer", "floating") or level.hasnans:
         return None
     numbers = level.to_numpy(dtype=np.float64 if level.inferred_type == "floating" else np.int64)
