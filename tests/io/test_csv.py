@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gristmill.errors import BadJob, BadSource
@@ -82,6 +82,7 @@ def test_what_python_writes_is_read_back_by_any_ranges(
 
 
 @settings(max_examples=300, deadline=None)
+@example(body=',\r"\n","', picks=[], block_bytes=1000)
 @given(
     body=st.text(st.sampled_from('",\n\rab'), max_size=60),
     picks=st.lists(st.integers(0, 60), max_size=4),

@@ -66,6 +66,8 @@ class Fields:
     def _table(self, found: Lines, part: np.ndarray) -> pa.Table | None:
         import pyarrow as pa
 
+        if len(part) > 1 and _returns(found, part):
+            return None
         try:
             nulls = NULLS if self._nulls is None else self._nulls
             rows = self.parsed(found, part, self._names, self._wire, self._dialect, nulls, ones=self._ones)
@@ -272,3 +274,15 @@ def _not_text(found: Lines, i: int) -> BadRow:
 
 def _bad(found: Lines, i: int, error: str, message: str) -> BadRow:
     return BadRow(int(found.position[i]), found.line(i), error, message)
+
+
+def _returns(found: Lines, part: np.ndarray) -> bool:
+    """Whether a carriage return stands in the records without a newline after it, where pyarrow ends one: in a quoted
+    field it is a value's, else as many rows as records may come of it by chance, and other ones.
+    """
+    first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
+    if found.data.find(b"\r", first, last) < 0:
+        return False
+    octets = np.frombuffer(found.data, dtype=np.uint8)[first:last]
+    at = np.flatnonzero(octets[:-1] == 13)
+    return bool((octets[at + 1] != 10).any())

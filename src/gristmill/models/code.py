@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copyreg
 import functools
 import hashlib
 import inspect
@@ -104,8 +105,8 @@ def digests_of_code(
 
 
 def code_in(value: Any) -> list[Any]:
-    """The functions and classes, but Python's own, that are found in an object as pickle would save it; its data is not
-    looked at. Raises BadModel for what pickle cannot save.
+    """The functions and classes, but Python's own, that are found in an object as pickle would save it, or, where it
+    could not, in its attributes; its data is not looked at. Raises BadModel for what nobody can go through.
     """
     parts = _Parts()
     try:
@@ -125,11 +126,20 @@ class _Parts(pickle.Pickler):
         return len(data)
 
     def reducer_override(self, value: Any) -> Any:
-        """Functions and classes are noted, and need not be such as pickle finds again."""
+        """Functions and classes are noted, and need not be such as pickle finds again; a lock or a connection, which it
+        cannot save, has no code of its own.
+        """
         named = isinstance(value, (type, types.FunctionType))
         kind = value if named else type(value)
         self.found[id(kind)] = kind
-        return (str, ()) if named and value is not str else NotImplemented
+        if named or isinstance(value, types.ModuleType):
+            return NotImplemented if value is str else (str, ())
+        try:
+            made = copyreg.dispatch_table.get(kind)
+            reduced = value.__reduce_ex__(5) if made is None else made(value)
+        except Exception:
+            return str, (), dict(getattr(value, "__dict__", {}))
+        return (str, ()) if isinstance(reduced, str) else reduced
 
 
 def not_compared(code: dict[str, str]) -> str | None:

@@ -36,6 +36,7 @@ NO_MODEL = f"{NOT_COMPARED}nothing in it looks like a model"
 TOO_MANY = f"{NOT_COMPARED}more than {MOST_FILES:,} files"
 UNREADABLE = f"{NOT_COMPARED}it cannot be read"
 BY_TIMES = "by names, sizes and times "  # before the digest of these
+_SUFFIX = re.compile(r"\.[\w*?\[\]-]+$")  # of a pattern: a sentence with a question mark has none
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -91,7 +92,7 @@ def named_files(
             digest = UNREADABLE
         if digest is not None:
             yield name, digest
-        if absent is not None and digest in (None, NO_MODEL):
+        if absent is not None and digest in (None, NO_MODEL) and (named[1] or not glob.has_magic(text)):
             absent[name] = named
 
 
@@ -101,23 +102,45 @@ def _path(item: str | bytes | os.PathLike[str]) -> str:
 
 
 def place_of(name: str) -> str:
-    """Where that is which `named_files` named so, seen from this folder."""
-    return os.path.abspath(_path(name))
+    """Where that is which `named_files` named so, seen from this folder, in whose own name no `[` is a pattern."""
+    path = _path(name)
+    if os.path.lexists(path) or not glob.has_magic(path):
+        return os.path.abspath(path)
+    return os.path.join(glob.escape(os.getcwd()), path)
 
 
-def stamp_of(place: str, digest: str, stamp: str | None = None, apart: Collection[str] = ()) -> str | None:
-    """Sizes, times and inodes of what is at a place, where it has the digest that `named_files` gave it: for certain
-    if these are those of `stamp`. None where it has not, or is gone.
+@dataclass(frozen=True)
+class Stamp:
+    """The files that a name stood for when it had its digest: their root, and size, times and inode of each."""
+
+    root: str
+    files: Mapping[str, str]
+
+
+def stamp_of(place: str, digest: str, stamp: Stamp | None = None, apart: Collection[str] = ()) -> Stamp | None:
+    """The stamp of what is at a place, where it has the digest that `named_files` gave it: for certain if its files are
+    as they were in `stamp`. What came into a folder since is none of it: the code may have made it. None where a file
+    is another one, or gone.
     """
+    if stamp is not None:
+        try:
+            now = _stats(stamp.files)
+            if now == stamp.files or _digest(Path(stamp.root), [Path(p) for p in stamp.files]) == digest:
+                return Stamp(stamp.root, now)
+        except OSError:
+            pass  # gone; or this is another machine, or folder
     try:
         found = _found(place, True, apart)
-        if not isinstance(found, tuple):
-            return None
-        stats = ((path, path.stat()) for path in found[1])
-        now = table_digest({str(p): f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for p, s in stats})
-        return now if now == stamp or _digest(*found) == digest else None
+        if isinstance(found, tuple) and _digest(*found) == digest:
+            return Stamp(str(found[0]), _stats(map(str, found[1])))
     except OSError:
-        return None
+        pass
+    return None
+
+
+def _stats(paths: Iterable[str]) -> dict[str, str]:
+    stats = ((path, os.stat(path)) for path in paths)
+    return {path: f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in stats}
 
 
 def there(text: str, sure: bool) -> bool:
@@ -135,9 +158,11 @@ def _found(text: str, sure: bool, apart: Collection[str] = ()) -> tuple[Path, li
     try:
         kind = os.stat(text).st_mode
     except (OSError, ValueError):
-        return _matching(text, apart) if glob.has_magic(text) and (sure or os.path.splitext(text)[1]) else None
+        return _matching(text, apart) if glob.has_magic(text) and (sure or _SUFFIX.search(text)) else None
     path = Path(text)
     if stat.S_ISREG(kind):
+        if apart and os.path.realpath(text) in apart:
+            return None  # the job's own log
         return (path, [path]) if sure or path.suffix else None
     if not stat.S_ISDIR(kind):
         return None
@@ -151,7 +176,10 @@ def _found(text: str, sure: bool, apart: Collection[str] = ()) -> tuple[Path, li
 
 def _matching(pattern: str, apart: Collection[str]) -> tuple[Path, list[Path]] | str | None:
     """The files that a text with `*`, `?` or `[…]` stands for."""
-    root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
+    plain = (re.sub(r"\[([*?[])\]", r"\1", part) for part in Path(pattern).parts)
+    parts = zip(plain, Path(pattern).parts, strict=True)
+    fixed = itertools.takewhile(lambda pair: not glob.has_magic(pair[1]) or glob.escape(pair[0]) == pair[1], parts)
+    root = Path(*(part for part, _ in fixed))
     if "**" in pattern and below(root, apart) is None:
         return TOO_MANY
     found = list(itertools.islice(glob.iglob(pattern, recursive=True), MOST_FILES + 1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gristmill.errors import BadJob, PlanChanged
-from gristmill.models.files import BY_TIMES, place_of, stamp_of
+from gristmill.models.files import BY_TIMES, Stamp, place_of, stamp_of
 from gristmill.models.making import is_shuffled, is_steady
 from gristmill.models.modules import content, local_file, named, on_disk, package_digest, read
 from gristmill.models.values import Held
@@ -54,7 +54,7 @@ class Named:
     name: str
     what: str
     digest: str
-    stamp: str | None
+    stamp: Stamp | None
     apart: frozenset[str]
 
 

@@ -208,6 +208,8 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
     path = model_file(spec.model, "scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"))
     digests = digests_of(path.parent, [path], spec.sha256, spec.name)  # before the file is opened
     estimator = load_estimator(spec)
+    # Before it is asked anything: what parts of it make at their first call is no part of the file.
+    code = tuple(c for c in code_in(estimator) if (c.__module__ or "").partition(".")[0] not in _STACK)
     features = features_of(spec, estimator)
     check_columns(schema, features, spec.name, "was fitted with column")
     if schema is not None and takes_documents(estimator):
@@ -225,7 +227,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         keeps_columns=True,
         filled=() if missing or asked else features,
         notes=(f"{spec.name} gave a row of nulls an answer, so that rows with nulls are scored",) if asked else (),
-        code=tuple(c for c in code_in(estimator) if (c.__module__ or "").partition(".")[0] not in _STACK),
+        code=code,
     )
 
 
