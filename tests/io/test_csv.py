@@ -191,6 +191,9 @@ def test_tabs_and_no_quotes(scratch: Any, planned: Any) -> None:
     [
         (b"a;b\n1;x, y\n", {}, [{"a": 1, "b": "x, y"}]),
         (b'a\t"b;c"\n1\t2\n', {}, [{"a": 1, "b;c": 2}]),
+        (b"a;b\n1;\xff\n2;x\n", {}, [{"a;b": "2;x"}]),
+        (b"how old; in years?\n39\n40\n", {}, [{"how old; in years?": 39}, {"how old; in years?": 40}]),
+        (b"a|b;c\n1|2;3\n", {}, [{"a|b": "1|2", "c": 3}]),
         (b'"a;\nb";c\n1;2\n', {}, [{"a;\nb": 1, "c": 2}]),
         (b'"a;b"\n1;2\n', {}, [{"a;b": "1;2"}]),
         (b"a;b,c\n1,2\n", {}, [{"a;b": 1, "c": 2}]),

@@ -329,3 +329,13 @@ def test_a_key_that_the_sample_did_not_show(scratch: Any, planned: Any, line: by
         scratch.file("y.jsonl", b"\n".join(lines)), types={"u": pa.struct({"n": pa.string()}), "rare": "string"}
     )
     assert said is None or "rare" not in said or sum(r["rare"] is not None for r in told.read().pylist()) == 3
+
+
+def test_a_condition_leaves_out_rows_with_keys_that_the_sample_did_not_show(scratch: Any, planned: Any) -> None:
+    """They are none that anybody asked for."""
+    lines = [b'{"i": %d, "p": "%s"}' % (i, b"x" * 60) for i in range(300)]
+    lines[150] = b'{"i": 150, "p": "x", "rare": 1}'
+    lines[20] = b'{"i": 20, "p": "x", "rare": 1}'
+    plan = planned(scratch.file("x.jsonl", b"\n".join(lines)), options={"sample_bytes": 1000})
+    read = plan.read(where="i < 100")
+    assert (read.rows.num_rows, read.filtered, [b.error for b in read.bad]) == (99, 200, ["UnknownKey"])

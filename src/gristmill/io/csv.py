@@ -157,20 +157,28 @@ def _layout(stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Lay
         if names is not None and len(names) != len(fields):
             raise BadSource(f"{stream.path}: names has {len(names)} columns, the file's first record {len(fields)}")
         if header:
-            plain = names is None and len(fields) == 1 and "delimiter" not in options
-            if plain and (other := _other(stream.path, record, dialect)):
+            plain = names is None and len(fields) == 1 and "delimiter" not in options and dialect.delimiter == b","
+            if plain and (other := _other(stream.path, found, dialect)):
                 return _layout(stream, other, {**options, "delimiter": other.delimiter})
             return Layout(_unique(stream.path, names or fields), ends, dialect)
         return Layout(_unique(stream.path, names or [f"f{i}" for i in range(len(fields))]), begins, dialect)
     return Layout(tuple(names or ()), 0, dialect)
 
 
-def _other(path: str, header: bytes, dialect: Dialect) -> Dialect | None:
-    """The dialect of a header that is one field in this one: of the usual separators the one that makes most of it."""
-    marks = [mark for mark in (b"\t", b";", b"|", b",") if mark in header and mark != dialect.delimiter]
-    fields = {mark: len(_split(path, header, replace(dialect, delimiter=mark))) for mark in marks}
-    best = max(fields, key=lambda mark: fields[mark], default=b"")
-    return replace(dialect, delimiter=best) if fields.get(best, 1) > 1 else None
+def _other(path: str, first: Lines, dialect: Dialect) -> Dialect | None:
+    """The dialect of a file whose header is one field in this one: of the usual separators the one that makes most of
+    it, and as many fields of each of the first records.
+    """
+    records = [first.line(i) for i in range(min(len(first), 20))]
+    marks = [mark for mark in (b"\t", b";", b"|") if mark in records[0]]
+    try:
+        found = {mark: {len(_split(path, r, replace(dialect, delimiter=mark))) for r in records} for mark in marks}
+    except BadSource:  # of a record, which is for its reader to tell
+        return None
+    best = max(found, key=lambda mark: min(found[mark]), default=b"")
+    if len(found.get(best, ())) != 1 or found[best] == {1}:
+        return None
+    return replace(dialect, delimiter=best)
 
 
 def _split(path: str, record: bytes, dialect: Dialect) -> list[str]:

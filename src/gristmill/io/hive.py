@@ -55,9 +55,11 @@ class Hive:
         schema = reading.schema
         values = {n: _typed(info.file.path, n, v, schema.field(n).type) for n, v in said.items()}
         own = pa.schema([f for f in schema if f.name not in said], metadata=schema.metadata)
-        needed = tuple(n for n in asked if n not in said) or _least(own)
+        needed = tuple(n for n in asked if n not in said) or _least(own, self.form)
         where = None if reading.where is None else _Where(reading.where, values, needed)
-        columns = None if reading.columns is None else tuple(n for n in names if n not in said) or _least(own)
+        columns = (
+            None if reading.columns is None else tuple(n for n in names if n not in said) or _least(own, self.form)
+        )
         inner = replace(reading, columns=columns, schema=own, where=where, options=_without(reading.options, said))
         for block in self.form.read(info, fs, ranges, inner):
             yield replace(block, rows=_beside(block.rows, names, values))
@@ -83,12 +85,15 @@ def _beside(rows: pa.Table, names: Sequence[str], values: Mapping[str, pa.Scalar
     return pa.table(arrays, names=list(names))
 
 
-def _least(schema: pa.Schema) -> tuple[str, ...]:
-    """A column of the files that is read where only folders' are wanted, as somebody must count: one of numbers."""
+def _least(schema: pa.Schema, form: SourceFormat) -> tuple[str, ...]:
+    """A column of the files that is read where only folders' are wanted, as somebody must count: one of numbers, but
+    in text formats one of text, which no row's value fails to be.
+    """
     import pyarrow as pa
 
     sound = [f for f in schema if MIXED not in (f.metadata or {})]
-    return tuple(f.name for f in sorted(sound, key=lambda f: not pa.types.is_primitive(f.type))[:1])
+    numbers = form.name == "parquet"
+    return tuple(f.name for f in sorted(sound, key=lambda f: pa.types.is_primitive(f.type) != numbers)[:1])
 
 
 def _without(options: Mapping[str, Any], names: Mapping[str, Any]) -> Mapping[str, Any]:

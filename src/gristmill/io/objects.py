@@ -151,9 +151,24 @@ class Objects:
             value = _decoded(found.line(i))
             return self._typed(pa.Table.from_pylist([self._fitted(value)], schema=self._wire))
         except _Bad as e:
+            if e.error == "UnknownKey" and (row := self._left_out(found, i)) is not None:
+                return row
             return BadRow(int(found.position[i]), found.line(i), e.error, str(e))
         except (pa.ArrowException, UnicodeError, OverflowError, RecursionError) as e:
             return BadRow(int(found.position[i]), found.line(i), type(e).__name__, " ".join(str(e).split()))
+
+    def _left_out(self, found: Lines, i: int) -> pa.Table | None:
+        """A line as a row without the keys that have no column, if the condition does not hold for it."""
+        import pyarrow as pa
+
+        if self._reading.where is None:
+            return None
+        try:
+            value = {f.name: _fit(_decoded(found.line(i)).get(f.name), f.type, f.name, True) for f in self._target}
+            row = self._typed(pa.Table.from_pylist([value], schema=self._wire))
+            return None if self._reading.where.mask(row).any() else row
+        except (_Bad, pa.ArrowException):
+            return None
 
 
 class _Bad(Exception):
