@@ -66,12 +66,12 @@ class Objects:
 
         try:
             rows = self._typed(self._parsed(found, part))
-        except (pa.ArrowException, UnicodeDecodeError, Lossy, _Bad, RecursionError):
+        except (pa.ArrowException, ValueError, Lossy, _Bad, RecursionError):
             return None
         return None if rows.num_rows == len(part) and self._loses(found, part, rows) else rows
 
     def _parsed(self, found: Lines, part: np.ndarray) -> pa.Table:
-        """Raises pyarrow.ArrowInvalid where a value does not fit, or a key that has one has no column."""
+        """Raises pyarrow.ArrowInvalid where a value does not fit, and _Bad for a value whose key has no column."""
         import pyarrow as pa
         import pyarrow.json as pj
 
@@ -85,26 +85,24 @@ class Objects:
                 parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior=others),
             )
 
-        if self._names is None and not self._nested:
-            return rows("ignore")
-        try:
-            parsed = rows("infer")
-        except pa.ArrowException:
-            if self._names is not None:
-                raise
-            for line in map(found.line, part.tolist()):  # it may be of columns that are not read
-                self._fitted(_decoded(line))
-            return rows("ignore")
-        if self._names is not None and any(parsed.column(n).null_count < len(parsed) for n in self._new(parsed)):
-            raise pa.ArrowInvalid("a key without a column")
-        if any(_holds_more(parsed.column(f.name), f.type) for f in self._nested):
-            raise pa.ArrowInvalid("a key without a field")
-        same = all(parsed.schema.field(f.name).type.equals(f.type) for f in self._nested)
-        return parsed.select(self._wire.names) if same else rows("ignore")
+        if self._names is not None:
+            try:
+                return rows("error")  # at a key without a column, or another fault, which the next reading tells apart
+            except pa.ArrowException:
+                pass
+        parsed = rows("ignore")
+        if self._names is not None or self._nested:
+            self._look(found, part)
+        return parsed
 
-    def _new(self, parsed: pa.Table) -> list[str]:
-        assert self._names is not None
-        return [n for n in parsed.column_names if n not in self._names]
+    def _look(self, found: Lines, part: np.ndarray) -> None:
+        """Raises _Bad where a line has a value under a key without a column, or without a field in one that is read."""
+        for line in map(found.line, part.tolist()):
+            value = json.loads(line)
+            if self._names is not None:
+                _no_others(value, self._names, "")
+            for field in self._nested:
+                _no_other_fields(value.get(field.name), field.type, field.name)
 
     def _typed(self, rows: pa.Table) -> pa.Table:
         """Rows as they were parsed, with the types wanted. Raises pyarrow.ArrowInvalid where a value does not fit."""
@@ -317,21 +315,17 @@ def _has_fields(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) or (pa.types.is_nested(kind) and _has_fields(kind.field(0).type))
 
 
-def _holds_more(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> bool:
-    """Whether structs at any depth have values in fields that `kind` has not."""
+def _no_other_fields(value: Any, kind: pa.DataType, name: str) -> None:
+    """As `_no_others`, of structs at any depth."""
     import pyarrow as pa
 
-    if isinstance(values, pa.ChunkedArray):
-        return any(_holds_more(chunk, kind) for chunk in values.chunks)
-    if pa.types.is_list(values.type) and pa.types.is_list(kind):
-        return _holds_more(values.flatten(), kind.value_type)
-    if not (pa.types.is_struct(values.type) and pa.types.is_struct(kind)):
-        return False
-    fields = {f.name: f.type for f in kind}
-    for field, part in zip(values.type, values.flatten(), strict=True):
-        if part.null_count < len(part) and (field.name not in fields or _holds_more(part, fields[field.name])):
-            return True
-    return False
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        _no_others(value, {f.name for f in kind}, f"{name}.")
+        for field in kind:
+            _no_other_fields(value.get(field.name), field.type, f"{name}.{field.name}")
+    elif isinstance(value, list) and pa.types.is_list(kind) and _has_fields(kind):
+        for item in value:
+            _no_other_fields(item, kind.value_type, name)
 
 
 def _text(value: Any) -> str:

@@ -44,7 +44,7 @@ from gristmill.models.modules import (
     passing_of,
     read,
 )
-from gristmill.models.values import Held, Walk, is_plain, is_small
+from gristmill.models.values import Held, Walk, is_of_now, is_plain, is_small
 from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, VALUE, file_path
 from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
@@ -385,9 +385,7 @@ class _Look:
         else:
             before, self.walk.label = self.walk.label, label
             several = isinstance(value, (dict, list, tuple)) and len(value) > 1
-            ordered = (is_plain(value) and not several) or not (
-                is_shuffled(*home) if home[0] else goes_through_set(*maker)
-            )
+            ordered = not several or not (is_shuffled(*home) if home[0] else goes_through_set(*maker))
             if not ordered and several:
                 self.walk.missed[f"the order of {label} (of a set: other in every process; sorted() gives it one)"] = (
                     None
@@ -506,7 +504,7 @@ class _Look:
         elif (id(values), name) not in self.seen:
             self.seen[id(values), name] = values
             home = named(values.get("__name__") or "")
-            if not is_code(value) and is_passing(home, name):
+            if not is_code(value) and is_passing(home, name) and is_of_now(value):
                 self.walk.missed[f"{label} (other in every process)"] = None
                 return
             self.add(label, value, changed=changed, home=(home, name) if _local_module(home) else ("", ""))
@@ -544,7 +542,7 @@ class _Look:
         state = {n.partition(".")[2] for n in state}
         passing = passing_of(module, name) if stands else set()
         for attribute, value in list(vars(kind).items()):
-            if attribute in passing:
+            if attribute in passing and is_of_now(value):
                 self.walk.missed[f"{name}.{attribute} (other in every process)"] = None
                 continue
             hidden = (attribute.startswith("_") and attribute.endswith("_")) or attribute == "_abc_impl"

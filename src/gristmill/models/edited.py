@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import time
 import types
 from pathlib import Path
 
 from gristmill.errors import BadJob
 from gristmill.models.modules import content, on_disk
+from gristmill.plan.processes import began
 
-_IMPORTED = time.time()
 _SLACK = 0.1  # seconds that the clock of a disk, or of a process, may be coarse
 
 
@@ -21,22 +18,12 @@ def must_be_as_written(code: types.CodeType, file: Path) -> None:
     if Path(code.co_filename).name != file.name or file.suffix != ".py":
         return  # made from a text, or compiled
     stat = on_disk(file).stat()
-    if max(stat.st_mtime, stat.st_ctime) < _began() - _SLACK:
+    if max(stat.st_mtime, stat.st_ctime) < began() - _SLACK:
         return
     if _signature(code) not in _signatures(file, stat.st_mtime_ns, stat.st_size):
         raise BadJob(
             f"{file} was changed after this process imported it ({code.co_name} is another one now): start again"
         )
-
-
-@functools.lru_cache(maxsize=1)
-def _began() -> float:
-    """When this process began, or, where the system does not tell, when this was imported."""
-    with contextlib.suppress(OSError, AttributeError, ValueError), open("/proc/self/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return min(_IMPORTED, time.time() - age)
-    return _IMPORTED
 
 
 @functools.lru_cache(maxsize=64)

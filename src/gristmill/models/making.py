@@ -133,7 +133,7 @@ def _through_set(stmt: ast.AST, source: Source) -> bool:
     taken: list[ast.expr] = []
     unordered: set[int] = set()
     for node in nodes:
-        if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        if isinstance(node, ast.comprehension) or (isinstance(node, (ast.For, ast.AsyncFor)) and _puts(node.body)):
             taken.append(node.iter)
         elif isinstance(node, ast.Starred):
             taken.append(node.value)
@@ -148,6 +148,20 @@ def _through_set(stmt: ast.AST, source: Source) -> bool:
                 inner = [g for a in node.args if isinstance(a, (ast.GeneratorExp, ast.ListComp)) for g in a.generators]
                 unordered |= {id(a) for a in node.args} | {id(g.iter) for g in inner}
     return any(id(node) not in unordered and _is_set(node, source, local) for node in taken)
+
+
+_PUTTING = {"append", "appendleft", "extend", "insert", "setdefault", "update"}
+
+
+def _puts(body: list[ast.stmt]) -> bool:
+    """Whether a loop puts what it meets somewhere: one that only looks, raises or prints makes no order."""
+    nodes = [node for stmt in body for node in ast.walk(stmt)]
+    return any(
+        isinstance(n, (ast.Yield, ast.YieldFrom, ast.AugAssign))
+        or (isinstance(n, ast.Subscript) and not isinstance(n.ctx, ast.Load))
+        or (isinstance(n, ast.Attribute) and n.attr in _PUTTING)
+        for n in nodes
+    )
 
 
 def _is_set(node: ast.expr, source: Source, local: set[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copyreg
 import datetime
 import decimal
@@ -12,7 +13,10 @@ import hashlib
 import io
 import os
 import pathlib
+import re
 import sys
+import tempfile
+import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +24,7 @@ from typing import Any
 
 from gristmill.io.redact import redact
 from gristmill.models import lazy
+from gristmill.plan.processes import began
 from gristmill.plan.secret import SECRET_NAME
 
 _SCALARS = (bool, int, float, str, bytes)
@@ -160,16 +165,18 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
 
 
 def _container(value: Any, walk: Walk, exact: bool) -> str:
+    # An order that is none is that of the value itself, not of what is in it.
+    ordered, walk.ordered = walk.ordered, True
     if isinstance(value, Mapping):
         if {*map(type, value), *map(type, value.values())} <= _FLAT:
-            return repr(dict(value) if walk.ordered else sorted(map(repr, value.items())))
+            return repr(dict(value) if ordered else sorted(map(repr, value.items())))
         pairs = [f"{walk.text(k, exact=exact)}={walk.text(v, exact=exact)}" for k, v in value.items()]
-        return "{" + ",".join(pairs if walk.ordered else sorted(pairs)) + "}"
+        return "{" + ",".join(pairs if ordered else sorted(pairs)) + "}"
     if isinstance(value, (list, tuple)):
         if set(map(type, value)) <= _FLAT:
-            return repr(list(value) if walk.ordered else sorted(map(repr, value)))
+            return repr(list(value) if ordered else sorted(map(repr, value)))
         items = [walk.text(v, exact=exact) for v in value]
-        return "[" + ",".join(items if walk.ordered else sorted(items)) + "]"
+        return "[" + ",".join(items if ordered else sorted(items)) + "]"
     if set(map(type, value)) <= _FLAT:
         return "(" + ",".join(sorted(map(repr, value))) + ")"
     texts, seen = [], dict(walk.seen)
@@ -336,12 +343,35 @@ def _object(value: Any, walk: Walk) -> str:
     local = walk.local(kind.__module__)
     state_of = found if isinstance(found, dict) else found[0][2] if isinstance(found, list) else None
     if walk.imported and local and isinstance(state_of, dict):
-        other = walk.passing(kind) & state_of.keys()
+        other = {name for name in walk.passing(kind) & state_of.keys() if is_of_now(state_of[name])}
         walk.missed.update((f"{walk.label}.{name} (other in every process)", None) for name in sorted(other))
         kept = {name: item for name, item in state_of.items() if name not in other}
         found = kept if isinstance(found, dict) else [(*found[0][:2], kept), *found[1:]]
     own = walk.text(kind, exact=True) if local else walk.named(kind)
     return own + (found if isinstance(found, str) else walk.text(found, exact=True))
+
+
+_HOUR = 3600.0
+_CHANCE = re.compile(r"[0-9a-f]{8}")  # in a text that was made of a uuid or the like
+
+
+def is_of_now(value: Any) -> bool:
+    """Whether a value that by its source is the time, a process's number or drawn by chance can be of this process; one
+    that a configuration gave instead is not.
+    """
+    since = time.time() - began() + _HOUR
+    if isinstance(value, datetime.datetime):
+        return abs((datetime.datetime.now(value.tzinfo) - value).total_seconds()) < since
+    if isinstance(value, (int, float)):
+        clocks = (time.monotonic(), time.perf_counter(), time.process_time()) if isinstance(value, float) else ()
+        near = any(abs(value / scale - time.time()) < since for scale in (1, 1e3, 1e6, 1e9))
+        return near or value in (os.getpid(), os.getppid()) or any(abs(value - clock) < since for clock in clocks)
+    if isinstance(value, (str, os.PathLike)):
+        text = str(value)
+        with contextlib.suppress(ValueError):
+            return is_of_now(datetime.datetime.fromisoformat(text))
+        return text.startswith(tempfile.gettempdir()) or _CHANCE.search(text.lower()) is not None
+    return True
 
 
 def _state(value: Any) -> Any:

@@ -1,16 +1,18 @@
 """What an interpreter of a worker is started with: where it imports from, how many threads its libraries have, which
-signals it does not heed, that it prints whole lines; and that it is a worker, so that importing a module starts nothing
-twice, and no process that user code forks goes on as it.
+signals it does not heed, that it prints whole lines, when it began; and that it is a worker, so that importing a module
+starts nothing twice, and no process that user code forks goes on as it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Generator, Iterator
 from types import FrameType, TracebackType
@@ -211,3 +213,16 @@ def _heed() -> None:
     if signal.getsignal(signal.SIGTERM) is _pass:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _release()
+
+
+_IMPORTED = time.time()
+
+
+@functools.lru_cache(maxsize=1)
+def began() -> float:
+    """When this process began, or, where the system does not tell, when this was imported."""
+    with contextlib.suppress(OSError, AttributeError, ValueError), open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return min(_IMPORTED, time.time() - age)
+    return _IMPORTED
