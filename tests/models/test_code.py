@@ -213,6 +213,14 @@ def test_a_default_that_remembers_is_no_other_code() -> None:
     assert callable_digests(kept) == before and any("_seen (the code itself" in name for name in before)
     kept.__defaults__ = ((1, [3]), kept.__defaults__[1])  # type: ignore[index]
     assert callable_digests(kept) != before
+    table = {"a": 1}
+
+    def given(x: Any, lookup: dict[str, int] = table) -> Any:
+        return lookup.setdefault(x, -1)
+
+    before = callable_digests(given)
+    table["a"] = 2
+    assert callable_digests(given) != before, "what it was given counts"
 
 
 def test_by_name_or_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

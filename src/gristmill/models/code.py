@@ -569,14 +569,24 @@ def _own_state(target: Any) -> set[str]:
 
 
 def _own_changes(function: types.FunctionType) -> set[str]:
-    """Names within a function, its parameters among them, whose values it changes where they are."""
+    """Parameters of a function with empty defaults, which it changes where they are."""
     try:
         nodes = ast.walk(ast.parse(_own_source(function)))
     except (OSError, TypeError, SyntaxError, ValueError):
         return set()  # as above
     inside = next((n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))), None)
-    body = () if inside is None else inside.body if isinstance(inside.body, list) else [inside.body]
-    return set[str]().union(*map(changed_names, body))
+    if inside is None:
+        return set()
+    body = inside.body if isinstance(inside.body, list) else [inside.body]
+    return set[str]().union(*map(changed_names, body)) & _empty_defaults(inside.args)
+
+
+def _empty_defaults(arguments: ast.arguments) -> set[str]:
+    """Parameters whose defaults are empty as they are written: what is in them was put there since."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    given = [*zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)]
+    given += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+    return {a.arg for a, d in given if ast.unparse(d) in ("{}", "[]", "dict()", "list()", "set()")}
 
 
 def _own_source(target: Any) -> str:
