@@ -108,7 +108,8 @@ def test_an_actor_is_killed(cluster: Any, numbers: str, tmp_path: Path) -> None:
     model = gm.model(kills_its_parent, marker=str(tmp_path / "killed"), at=77)
     sink = gm.sink(root, keep=["id"])
     report = gm.Job(numbers, model, sink, engine=gm.ray(workers=1), shard_rows=20).run(observer=heard)
-    assert (report.rows_ok, report.rows_dead, heard.deaths()) == (200, 0, 1)
+    assert (report.rows_ok, report.rows_dead) == (200, 0)
+    assert heard.deaths() in (1, 2), heard.notes  # Ray may begin the next one on what is left of the first
     assert any("its actor was lost" in n.text for n in heard.notes)
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
 
