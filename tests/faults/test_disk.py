@@ -270,7 +270,7 @@ def test_fault_36_published_parts_deleted_or_changed(numbers: str, quick: Path) 
 
 
 def test_time_is_told_by_the_monotonic_clock_alone() -> None:
-    """Wall-clock time stands in labels, progress lines and beside files' own times: what decides uses time.monotonic."""
+    """Wall-clock time stands in labels, progress lines and beside files' times: what decides uses time.monotonic."""
     import gristmill
 
     allowed = {"running.py": 1, "viewing.py": 1, "detached.py": 2, "heartbeat.py": 1, "processes.py": 2}
