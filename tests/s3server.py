@@ -28,11 +28,11 @@ _CHANCE = random.SystemRandom()
 
 def free_ports(*names: str) -> dict[str, int]:
     """By name a port that nothing listens on, nor on the one 10,000 above, where the server puts its second one; all
-    are apart from each other.
+    are apart from each other, and both below those that the kernel gives to connections (32,768 and up).
     """
     found: dict[str, int] = {}
     while len(found) < len(names):
-        port = _CHANCE.randrange(20_000, 29_900)
+        port = _CHANCE.randrange(20_000, 22_700)
         if port in found.values():
             continue
         with socket.socket() as one, socket.socket() as other:
@@ -58,12 +58,12 @@ class S3Server:
             self.address = f"127.0.0.1:{ports['-s3.port']}"
             try:
                 self.start()
+                self._make_bucket()
                 break
             except OSError:  # another process was quicker at one of the ports, and the server ended or waits
                 self.stop()
                 if attempt == 3:
                     raise
-        self._make_bucket()
 
     def _on(self, ports: dict[str, int]) -> list[str]:
         folder = self._folder
@@ -81,7 +81,7 @@ class S3Server:
                 fs.create_dir("box")
                 return
             except OSError:  # it listens before it can store
-                if time.monotonic() > deadline:
+                if self._process.poll() is not None or time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 

@@ -48,15 +48,30 @@ def test_fault_48_a_lease_that_was_taken_over_is_lost_at_once(server: S3Server) 
     """A driver that stood still (here: whose beats are far apart) sees another's nonce before its next beat, and leaves
     the other's lease alone.
     """
-    root, files = opened("s3://box/taken", server.storage())
+    root, files = opened("s3://box/taken-over", server.storage())
     path = f"{root}/_gristmill/lease.json"
-    with files.lease("taken", f"{root}/_gristmill", lambda _: None) as lease:
+    with files.lease("taken-over", f"{root}/_gristmill", lambda _: None) as lease:
         assert lease.held()
         _, version = files.look(path)
         assert files.swap(path, b'{"nonce": "another"}', version)
         time.sleep(heartbeat.LOOK + 0.1)
         assert not lease.held()
     assert json.loads(files.read(path)) == {"nonce": "another"}
+
+
+@pytest.mark.parametrize("found", [b"", b"[]", b'{"nonce": "another"}'])
+def test_a_lease_that_tells_nobody_is_taken_over_once_it_stands_still(
+    found: bytes, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever wrote it: its age decides, and what is said of it names what it does not tell with a question mark."""
+    monkeypatch.setattr(heartbeat, "STALE", 0.5)
+    monkeypatch.setattr(heartbeat, "LOOK", 0.1)
+    root, files = opened(f"s3://box/strange-{len(found)}", server.storage())
+    files.write_new(f"{root}/_gristmill/lease.json", found)
+    said: list[str] = []
+    with files.lease("strange", f"{root}/_gristmill", said.append) as lease:
+        assert lease.held()
+    assert said == ["process ? on ?, started ? may hold this sink: looking whether it lives, for a minute at most"]
 
 
 def test_fault_48_a_store_that_is_away_has_given_the_sink_to_nobody(server: S3Server) -> None:

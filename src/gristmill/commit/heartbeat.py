@@ -60,7 +60,7 @@ class ObjectLease:
                 if self._files.write_new(self._path, self._body()):
                     return
                 continue
-            about = json.loads(data)
+            about = _told(data)
             if _gone(about) or time.monotonic() - since > STALE:
                 if self._files.swap(self._path, self._body(), version):
                     return
@@ -97,8 +97,8 @@ class ObjectLease:
         if not self._lost:
             try:
                 data, version = files.look(self._path)
-                self._lost = json.loads(data).get("nonce") != self._nonce
-            except (FileNotFoundError, ValueError):
+                self._lost = _told(data).get("nonce") != self._nonce
+            except FileNotFoundError:
                 self._lost = True
             self._looked = clock()
         return None if self._lost else version
@@ -128,13 +128,22 @@ def beating(files: Any, folder: str) -> dict[str, Any] | None:
     """Who holds the lease, for those who only look: by its process on this machine, else by the object's age."""
     try:
         data, version = files.look(join(folder, "lease.json"))
-        about: dict[str, Any] = json.loads(data)
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return None
+    about = _told(data)
     if _gone(about):
         return None
     age = time.time() - version["last_modified"].timestamp()
     return about if _alive(about) or age < STALE else None
+
+
+def _told(data: bytes) -> dict[str, Any]:
+    """What a lease says of its holder; nothing where it is not one that this version writes."""
+    try:
+        about = json.loads(data)
+    except ValueError:
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def clock() -> float:

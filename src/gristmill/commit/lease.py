@@ -74,8 +74,8 @@ def myself() -> dict[str, Any]:
 
 
 def named(about: Mapping[str, Any]) -> str:
-    """A run in words."""
-    return f"process {about['pid']} on {about['host']}, started {about['started']}"
+    """A run in words, as far as its lease tells."""
+    return "process {} on {}, started {}".format(*(about.get(name, "?") for name in ("pid", "host", "started")))
 
 
 def holder(folder: str) -> dict[str, Any] | None:
