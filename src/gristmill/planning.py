@@ -684,7 +684,7 @@ def fingerprint_of(
     digests: dict[str, str] = {}
     held: list[Any] = []
     absent: dict[str, tuple[str, bool]] = {}
-    own = apart(job, files)
+    own = not_folders(job, files)
     looks = [(place, code.digests(call, held, absent, own)) for place, call in calls.items() if call is not None]
     looks.append(("model", code.digests_of_code(info.code, held, absent, own)))
     for place, found in looks:
@@ -705,7 +705,7 @@ def fingerprint_of(
     )
 
 
-def apart(job: JobSpec, files: Sequence[FileInfo]) -> frozenset[str]:
+def not_folders(job: JobSpec, files: Sequence[FileInfo]) -> frozenset[str]:
     """Real paths of what is no part of a folder that an argument names: what the job writes, and its source, which is
     compared by itself.
     """

@@ -19,16 +19,8 @@ from gristmill.plan.fields import about
 from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.jobfile import literal
 from gristmill.plan.options import EngineSpec, Gates, Running
-from gristmill.plan.overlay import Change
-from gristmill.plan.specs import (
-    Call,
-    FunctionModel,
-    OnnxModel,
-    SklearnModel,
-    TextClassifier,
-    TextEmbedder,
-    TorchScriptModel,
-)
+from gristmill.plan.overlay import KIND_OF, Change
+from gristmill.plan.specs import Call
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,7 +30,7 @@ SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "running": (Running,),
     "gates": (Gates,),
     "engine": (EngineSpec,),
-    "model": (TextEmbedder, TextClassifier, FunctionModel, Call, OnnxModel, TorchScriptModel, SklearnModel),
+    "model": (*KIND_OF, Call),
     "job": (JobSpec,),
 }
 

@@ -232,7 +232,7 @@ def read_plan(generation: Generation) -> Plan:
             raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart (restart=True)")
         tables[what] = table
     listing = tables["files"]
-    names = [n for n in ("path", "size", "stamp", "touched", "folders") if n in listing.column_names]
+    names = ("path", "size", "stamp", "touched", "folders")
     sources = [SourceFile(*row) for row in zip(*(listing.column(n).to_pylist() for n in names), strict=True)]
     return Plan(about, ShardTable(tables["shards"], sources, listing.column("extent").to_numpy()))
 

@@ -53,8 +53,8 @@ class CsvSource:
     for a float and, unless `types` names the column, one with leading zeros or a plus, which a number would lose, a
     whole one beyond 2^53 that a float would round, and 1 or 0 among truth values. A float is what it was written as,
     not how: 1.50 is 1.5. Options: delimiter (where none is given, a header without a comma is split at its tabs,
-    semicolons or bars), quote ("" for none), header (false where there is none; then `names` gives the columns), nulls,
-    sample_bytes.
+    semicolons or bars, whichever cuts it and the first 20 records into as many fields), quote ("" for none), header
+    (false where there is none; then `names` gives the columns), nulls, sample_bytes.
     """
 
     name = "csv"

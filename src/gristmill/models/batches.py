@@ -128,7 +128,7 @@ def to_pandas(table: pa.Table) -> Any:
     return frame
 
 
-def apart(rows: pa.Table, batch_format: str) -> np.ndarray | None:
+def null_numbers(rows: pa.Table, batch_format: str) -> np.ndarray | None:
     """Rows (bool [rows]) with a null among their whole numbers or truth values, which make a column in a batch another
     type for numpy and pandas, and so its other values; None where there is none, or no batch could tell.
     """

@@ -16,7 +16,7 @@ import pyarrow as pa
 from gristmill.errors import BadModel, BadOutput, GristmillError
 from gristmill.io.lossless import Lossy, is_list, lossless
 from gristmill.io.picking import picked
-from gristmill.models.batches import apart, from_result, own, to_batch, to_numpy, told_nulls
+from gristmill.models.batches import from_result, null_numbers, own, to_batch, to_numpy, told_nulls
 from gristmill.models.extras import installed, require
 from gristmill.models.given import handed_back
 from gristmill.models.returns import parse_schema
@@ -209,7 +209,7 @@ class LoadedFunction:
             refused = self._takes.refused(source, self._keep_nulls)
             if not self._keep_nulls:
                 rows = self._takes.without_nulls(rows)
-        return Prepared(rows.num_rows, _Given(rows, self._format), None, refused, apart(rows, self._format))
+        return Prepared(rows.num_rows, _Given(rows, self._format), None, refused, null_numbers(rows, self._format))
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         """What the function returned for the rows at `index`. Raises BadOutput where it is not one row for each."""

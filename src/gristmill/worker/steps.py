@@ -23,7 +23,7 @@ from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
 from gristmill.io.plain import to_rows
-from gristmill.models.batches import LACKS, ROW, ROWS, apart, from_result, owned, to_batch, told_nulls
+from gristmill.models.batches import LACKS, ROW, ROWS, from_result, null_numbers, owned, to_batch, told_nulls
 from gristmill.models.function import LoadedCall, load_call
 from gristmill.models.given import handed_back, same
 from gristmill.models.takes import takes_of
@@ -325,7 +325,7 @@ class LoadedStep:
             doubt=self.doubt,
         )
         outputs: list[tuple[np.ndarray, pa.Table]] = []
-        alone = apart(numbered, form)
+        alone = null_numbers(numbered, form)
         for start in range(0, count, STEP_ROWS):
             for part in divided(np.arange(start, min(start + STEP_ROWS, count), dtype=np.int64), alone):
                 found = isolation.score(part)

@@ -192,6 +192,5 @@ def _read(files: Files, path: str) -> dict[str, list[Group]] | None:
     except (FileNotFoundError, ValueError):
         return None
     return {
-        s: [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"], g.get("how", "")) for g in some]
-        for s, some in known.items()
+        s: [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"], g["how"]) for g in some] for s, some in known.items()
     }
