@@ -21,7 +21,7 @@ from gristmill.errors import (
 )
 from gristmill.observe.events import Note
 from gristmill.plan.contracts import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Started
-from gristmill.plan.failing import LATE, ended
+from gristmill.plan.failing import LATE, LATE_LOAD, ended
 from gristmill.worker.recipe import Task
 
 TRIES = 3  # attempts at a shard whose failure may pass (a disk that hiccups)
@@ -280,9 +280,12 @@ class ShardFeed:
             self._held[worker] = [n for n in held if str(n) not in gone]
         if not death.started:
             self._unstarted += 1
-            if self._unstarted >= UNSTARTED and self.fatal is None:
+            how = ended(death, LATE_LOAD)
+            if how.startswith(LATE_LOAD) and self.fatal is None:
+                self.fatal = WorkerLost(f"{how}; a greater batch_timeout gives it more\n{death.evidence}")
+            elif self._unstarted >= UNSTARTED and self.fatal is None:
                 self.fatal = WorkerLost(
-                    f"{self._unstarted} workers in a row ended while starting ({_how(death)})\n{death.evidence}"
+                    f"{self._unstarted} workers in a row ended while starting ({how})\n{death.evidence}"
                 )
         blame = self._to_blame(death)
         for place, key in reversed(list(enumerate(death.keys))):  # so that they are next in the order they had

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,44 @@ def hangs(source: str, sink: str, marker: str) -> None:
     """A step that holds the GIL for an hour, in a process of its own; for processes apart."""
     step = gm.step(victims.hangs_apart, marker=marker)
     jobs.run(source, sink, "scored", steps=[step], engine={"workers": 1, "steps_workers": 1})
+
+
+IMPATIENT = """
+import sys
+if "gristmill.engines.local" in " ".join(sys.orig_argv):
+    import gristmill.worker.work as work
+    work.LONGEST_LOAD = 3.0
+"""
+
+
+class NeverLoads:
+    """Waits for a lock that nobody gives back."""
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+    def __call__(self, rows: dict[str, Any]) -> Any:
+        return rows["x"]
+
+
+def never_loads(source: str, sink: str) -> None:
+    """A run of a model that hangs while it is loaded; for processes apart."""
+    gm.run(gm.Job(source, gm.model(NeverLoads), sink, workers=1, batch_timeout=1.0))
+
+
+def test_a_model_that_hangs_while_it_is_loaded_ends_the_run(numbers: str, quick: Path) -> None:
+    """Once, with the line at which it stood."""
+    (quick / "first").mkdir()
+    (quick / "first" / "sitecustomize.py").write_text(IMPATIENT)
+    path = os.pathsep.join([str(quick / "first"), *filter(None, sys.path)])
+    run = processes.start("test_stopped:never_loads", {"PYTHONPATH": path}, source=numbers, sink=str(quick / "out"))
+    printed, _ = run.communicate(timeout=60)
+    assert run.returncode != 0
+    assert re.search(
+        r"longer to load than their limit of 3 s, at .*test_stopped.py:\d+ in __init__; a greater", printed
+    )
 
 
 STOPS_ITSELF = """

@@ -23,6 +23,7 @@ import pytest
 from pyarrow import dataset, fs
 
 import gristmill as gm
+from gristmill.errors import PlanChanged
 from gristmill.models import files
 
 
@@ -389,6 +390,28 @@ def test_a_checkpoint_is_of_files_that_came_between_calls(tmp_path: Path) -> Non
         for _ in range(2):
             assert gm.map(scored, [1, 2], checkpoint=str(kept)) == [factor, factor * 2]
         assert len(log.read_text().splitlines()) == failed + number * 2
+
+
+def test_a_checkpoint_keeps_nothing_of_weights_that_are_replaced_meanwhile(tmp_path: Path) -> None:
+    """The map stops, and what was kept before is of what the weights were."""
+    weights, kept = tmp_path / "w.bin", str(tmp_path / "kept")
+    weights.write_text("2")
+    scored = functools.partial(slowly, str(weights))
+    given = iter(gm.map(scored, range(1, 200), checkpoint=kept, generator=True))
+    found = [next(given) for _ in range(5)]
+    (tmp_path / "new").write_text("3")
+    (tmp_path / "new").replace(weights)
+    with pytest.raises(PlanChanged, match=r"w\.bin.*was changed after.*call the map again"):
+        found += list(given)
+    weights.write_text("2")
+    assert gm.map(scored, range(1, 40), checkpoint=kept) == [2.0 * x for x in range(1, 40)]
+    assert len(found) < 199
+
+
+def slowly(weights: str, x: int) -> float:
+    """Times what a file says now."""
+    time.sleep(0.05)
+    return x * float(Path(weights).read_text())
 
 
 def both(conf: str, weights: str, log: str, x: int) -> float:

@@ -18,6 +18,8 @@ from gristmill.models.values import Held
 from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, file_path
 from gristmill.plan.secret import Secret
 
+AGAIN = "put it back and run again, or --restart (restart=True) with what is there now"
+
 
 @dataclass(frozen=True, eq=False)
 class Pin:
@@ -85,7 +87,8 @@ def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
 class Planned:
     """What a worker computes with, held against the plan: each `look` is at what was loaded since the one before."""
 
-    def __init__(self, planned: Sequence[Pin], named: Sequence[Named]) -> None:
+    def __init__(self, planned: Sequence[Pin], named: Sequence[Named], way: str = AGAIN) -> None:
+        self._way = way
         self._loaded = dict.fromkeys(planned, -1)  # modules of each that were loaded when it was as planned
         # By place, as the code may leave this folder. Nobody can tell when code reads a file: it has to stay as it is.
         self._named = {place_of(one.name): one for one in named}
@@ -95,10 +98,10 @@ class Planned:
         for place, one in self._named.items():
             stamp = stamp_of(place, one.digest, one.stamp, one.apart)
             if stamp is None:
-                raise PlanChanged(_refusal(one.what, "; if the code writes it itself, move it away first"))
+                raise _refusal(one.what, self._way + "; if the code writes it itself, move it away first")
             self._named[place] = replace(one, stamp=stamp)
         loaded = {pin: _loaded(pin) for pin in self._loaded}  # first: what comes meanwhile is for the next look
-        check([pin for pin, count in loaded.items() if count > self._loaded[pin]])
+        check([pin for pin, count in loaded.items() if count > self._loaded[pin]], self._way)
         self._loaded = loaded
 
 
@@ -110,22 +113,21 @@ def _loaded(pin: Pin) -> int:
     return sum(name.startswith(f"{pin.module}.") for name in list(sys.modules))
 
 
-def check(planned: Sequence[Pin]) -> None:
-    """Raises PlanChanged where a module has changed since it was planned in what the plan rests on. Where it is not
-    found under its name it is not looked at: whatever imports it says so.
+def check(planned: Sequence[Pin], way: str = AGAIN) -> None:
+    """Raises PlanChanged, with the way out, where a module has changed since it was planned in what the plan rests on.
+    Where it is not found under its name it is not looked at: whatever imports it says so.
     """
     if planned:
         importlib.invalidate_caches()
     for pin in planned:
         what = _changed(pin)
         if what is not None:
-            raise PlanChanged(_refusal(what))
+            raise _refusal(what, way)
 
 
-def _refusal(what: str, more: str = "") -> str:
-    return (
-        f"{what} was changed after the run was planned, and answers of two versions must not stand in one result: put "
-        f"it back and run again, or --restart (restart=True) with what is there now{more}"
+def _refusal(what: str, way: str) -> PlanChanged:
+    return PlanChanged(
+        f"{what} was changed after the run was planned, and answers of two versions must not stand in one result: {way}"
     )
 
 

@@ -15,13 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gristmill.errors import PlanChanged
 from gristmill.parallel import shipping
 from gristmill.parallel.sealed import Bundle, Unread, opened, seal_back
 from gristmill.parallel.shipping import Fault, Parcel, fault_of
-from gristmill.plan.contracts import Emit, Event, Item, Outcome, Printed
+from gristmill.plan.contracts import Emit, Event, Failure, Item, Outcome, Printed
 from gristmill.plan.processes import UserCode, thread_variables
+
+if TYPE_CHECKING:
+    from gristmill.models.pins import Planned
 
 FLUSH = 0.05  # seconds: results are not held back longer than this while a chunk goes on
 
@@ -60,7 +64,7 @@ class CallStages:
     """What an engine ships to each worker: the function, once. `folder` is a disk that caller and worker share, if any.
 
     `threads` are the cores one call may use; `gpus` those that workers get one each of; `timeout` in seconds a call;
-    `plain` as in `shipping`. `planned` is what results are kept by, for `models.pins.unlike`.
+    `plain` as in `shipping`. `planned` is what results are kept by: values of modules, modules, files (models.pins).
     """
 
     function: Any
@@ -69,7 +73,7 @@ class CallStages:
     gpus: tuple[str, ...] = ()
     timeout: float | None = None
     plain: bool = True
-    planned: tuple[Any, Any] = ((), ())
+    planned: tuple[Any, Any, Any] = ((), (), ())
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`; maps inside of calls get the same cores."""
@@ -81,10 +85,11 @@ class CallStages:
     def open(self, name: str, emit: Emit) -> CallWorker:
         """Nothing is slow here: what is, the function does at its first call. What it prints is told line by line."""
         sys.stdout, shipping.plain = Told(name, emit), self.plain
-        if self.planned[0]:
+        held, modules, _ = self.planned
+        if held:
             from gristmill.models.pins import unlike
 
-            for text in unlike(*self.planned):
+            for text in unlike(held, modules):
                 print(f"warning: {text}", file=sys.stderr)
         return CallWorker(self, name)
 
@@ -100,6 +105,12 @@ class CallWorker:
         self._name = name
         self._stopping = threading.Event()
         self._late: int | None = None
+        self._planned: Planned | None = None
+        _, modules, files = stages.planned
+        if modules or files:
+            from gristmill.models.pins import Planned
+
+            self._planned = Planned(modules, files, "call the map again with what is there now")
         if stages.timeout is not None and stages.folder is not None:
             self._late = os.open(_late_path(stages.folder, name), os.O_WRONLY | os.O_CREAT, 0o600)
 
@@ -135,10 +146,23 @@ class CallWorker:
                 self._call(number, value, batch)
             batch.seconds += time.monotonic() - begun
             if time.monotonic() - batch.since > FLUSH and number != chunk.numbers[-1]:
+                if (changed := self._changed()) is not None:
+                    emit(Outcome(self._name, item.key, error=changed))
+                    return
                 emit(Some(self._name, item.key, batch.answers()))
                 batch = _Batch(self._stages.folder)
         sys.stdout.flush()
-        emit(Outcome(self._name, item.key, batch.answers()))
+        changed = self._changed()
+        emit(Outcome(self._name, item.key, batch.answers() if changed is None else None, changed))
+
+    def _changed(self) -> Failure | None:
+        """What of the code and of the files it names is not what the results are kept by: none of these is sent."""
+        try:
+            if self._planned is not None:
+                self._planned.look()
+        except PlanChanged as e:
+            return fault_of(e).failure
+        return None
 
     def _call(self, number: int, value: Any, batch: _Batch) -> None:
         self._arm()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gristmill.errors import BadJob, RemoteError, WorkerLost
+from gristmill.errors import BadJob, PlanChanged, RemoteError, WorkerLost
 from gristmill.parallel.calling import Answers, Chunk, Some
 from gristmill.parallel.inputs import Inputs, Numbered, Order
 from gristmill.parallel.sealed import Bundle, Unread, opened, seal
@@ -266,5 +266,7 @@ class CallFeed:
 def _not_run(failure: Failure) -> Exception:
     if failure.type == "gristmill.errors.BadJob":
         return BadJob(failure.message)
+    if failure.type == "gristmill.errors.PlanChanged":
+        return PlanChanged(failure.message)
     text = f"a worker could not run the function: {failure.type}: {failure.message}\n{failure.traceback}"
     return RemoteError(text.rstrip())

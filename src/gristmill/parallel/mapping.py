@@ -144,7 +144,8 @@ def _found(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None], stack: contextlib.ExitStack
 ) -> Iterator[Result | None]:
     """None and the results; what has to be ended afterwards goes on the stack."""
-    memory, planned = None, ((), ())
+    memory: _Memory | None = None
+    planned: tuple[Any, Any, Any] = ((), (), ())
     if how.checkpoint is None:
         inputs = Inputs(enumerate(owned(values)), length(values))
     else:
@@ -233,7 +234,7 @@ def _show(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None, planned: tuple[Any, Any]) -> Any:
+def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None, planned: tuple[Any, Any, Any]) -> Any:
     import cloudpickle
 
     plain = not cloudpickle.list_registry_pickle_by_value()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LATE = "a call took longer than its limit"
+LATE_LOAD = "imports and the model took longer to load than their limit"
 LATE_BY = 1.02  # the watch of a worker ends it so much later than its limit
 _DUMP = re.compile(r"^Timeout \((\d+):(\d\d):(\d\d(?:\.\d+)?)\)!$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)

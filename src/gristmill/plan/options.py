@@ -31,7 +31,8 @@ class Running:
 
     `batch_tokens` is a budget of padded tokens a model call, `batch_rows` one of rows; `shard_rows` fixes the unit of
     work and retry; `batch_timeout` is the least limit, in seconds, for one model call (it is never under 20 times the
-    slowest call seen); `worker_memory` in bytes recycles a worker that has grown past it.
+    slowest call seen), and over half an hour for loading the model, too; `worker_memory` in bytes recycles a worker
+    that has grown past it.
     """
 
     batch_tokens: int | Auto = "auto"

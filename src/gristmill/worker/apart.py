@@ -53,6 +53,8 @@ class PrepareWorker:
         from gristmill.models import pins
         from gristmill.models.registry import check_planned, open_preparer
 
+        self._watch = Watch(recipe.running.batch_timeout)
+        self._watch.load()
         check_planned(recipe.model)
 
         self._planned = pins.Planned(recipe.pins, recipe.named)
@@ -60,7 +62,7 @@ class PrepareWorker:
         self._recipe = recipe
         self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]
         self._planned.look()
-        self._watch = Watch(recipe.running.batch_timeout)
+        self._watch.rest()
         self._stopping = threading.Event()
 
     def stop(self) -> None:

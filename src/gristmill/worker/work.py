@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0}
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
+LONGEST_LOAD = 1800.0  # seconds: what loads for longer hangs, unless `batch_timeout` is more
 SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
 
 
@@ -125,13 +126,15 @@ class ShardWorker:
 
         self._recipe = stages.recipe
         self._name = name
+        self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
+        self._watch.load()
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
         self._planned.look()  # after all was imported: what was changed since is refused, too
+        self._watch.rest()
         self._files = stages.recipe.files
-        self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._stopping = threading.Event()
         self._answers: dict[str, Any] = {}  # to probes
         self._dropped: set[str] = set()
@@ -495,6 +498,11 @@ class Watch:
     def limit(self) -> float:
         """Seconds."""
         return math.inf if self._least is None else max(self._least, SLOWEST * self._slowest)
+
+    def load(self) -> None:
+        """Imports and models are loaded from now on, until there is something else to do."""
+        if self._least is not None:
+            faulthandler.dump_traceback_later(max(self._least, LONGEST_LOAD) * LATE_BY, exit=True)
 
     def beat(self) -> None:
         """A sign of life."""
