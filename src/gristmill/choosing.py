@@ -364,11 +364,13 @@ def restricted(r: Resolved, paths: Collection[str]) -> Resolved:
     ranges = r.selection.ranges[place[r.selection.ranges[:, 0]] >= 0].copy()
     ranges[:, 0] = place[ranges[:, 0]]
     inputs = {p: d for p, d in r.fingerprint.inputs.items() if p in wanted}
+    files = tuple(r.files[i] for i in keep)
+    options = fingerprint.in_order(r.fingerprint.options, r.job.source, [f.file.path for f in files])
     return replace(
         r,
-        files=tuple(r.files[i] for i in keep),
+        files=files,
         selection=Selection(ranges),
-        fingerprint=replace(r.fingerprint, inputs=inputs),
+        fingerprint=replace(r.fingerprint, options=options, inputs=inputs),
     )
 
 

@@ -694,8 +694,9 @@ def fingerprint_of(
                 name if name.startswith(("module ", "version of ", fingerprint.PACKAGE)) else f"{place}: {name}"
             ] = digest
     described = replace(job, model=_as_asked(job, model))
+    options = fingerprint.options_of(described, source_format, sink_format)
     return Fingerprint(
-        fingerprint.options_of(described, source_format, sink_format),
+        fingerprint.in_order(options, job.source, [f.file.path for f in files]),
         dict(info.digests),
         digests,
         {f.file.path: fingerprint.input_digest(f) for f in files},

@@ -94,6 +94,24 @@ def test_other_columns_are_another_job(tmp_path: Path) -> None:
             job(tmp_path, seen, {"columns": other}, keep=["id"]).run()
 
 
+@pytest.mark.parametrize("some", [{"limit": 15}, {"sample": 8}])
+def test_the_order_of_files_counts_where_only_some_rows_are_taken(some: dict[str, Any], tmp_path: Path) -> None:
+    """The first rows of other files are other rows; of all rows any order is the same job."""
+
+    def scored(names: str, some: dict[str, Any]) -> gm.Report:
+        source = gm.source(*(str(tmp_path / "in" / f"{name}.csv") for name in names), **some)
+        return gm.Job(source, score, gm.sink(str(tmp_path / f"out{len(some)}"), keep=["id"]), workers=0).run()
+
+    write(tmp_path / "in", "a", 0, "csv")
+    write(tmp_path / "in", "b", 100, "csv")
+    scored("ab", some)
+    assert scored("ab", some).state == "nothing to do"
+    with pytest.raises(gm.PlanChanged, match=r"source.uri in order was .*a.csv"):
+        scored("ba", some)
+    scored("ab", {})
+    assert scored("ba", {}).state == "nothing to do"
+
+
 @KINDS
 @pytest.mark.parametrize("drift", ["missing", "type"])
 def test_drift_in_a_column_that_nobody_reads_is_no_reason_to_refuse(kind: str, drift: str, tmp_path: Path) -> None:

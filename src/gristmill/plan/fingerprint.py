@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +141,15 @@ def options_of(job: JobSpec, source_format: str, sink_format: str) -> dict[str, 
 def of_folders(types: Mapping[str, str]) -> dict[str, str]:
     """What counts beside these options where columns are read that stand in folders' names: their types."""
     return {"source.folders": _plain(types)}
+
+
+def in_order(options: Mapping[str, str], source: Source, paths: Sequence[str]) -> dict[str, str]:
+    """Options with the order of the source's files, which counts where only some of their rows are taken."""
+    name = "source.uri in order"
+    found = {key: told for key, told in options.items() if key != name}
+    if len(paths) > 1 and (source.limit is not None or source.sample is not None):
+        found[name] = _plain(paths if len(paths) < 4 else digest_of(paths))
+    return found
 
 
 def _shaping(value: Any, name: str) -> Iterator[tuple[str, str]]:
