@@ -16,6 +16,7 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Verb
 from gristmill.commit.publication import Publication
 from gristmill.errors import BadSource, CorruptStore, PlanChanged
+from gristmill.models.loaded import changed
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import Files
 from gristmill.plan.fingerprint import Fingerprint
@@ -333,7 +334,11 @@ def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bo
 def compared(planned: Generation, now: Fingerprint, inputs: Mapping[str, str]) -> list[str]:
     """What differs between the plan of a generation and a job, where `inputs` are those that the result stands for."""
     old: dict[str, Any] = generations.read_plan(planned).about["fingerprint"]
-    return fingerprint.differences(old, now, inputs)
+    lines = fingerprint.differences(old, now, inputs)
+    return lines + [
+        f"code: module {name}, which the code loaded as it ran, has changed"
+        for name in changed(generations.loaded(planned))
+    ]
 
 
 def _meant(claimed: Generation, now: Fingerprint) -> list[str]:

@@ -387,3 +387,44 @@ def test_a_module_in_an_archive_is_read_there(tmp_path: Path, monkeypatch: pytes
         packed(3).run()
     with pytest.raises(gm.PlanChanged, match=r"score\.py: module packed\.score was changed after"):
         pins.check(planned)
+
+
+SERVING = """
+import pickle
+from pathlib import Path
+import {name}_idle
+
+class Model:
+    def __init__(self):
+        with open(Path(__file__).with_name("model.pkl"), "rb") as file:
+            self.model = pickle.load(file)
+
+    def __call__(self, batch):
+        return {{"y": self.model.predict(batch["id"])}}
+"""
+PARTS = "class Shifted:\n    def predict(self, x):\n        return x + 1\n"
+
+
+def test_the_code_that_a_pickle_brings_along_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was loaded as the code ran is compared at the next run, but for a comment and what it does not name."""
+    name = f"served_{tmp_path.name}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(SERVING.format(name=name))
+    (tmp_path / f"{name}_idle.py").write_text("def unused():\n    return 1\n")
+    parts = tmp_path / f"{name}_parts.py"
+    parts.write_text(PARTS)
+    (tmp_path / "model.pkl").write_bytes(b"\x80\x04" + f"c{name}_parts\nShifted\n)R.".encode())
+    pq.write_table(pa.table({"id": range(40)}), tmp_path / "in.parquet")
+    model = importlib.import_module(name).Model
+    sink = str(tmp_path / "out")
+    job = gm.Job(str(tmp_path / "in.parquet"), model, sink, workers=1, shard_rows=10)
+    assert job.run().rows_ok == 40
+    parts.write_text("# shifts\n" + PARTS)
+    (tmp_path / f"{name}_idle.py").write_text("def unused():\n    return 2\n")
+    assert job.run().state == "nothing to do"
+    parts.write_text(PARTS.replace("+ 1", "+ 2"))
+    with pytest.raises(gm.PlanChanged, match=f"module {name}_parts, which the code loaded as it ran, has changed"):
+        job.run()
+    job.run(restart=True)
+    assert sorted(gm.read(sink).to_table()["y"].to_pylist()) == list(range(2, 42))
+    assert job.run().state == "nothing to do"

@@ -4,6 +4,7 @@ is for its publications to say.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -189,6 +190,24 @@ def note_written(root: str, files: Files, paths: Sequence[str]) -> None:
 
 def _written_path(root: str) -> str:
     return join(root, META, "written.json")
+
+
+def loaded(generation: Generation) -> dict[str, set[str]]:
+    """Digests of the modules that code loaded as it ran, beyond those that the plan names; see `models.loaded`."""
+    found: dict[str, set[str]] = {}
+    folder = join(generation.folder, "loaded")
+    for name in generation.files.names(folder):
+        with contextlib.suppress(FileNotFoundError, CorruptStore):  # as many as can be told
+            for module, digest in unseal(join(folder, name), generation.files)["modules"].items():
+                found.setdefault(module, set()).add(digest)
+    return found
+
+
+def note_loaded(files: Files, folder: str, modules: Mapping[str, str]) -> None:
+    """Add to `loaded`, before a shard of the generation in `folder` is committed."""
+    path = join(folder, "loaded", f"{secrets.token_hex(6)}.json")
+    files.make_folder(join(folder, "loaded"))
+    files.write_over(path, seal({"modules": dict(modules)}))
 
 
 # ---------------------------------------------------------------- plans

@@ -164,13 +164,14 @@ def _folders(module: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _installed_file(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Whether a file of code is of the standard library, an installed package, or Gristmill."""
     return file.startswith("<frozen ") or _OURS in Path(file).parents or _installed(Path(file))
 
 
 def is_users(code: types.CodeType) -> bool:
     """Whether code is of the user's own files, or of none: of a notebook's cell."""
-    return not _installed_file(code.co_filename)
+    return not is_installed(code.co_filename)
 
 
 def imported_by(code: types.CodeType, package: str) -> list[tuple[str, str]]:

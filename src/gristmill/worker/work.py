@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
-from gristmill.commit.generation import encode_schema
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
 from gristmill.plan.beats import LOADING
 from gristmill.plan.contracts import Alive, Elsewhere, Emit, Failure, Item, Left, Outcome, Printed, Tick
@@ -122,6 +122,7 @@ class ShardWorker:
 
     def __init__(self, stages: ShardStages, name: str) -> None:
         from gristmill.models import pins
+        from gristmill.models.loaded import Loaded
         from gristmill.models.registry import open_planned
 
         self._recipe = stages.recipe
@@ -129,6 +130,7 @@ class ShardWorker:
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._watch.load()
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
+        self._loaded = Loaded(stages.recipe.pins)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
@@ -372,6 +374,8 @@ class ShardWorker:
                 commit.add(body)
             else:
                 self._planned.look()  # at what these rows made the function import or read
+                if found := self._loaded.look():
+                    generations.note_loaded(self._files, task.folder, found)
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
         except BaseException as e:  # crosses to the outcome, where the driver decides
@@ -393,7 +397,7 @@ class ShardWorker:
             if answer["schema"] is None and rows.num_rows:
                 schema, base = self._recipe.sink_format.stored(rows, self._recipe.sink.options), item.value.base
                 schema = schema if base is None else fitting(rows, schema, base)
-                answer.update(schema=encode_schema(schema), results=list(body.results))
+                answer.update(schema=generations.encode_schema(schema), results=list(body.results))
                 answer["columns"] = body.rows.column_names
             return
         emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
