@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import json
+import pickle
 import re
 import sys
 import warnings
@@ -304,6 +306,135 @@ def test_the_users_own_code_in_a_pickled_estimator_is_part_of_the_job(
     assert job(code).run().state == "nothing to do"
     other = job(code.replace("+ 1.0", "+ 2.0")).run(restart=True).read().to_table()
     assert other["prediction"].to_pylist() == [4.0, 6.0, 8.0] and other["v"][0] != first["v"][0]
+
+
+LOCKED = """
+import threading
+from sklearn.base import BaseEstimator
+
+class Double:
+    def __call__(self, x):
+        return x * 2.0
+
+class Cleaner:
+    def __init__(self, double=None):
+        self.double, self.open = double, False
+    def __getstate__(self):
+        if self.open:
+            raise TypeError("cannot pickle what is open")
+        return self.__dict__
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.open = True
+    def __call__(self, x):
+        return self.double(x)
+
+class Locked(BaseEstimator):
+    def __init__(self, cleaner=None):
+        self.cleaner = cleaner
+    def fit(self, x, y=None):
+        self.fitted_ = True
+        return self
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.lock_ = threading.Lock()
+    def predict(self, x):
+        with self.lock_:
+            return self.cleaner(x[:, 0])
+"""
+
+
+def test_an_estimator_that_cannot_be_saved_again_runs_and_its_code_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that makes a lock as it is loaded; also the code of what it holds beside the lock, and of what that does."""
+    joblib = pytest.importorskip("joblib")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pq.write_table(pa.table({"x": [1.0, 2.0, 3.0]}), tmp_path / "in.parquet")
+    file = tmp_path / "m.joblib"
+
+    def job(text: str) -> gm.Job:
+        (tmp_path / "own_locked.py").write_text(text)
+        sys.modules.pop("own_locked", None)
+        importlib.invalidate_caches()
+        own = importlib.import_module("own_locked")
+        if not file.exists():
+            joblib.dump(own.Locked(own.Cleaner(own.Double())).fit(np.ones((1, 1))), file)
+        pinned = hashlib.sha256(file.read_bytes()).hexdigest()
+        model = gm.SklearnModel(str(file), features=["x"], allow_pickle=True, sha256=pinned)
+        return gm.Job(str(tmp_path / "in.parquet"), model, str(tmp_path / "out"), workers=1)
+
+    assert job(LOCKED).run().read().to_table()["prediction"].to_pylist() == [2.0, 4.0, 6.0]
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(joblib.load(file))
+    assert job(LOCKED).run().state == "nothing to do"
+    edits = ("* 2.0", "* 3.0", "Double"), ("double(x)", "double(-x)", "Cleaner"), ("x[:, 0]", "-x[:, 0]", "Locked")
+    for old, new, part in edits:
+        with pytest.raises(gm.PlanChanged, match=f"own_locked.*class {part} changed"):
+            job(LOCKED.replace(old, new)).run()
+
+
+SETTINGS = """
+import json, os, secrets, time, uuid
+from datetime import datetime
+from pathlib import Path
+
+class Settings:
+    def __init__(self, **given):
+        self.began = time.time()
+        self.began_ns = time.monotonic_ns()
+        self.day = datetime.now().isoformat()
+        self.seed = secrets.token_hex(3)
+        self.token = secrets.token_urlsafe(16)
+        self.run = f"run-{os.getpid()}"
+        self.number = uuid.uuid4().int
+        vars(self).update(given)
+
+SETTINGS = Settings(**json.loads((Path(__file__).parent / "settings.json").read_text()))
+
+def score(batch):
+    return {"y": [str(vars(SETTINGS)[k]) for k in batch["k"]]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("began", (86400.0 * 365, 86400.0 * 730)),
+        ("began_ns", (1, 2)),
+        ("day", ("2020-01-01T00:00:00", "2021-01-01T00:00:00")),
+        ("seed", ("winter", "summer")),
+        ("token", ("first", "second")),
+        ("run", ("baseline", "candidate")),
+        ("number", (1234, 4321)),
+    ],
+)
+def test_what_a_configuration_gives_counts_and_what_is_drawn_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: tuple[Any, Any]
+) -> None:
+    """An attribute that a class sets to the time, or draws: a run again in which it is another is the same job, which
+    is said; where a file gives it instead, another value is another job.
+    """
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pq.write_table(pa.table({"k": [name]}), tmp_path / "in.parquet")
+    module = f"own_settings_{name}"
+    (tmp_path / f"{module}.py").write_text(SETTINGS)
+
+    def run(out: str, **given: Any) -> gm.Report:
+        (tmp_path / "settings.json").write_text(json.dumps(given))
+        sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        model = gm.model(importlib.import_module(module).score)
+        return gm.Job(str(tmp_path / "in.parquet"), model, str(tmp_path / out), workers=0).run()
+
+    assert any(f".{name} (other in every process)" in note for note in run("drawn").notes)
+    for _ in range(5):
+        assert run("drawn").state == "nothing to do"
+    first, second = values
+    assert run("given", **{name: first}).read().to_table()["y"].to_pylist() == [str(first)]
+    assert run("given", **{name: first}).state == "nothing to do"
+    with pytest.raises(gm.PlanChanged, match="SETTINGS changed"):
+        run("given", **{name: second})
 
 
 READER = """

@@ -239,6 +239,36 @@ def test_what_was_begun_is_finished_with_its_types_whatever_folders_came(
     assert run(root, tmp_path / "texts", keep=["id", "k"], append=True)["k"].to_pylist() == ["a"] * 4 + ["5"]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_where_only_folders_are_asked_for_no_row_fails_to_be_read(tmp_path: Path, form: str) -> None:
+    """What counts the rows, of a condition or a limit too, is a column that any value fits."""
+    for k in (1, 2):
+        write(tmp_path, f"in/k={k}/f", {"n": [1, 2, 3, "many", None] * 8, "t": ["a", "b c", "1", "", None] * 8}, form)
+    root, told = str(tmp_path / "in"), {"n": "int64"}
+    model = gm.model(whole)
+
+    def ran(name: str, **options: Any) -> gm.Report:
+        sink = gm.sink(str(tmp_path / name), keep=["k"])
+        return gm.Job(gm.source(root, types=told, columns=["k"], **options), model, sink, workers=0).run()
+
+    for name, options, ok in (
+        ("all", {}, 80),
+        ("some", {"where": "k = 2"}, 40),
+        ("first", {"limit": 50}, 50),
+        ("first of some", {"where": "k > 1", "limit": 5}, 5),
+        ("sample", {"sample": 60}, 60),
+    ):
+        report = ran(name, **options)
+        assert (report.rows_ok, report.rows_dead) == (ok, 0), name
+    read = gm.Job(gm.source(root, types=told), gm.model(seen_n), workers=0, gates=gm.Gates(min_ok=0.1))
+    assert sum(t.num_rows for t in read.stream()) == 64
+
+
+def seen_n(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of a job that reads the numbers: the rows whose n is none are dead."""
+    return {"y": batch["k"]}
+
+
 def picky(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Knows no German, and is told what to do with null."""
     if "de" in batch["lang"]:

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -339,3 +340,35 @@ def test_a_condition_leaves_out_rows_with_keys_that_the_sample_did_not_show(scra
     plan = planned(scratch.file("x.jsonl", b"\n".join(lines)), options={"sample_bytes": 1000})
     read = plan.read(where="i < 100")
     assert (read.rows.num_rows, read.filtered, [b.error for b in read.bad]) == (99, 200, ["UnknownKey"])
+
+
+def test_keys_that_nobody_reads_take_no_memory(tmp_path: Path) -> None:
+    """Another one in each line, beside a column with fields."""
+    line = '{"id": %d, "s": {"a": %d, "b%d": null}, "key%d": 1}\n'
+    first = "".join('{"id": -1, "s": {"a": 0}}\n' for _ in range(100))
+    (tmp_path / "in.jsonl").write_text(first + "".join(line % (i, i, i, i) for i in range(20_000)))
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_RUN, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    ok, dead, most = map(int, done.stdout.split())
+    assert (ok, dead) == (20_100, 0)
+    assert 0 < most < 50 << 20
+
+
+ONE_RUN = """
+import sys
+import pyarrow as pa
+import gristmill as gm
+
+def numbered(batch):
+    return {"a": [s["a"] for s in batch["s"]]}
+
+folder = sys.argv[1]
+source = gm.source(folder + "/in.jsonl", columns=["id", "s"], options={"sample_bytes": 1000})
+report = gm.Job(source, gm.model(numbered), gm.sink(folder + "/out", keep=["id"]), workers=0).run()
+print(report.rows_ok, report.rows_dead, pa.default_memory_pool().max_memory())
+"""

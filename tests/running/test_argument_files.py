@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import glob
 import json
 import shutil
 import signal
@@ -174,13 +175,14 @@ kept_files.told({folder!r}, seconds=0.02).run({verbs})
 
 
 def kill_9(folder: Path, verbs: str, rows: int) -> None:
-    """A run in a process of its own, killed when its log has so many more lines."""
+    """A run in a process of its own, killed when its log has so many more lines, and something is committed."""
     log = folder / "logs" / "calls.log"
     before = len(log.read_text().splitlines()) if log.exists() else 0
     code = KILLED.format(here=str(Path(__file__).parent), folder=str(folder), verbs=verbs)
     running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not log.exists() or len(log.read_text().splitlines()) < before + rows:
+    committed = (folder / "out" / "_gristmill").glob
+    while not log.exists() or len(log.read_text().splitlines()) < before + rows or not [*committed("**/receipts/*")]:
         assert running.poll() is None and time.monotonic() < deadline, "it ended before it was killed"
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
@@ -230,6 +232,24 @@ def test_words_are_no_files(rows: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert job.run().state == "nothing to do"
 
 
+def test_sentences_are_no_patterns(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question or a footnote finds no files, whatever here it would find, and none that come; a pattern does."""
+    monkeypatch.chdir(tmp_path)
+    said = ["Mr. *", "Is it 3.5? or less", "What is 2 * 3.5 ?", "Who?", "*"]
+    found = ["Mr. Smith", "Is it 3.5! or less", "What is 2 + 3.5 !", "Who!"]
+    for name in (*found, "a.rules"):
+        Path(name).write_text("1")
+    job = gm.Job(str(rows), gm.model(tripled, given=[*said, "?.rules"]), str(tmp_path / "out"), workers=0)
+    assert job.run().notes == ()
+    for name in (*found, "Mr. Miller", "Why"):
+        Path(name).write_text("22")
+    assert job.run().state == "nothing to do"
+    Path("a.rules").write_text("22")
+    with pytest.raises(gm.PlanChanged, match=r"file \?\.rules \(argument given of tripled\) changed") as refused:
+        job.run()
+    assert not any(sentence in str(refused.value) for sentence in said)
+
+
 def worded(batch: dict[str, Any], word: str, words: list[str]) -> dict[str, Any]:
     """Opens nothing."""
     return {"y": [word + words[0]] * len(batch["x"])}
@@ -274,6 +294,31 @@ def test_a_file_is_found_however_an_argument_names_it(rows: Path, tmp_path: Path
     assert job.run().state == "nothing to do"
     file.write_text("3")
     with pytest.raises(gm.PlanChanged, match=r"file .*argument given.*changed"):
+        job.run()
+
+
+@pytest.mark.parametrize("named", ["relative", "escaped", "deep"])
+def test_a_pattern_holds_in_a_folder_whose_name_has_brackets(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Seen from there, where workers look at it before each commit, or escaped, as `glob` wants it, however much lies
+    beside that folder.
+    """
+    here = tmp_path / "runs [v1]"
+    (here / "m").mkdir(parents=True)
+    (here / "m" / "a.bin").write_text("2")
+    for n in range(4):
+        (tmp_path / f"{n}.txt").write_text("beside")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(files, "MOST_FILES", 3)
+    given = {"relative": "m/*.bin", "escaped": f"{glob.escape(str(here))}/m/*.bin"}
+    given["deep"] = f"{glob.escape(str(here))}/**/*.bin"
+    model = gm.model(tripled, given=given[named])
+    job = gm.Job(str(rows), model, str(tmp_path / "out"), workers=1, shard_rows=1, batch_rows=1)
+    assert job.run().notes == ()
+    assert job.run().state == "nothing to do"
+    (here / "m" / "a.bin").write_text("3")
+    with pytest.raises(gm.PlanChanged, match=r"file .*\*\.bin \(argument given of tripled\) changed"):
         job.run()
 
 

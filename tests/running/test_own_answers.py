@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,23 @@ def test_a_model_that_cannot_be_closed_has_scored_its_rows(tmp_path: Path, worke
     source = pa.table({"k": range(100)})
     report = gm.Job(source, gm.model(ClosesBadly, batch_format="numpy"), str(tmp_path / "out"), workers=workers).run()
     assert report.rows_ok == 100 and report.read().to_table()["y"].to_pylist() == list(range(100))
+
+
+class NeverCloses(ClosesBadly):
+    """Waits for what does not come."""
+
+    def close(self) -> None:
+        time.sleep(600)
+
+
+def test_a_model_whose_close_hangs_has_scored_its_rows(tmp_path: Path) -> None:
+    """It is ended like a batch that hangs, and said; the result is published."""
+    source, model = pa.table({"k": range(100)}), gm.model(NeverCloses, batch_format="numpy")
+    begun = time.monotonic()
+    report = gm.Job(source, model, str(tmp_path / "out"), workers=1, batch_timeout=0.5).run()
+    assert time.monotonic() - begun < 60
+    assert any("close() hangs" in note and "its rows are done" in note for note in report.notes)
+    assert report.read().to_table()["y"].to_pylist() == list(range(100))
 
 
 @pytest.mark.parametrize("merge", [False, True])

@@ -92,7 +92,8 @@ def named_files(
             digest = UNREADABLE
         if digest is not None:
             yield name, digest
-        if absent is not None and digest in (None, NO_MODEL) and (named[1] or not glob.has_magic(text)):
+        own = digest is None and os.path.isfile(text) and os.path.realpath(text) in apart  # the job's own log
+        if absent is not None and digest in (None, NO_MODEL) and not own and (named[1] or not glob.has_magic(text)):
             absent[name] = named
 
 

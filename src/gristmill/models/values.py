@@ -352,7 +352,8 @@ def _object(value: Any, walk: Walk) -> str:
 
 
 _HOUR = 3600.0
-_CHANCE = re.compile(r"[0-9a-f]{8}")  # in a text that was made of a uuid or the like
+_LONG_HEX = re.compile(r"[0-9a-f]{8}|(?<![0-9a-z])[0-9a-f]{6,7}(?![0-9a-z])")  # in a text made of a uuid or the like
+_TOKEN = re.compile(r"(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{20,}|\btmp[a-z0-9_]{8}\b")  # of `secrets`, or of `tempfile`
 
 
 def is_of_now(value: Any) -> bool:
@@ -362,15 +363,23 @@ def is_of_now(value: Any) -> bool:
     since = time.time() - began() + _HOUR
     if isinstance(value, datetime.datetime):
         return abs((datetime.datetime.now(value.tzinfo) - value).total_seconds()) < since
+    if isinstance(value, int) and value.bit_length() > 64:  # of a uuid
+        return True
     if isinstance(value, (int, float)):
-        clocks = (time.monotonic(), time.perf_counter(), time.process_time()) if isinstance(value, float) else ()
         near = any(abs(value / scale - time.time()) < since for scale in (1, 1e3, 1e6, 1e9))
-        return near or value in (os.getpid(), os.getppid()) or any(abs(value - clock) < since for clock in clocks)
+        clocks = [time.monotonic(), time.perf_counter()]
+        if isinstance(value, float):
+            near = near or any(abs(value - clock) < since for clock in [*clocks, time.process_time()])
+        elif value > 1e9:  # in nanoseconds
+            near = near or any(abs(value / 1e9 - clock) < since for clock in clocks)
+        return near or value in (os.getpid(), os.getppid())
     if isinstance(value, (str, os.PathLike)):
         text = str(value)
         with contextlib.suppress(ValueError):
             return is_of_now(datetime.datetime.fromisoformat(text))
-        return text.startswith(tempfile.gettempdir()) or _CHANCE.search(text.lower()) is not None
+        drawn = _LONG_HEX.search(text.lower()) or _TOKEN.search(text)
+        ours = {str(os.getpid()), str(os.getppid())}.intersection(re.findall(r"\d+", text))
+        return text.startswith(tempfile.gettempdir()) or bool(drawn or ours)
     return True
 
 

@@ -201,12 +201,20 @@ class ShardWorker:
                 self._beside.close()
         if self._leaving:
             emit(Left(self._name, reason=self._leaving))
-        self._closed()
+        self._closed(emit)
 
-    def _closed(self) -> None:
+    def _closed(self, emit: Emit) -> None:
         """A model whose `close` fails has scored its rows all the same: that is told where its own output goes. One
-        that does not come back is ended as a call would be.
+        that does not come back is ended as a call would be, which is told before.
         """
+        limit = self._watch.limit
+        hangs = (
+            f"the model's close() hangs: worker {self._name} is ended at its limit of {limit:g} s; its rows are done"
+        )
+        told = threading.Timer(0.9 * limit, lambda: emit(Printed(self._name, hangs, "warning")))
+        told.daemon = True
+        if limit < math.inf:
+            told.start()
         self._watch.beat()
         try:
             self._model.close()
@@ -214,6 +222,7 @@ class ShardWorker:
             print(f"{self._name}: the model's close() failed; its rows are done:", file=sys.stderr)
             traceback.print_exc()
         finally:
+            told.cancel()
             self._watch.rest()
 
     def _wants_to_leave(self, done: Any) -> bool:

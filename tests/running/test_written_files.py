@@ -1,0 +1,75 @@
+"""Files that the code itself writes while it runs, where its arguments name them or a folder that they are in."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+
+CAME = "taken for written by the code"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Forty rows in a file."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"x": range(40)}), tmp_path / "in" / "a.parquet")
+    return tmp_path / "in"
+
+
+def logging(batch: dict[str, Any], log: str) -> dict[str, Any]:
+    """Doubles, and adds to the run's own log."""
+    with open(log, "a") as file:
+        file.write('{"called": true}\n')
+    return {"y": batch["x"] * 2}
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_run_s_own_log_may_be_an_argument(rows: Path, tmp_path: Path, workers: int, there: bool) -> None:
+    """It grows before each commit, of this run and of the next, and is not compared."""
+    log = tmp_path / "run.jsonl"
+    if there:
+        log.write_text('{"of": "yesterday"}\n')
+    model, out = gm.model(logging, log=str(log)), str(tmp_path / "out")
+    job = gm.Job(str(rows), model, out, workers=workers, log=str(log), shard_rows=5, batch_rows=5)
+    report = job.run()
+    assert (report.rows_ok, report.notes) == (40, ())
+    assert job.run().state == "nothing to do"
+    pq.write_table(pa.table({"x": range(5)}), rows / "b.parquet")
+    assert job.run(append=True).rows_ok == 45
+    assert log.read_text().count("called") >= 9 and '"event"' in log.read_text()
+
+
+def scratching(batch: dict[str, Any], scratch: str) -> dict[str, Any]:
+    """Doubles, and leaves weights and a configuration in the folder, others in each call."""
+    os.makedirs(scratch, exist_ok=True)
+    for name in ("part-{}.bin", "config-{}.json", "note-{}.txt"):
+        free = next(p for n in itertools.count() if not (p := Path(scratch, name.format(n))).exists())
+        free.write_text("x")
+    return {"y": batch["x"] * 2}
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_scratch_folder_is_no_part_of_the_model(rows: Path, tmp_path: Path, workers: int, there: bool) -> None:
+    """Empty or not there at first; whatever comes into it, runs end and go on, and it is said once."""
+    scratch = tmp_path / "scratch"
+    if there:
+        scratch.mkdir()
+    model, out = gm.model(scratching, scratch=str(scratch)), str(tmp_path / "out")
+    job = gm.Job(str(rows), model, out, workers=workers, shard_rows=5, batch_rows=5)
+    report = job.run()
+    assert report.rows_ok == 40 and len(list(scratch.iterdir())) >= 24
+    assert [CAME in note and str(scratch) in note for note in report.notes] == [True]
+    assert job.run().state == "nothing to do"
+    pq.write_table(pa.table({"x": range(5)}), rows / "b.parquet")
+    report = job.run(append=True)
+    assert report.rows_ok == 45 and not any(CAME in note for note in report.notes)
