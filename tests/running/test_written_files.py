@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,36 @@ def test_a_scratch_folder_is_no_part_of_the_model(rows: Path, tmp_path: Path, wo
     pq.write_table(pa.table({"x": range(5)}), rows / "b.parquet")
     report = job.run(append=True)
     assert report.rows_ok == 45 and not any(CAME in note for note in report.notes)
+
+
+class Caching:
+    """Multiplies by what a model folder says, and keeps a cache in that folder; dies once, so that another begins."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.factor = int((self.folder / "model.bin").read_text())
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        with open(self.folder / "tokens.db-wal", "a") as file:
+            file.write("x")
+        if (batch["x"] == 22).any() and not (died := self.folder / "died.bin").exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"y": batch["x"] * self.factor}
+
+
+def test_what_comes_into_a_model_folder_stops_no_run(rows: Path, tmp_path: Path) -> None:
+    """Before a commit, nor a worker that starts later; the next run names the folder, and goes on without them."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "model.bin").write_text("3")
+    model, out = gm.model(Caching, folder=str(folder)), str(tmp_path / "out")
+    job = gm.Job(str(rows), model, out, workers=1, shard_rows=5, batch_rows=5)
+    report = job.run()
+    assert report.read().to_table()["y"].to_pylist() == [3 * x for x in range(40)]
+    assert {p.name for p in folder.iterdir()} == {"model.bin", "tokens.db-wal", "died.bin"}
+    with pytest.raises(gm.PlanChanged, match=r"file .*/m \(argument folder of Caching\) changed"):
+        job.run()
+    for name in ("tokens.db-wal", "died.bin"):
+        (folder / name).unlink()
+    assert job.run().state == "nothing to do"
