@@ -200,11 +200,11 @@ def embed(
     """Embed a text column: adds `output`, a vector. With a sink a Report; without one, the result as an Arrow table.
 
     In both forms GateFailed is raised where more rows fail than `gates` allows (1 %, and one in any case), and a
-    GristmillWarning tells of the others.
+    GristmillWarning tells of the others. Of rows in memory, without a sink, none may fail unless `gates` says so or
+    `keep` (or `row_id`) has the table tell which row an answer is of: they stand beside the rows, one for each.
 
     A list of strings, a Series or an array of them is the texts themselves, in a column `text` ("text" where it is not
-    said); lists of paths are what `gm.source` is for. Without a sink, the answers are then beside all of them, or
-    GateFailed is raised.
+    said); lists of paths are what `gm.source` is for.
 
     Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and
     Job. Raises BadJob for others.
@@ -213,8 +213,6 @@ def embed(
     given: dict[str, Any] = dict(options)
     names = _fields(TextEmbedder) - {"output"}
     rows, text = _texts("embed", source, text)
-    if rows is not source and sink is None:
-        given.setdefault("gates", Gates(min_ok=1))  # the answers must stand beside the texts
     spec = TextEmbedder(model, text, output, **{k: given.pop(k) for k in list(given) if k in names})
     return _run(rows, sink, spec, given)
 
@@ -235,8 +233,6 @@ def classify(
     given: dict[str, Any] = dict(options)
     names = _fields(TextClassifier)
     rows, text = _texts("classify", source, text)
-    if rows is not source and sink is None:
-        given.setdefault("gates", Gates(min_ok=1))  # the answers must stand beside the texts
     spec = TextClassifier(model, text, **{k: given.pop(k) for k in list(given) if k in names})
     return _run(rows, sink, spec, given)
 
@@ -396,6 +392,8 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
     from gristmill.running import run
 
     observer = split.verbs.pop("observer", None)
+    if made.data is not None and not split.sink.get("keep") and not split.sink.get("row_id"):
+        options.setdefault("gates", Gates(min_ok=1))  # nothing else tells which row an answer is of
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         job = Job(made, as_model(model), as_sink(os.path.join(folder, "out"), **split.sink), **options)
         try:
@@ -403,7 +401,8 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
         except GateFailed as e:
             if e.report is None or not e.report.rows_dead:
                 raise
-            raise GateFailed(f"{_dead_rows(e.report)}; gates= says how many may be", report=e.report) from None
+            way = "keep= columns that tell which row an answer is of, or gates= how many may be missing"
+            raise GateFailed(f"{_dead_rows(e.report)}; say with {way}", report=e.report) from None
 
 
 def _ran(

@@ -187,7 +187,7 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
             return Choice(begun, True, restricted(r, list(planned)), base, later)
         what = "an unfinished run is here, planned for something else"
     else:
-        now = restricted(r, [p for p in r.fingerprint.inputs if p not in before])
+        now = restricted(grown(r, list(before)), [p for p in r.fingerprint.inputs if p not in before])
         lines = [*_changed(before, r.fingerprint), *_meant(begun, now.fingerprint)]
         if not lines and base is not None and not now.files:
             return _finished(held, base, uri, r, append)
@@ -318,7 +318,7 @@ def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bo
     if not found.lines:
         return Choice(None, True, r, held.given_up())
     if append and found.grown:
-        fewer = restricted(r, [p for p in r.fingerprint.inputs if p not in found.stored])
+        fewer = restricted(grown(r, list(found.stored)), [p for p in r.fingerprint.inputs if p not in found.stored])
         return Choice(held.claim("append", fewer), False, fewer, latest)
     problem = f"{uri}: holds a result of something else:\n{fingerprint.listed(found.lines)}"
     if append and found.some:
@@ -379,11 +379,24 @@ def restricted(r: Resolved, paths: Collection[str]) -> Resolved:
     )
 
 
-def before_others(r: Resolved, paths: Collection[str]) -> Resolved:
-    """The same job as it was when its source had some of its files alone: later folders may make other types."""
-    some = restricted(r, paths)
-    if not r.folders:
-        return some
+def grown(r: Resolved, paths: Sequence[str]) -> Resolved:
+    """The job over a source that had the files at `paths` before the others: columns keep the order, and those that
+    only some files have the places, which they had for the function then.
+    """
+    from gristmill.io.schema import unify
+
+    place = {path: number for number, path in enumerate(paths)}
+    files = sorted(r.files, key=lambda f: place.get(f.file.path, len(place)))
+    return replace(r, schema=unify(files, r.job.sink is not None and r.job.sink.evolve)) if place else r
+
+
+def before_others(r: Resolved, paths: Sequence[str]) -> Resolved:
+    """The same job as it was when its source had some of its files alone, in this order: others may make other types,
+    and have more columns.
+    """
     from gristmill.io.hive import narrowed
 
+    some = grown(restricted(r, paths), paths)
+    if not r.folders:
+        return some
     return some.of_folders(narrowed(some.files, some.schema, some.folders))

@@ -25,6 +25,7 @@ from gristmill.plan.failing import SomeFailed
 
 ROWS = b"gristmill.rows"  # marks a table that was dicts: what none of them has is null, as what one of them lacks
 ROW = "_row"  # the column by which a step is told, and tells, which row is which
+_BY_CHANCE = 6  # rows: of fewer, whole numbers of a column are easily the order that an index tells
 LACKS = "gristmill.lacks."  # before a column's name: a column of truth values, which dicts lacked it
 
 
@@ -465,7 +466,11 @@ class _Found:
         )
 
     def _holds(self, levels: list[Any]) -> bool:
-        """Whether a column given holds, row by row, what a level without a name says: it may be that column's."""
+        """Whether a column given holds, row by row, what a level without a name says: it may be that column's. Of few
+        rows it does by chance, and labels that are a column's show in calls of more.
+        """
+        if levels and len(levels[0]) < _BY_CHANCE:
+            return False
         wholes = [] if self._table is None else [c for c in self._table.columns if pa.types.is_integer(c.type)]
         said = [n for level in levels if level.name is None and (n := _whole(level)) is not None]
         moved = [n for n in said if (np.diff(n) < 0).any()]
