@@ -32,7 +32,8 @@ RETRY = "retry-dead --accept-code-change (accept_code_change=True) to score"
 class Choice:
     """`generation` None: nothing to do. `resumed`: its plan stands already. `resolved` may be fewer files than the job
     has (append, and an unfinished plan that is finished as it was made). `base` is the publication that the generation
-    adds to, `later` are the source's files that this run leaves out and the next one may append.
+    adds to, `later` are the source's files that this run leaves out and the next one may append, `warning` is what the
+    person who chose so may not know.
     """
 
     generation: Generation | None
@@ -40,6 +41,7 @@ class Choice:
     resolved: Resolved
     base: Publication | None = None
     later: tuple[str, ...] = ()
+    warning: str = ""
 
 
 def _quietly(text: str) -> None:
@@ -182,7 +184,7 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
         later = tuple(p for p in r.fingerprint.inputs if p not in known)
         accepts = as_it_is(begun, lines)
         if accepts and accept:
-            return Choice(begun, True, restricted(r, list(planned)), base, later)
+            return Choice(begun, True, restricted(r, list(planned)), base, later, _by_other_code(lines))
         if not lines and not (later and append and begun.kind == "append" and _refused(begun)):
             return Choice(begun, True, restricted(r, list(planned)), base, later)
         what = "an unfinished run is here, planned for something else"
@@ -205,6 +207,13 @@ def as_it_is(begun: Generation, lines: Sequence[str]) -> bool:
     if not (lines and all(line.startswith("code:") for line in lines) and _refused(begun)):
         return False
     return len(receipts.standing(begun.receipts, begun.files)) == len(generations.read_plan(begun).shards)
+
+
+def _by_other_code(lines: list[str]) -> str:
+    return (
+        "what is accepted was scored by the code as it was, and none of it by the code as it is now:\n"
+        f"{fingerprint.listed(lines)}"
+    )
 
 
 def _refused(begun: Generation) -> bool:
@@ -397,6 +406,11 @@ def before_others(r: Resolved, paths: Sequence[str]) -> Resolved:
     from gristmill.io.hive import narrowed
 
     some = grown(restricted(r, paths), paths)
+    others = set(r.schema.names).difference(some.schema.names)
+    columns, keep = (
+        None if names is None else tuple(c for c in names if c not in others) for names in (r.columns, r.keep)
+    )
+    some = replace(some, columns=columns, keep=keep)
     if not r.folders:
         return some
     return some.of_folders(narrowed(some.files, some.schema, some.folders))

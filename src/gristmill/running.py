@@ -251,6 +251,8 @@ class Run:
             publishing.settle(self.root, self._files)  # where a run was stopped after it had published
         choice = self._chosen(r)
         self.resolved, self._base = choice.resolved, choice.base
+        if choice.warning:
+            self._note("warning", choice.warning)
         opened = (self.root, self._files)
         # Of a result that stays live; one that is replaced may have gone.
         if (choice.generation is None or choice.base is not None) and (restored := publishing.put_back(*opened)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,6 +69,18 @@ def test_null_vectors_are_rows_of_nan():
     assert array.shape == (3, 2)
     assert np.isnan(array[1]).all()
     assert array[2].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_one_row_s_value_may_be_squeezed(kind: str) -> None:
+    """A call of one row is made where one fails; `squeeze()` leaves a value without a shape of it."""
+    value: Any = np.array(2.5)
+    if kind == "torch":
+        value = pytest.importorskip("torch").tensor(2.5)
+    assert from_result({"a": value}, 1, "f", "output").to_pylist() == [{"a": 2.5}]
+    assert from_result(value, 1, "f", "output").to_pylist() == [{"output": 2.5}]
+    with pytest.raises(BadOutput, match="one single value"):
+        from_result({"a": value}, 2, "f", "output")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import expanding
 import pyarrow as pa
+import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -178,3 +181,52 @@ def test_fault_43_a_retry_scores_exactly_the_dead_rows(
         adds_up(cured, out)
         assert cured.counts == job(plain, kinds, []).run(restart=True).counts
         assert rows_of(out) == rows_of(plain) and not letters_of(out)
+
+
+LATER = {  # what comes after the first run, its place among the files, and what becomes of the columns
+    "other order": ("day0", {"y": [40, 50], "x": [7, 8]}),
+    "other types": ("day2", {"x": [4.5, 5.5], "y": [1.5, 2.5]}),
+    "text": ("day2", {"x": ["?", "7"], "y": [1, 2]}),
+    "one more": ("day2", {"x": [7, 8], "y": [1, 2], "z": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("later", LATER)
+def test_a_retry_gives_the_rows_as_the_run_gave_them(
+    later: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever files have come since: the function finds columns in the order, and of the types, which they had."""
+    name, columns = LATER[later]
+    _written(tmp_path / "in", "day1", {"x": [1, 2, 3], "y": [4, 5, 6]}, kind)
+    monkeypatch.setenv("DOWN", "1")
+
+    def scored(rows: Any) -> Any:
+        if "DOWN" in os.environ and 3 in rows["x"].tolist():
+            raise ConnectionError("away")
+        seen = [str(row) for row in zip(*(rows[c].tolist() for c in rows), strict=True)]
+        return {"seen": seen, "names": [" ".join(rows)] * len(rows)}
+
+    job = gm.Job(f"{tmp_path / 'in'}/", gm.model(scored, batch_format="pandas"), str(tmp_path / "out"), workers=0,
+                 gates={"min_ok": 0.5})  # fmt: skip
+    assert job.run().rows_dead == 1
+    monkeypatch.delenv("DOWN")
+    _written(tmp_path / "in", name, columns, kind)
+    assert gm.retry_dead(job).rows_ok == 3
+    found = gm.read(job).to_table()
+    assert found["seen"].to_pylist() == ["(1, 4)", "(2, 5)", "(3, 6)"]
+    assert set(found["names"].to_pylist()) == {"x y"}
+    if later == "other order":
+        assert job.run(append=True).rows_ok == 5
+        assert sorted(gm.read(job).to_table()["seen"].to_pylist())[3:] == ["(7, 40)", "(8, 50)"]
+
+
+def _written(folder: Path, name: str, columns: dict[str, Any], kind: str) -> None:
+    folder.mkdir(exist_ok=True)
+    table, path = pa.table(columns), folder / f"{name}.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    elif kind == "csv":
+        pcsv.write_csv(table, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))

@@ -515,6 +515,8 @@ class _Found:
         raise self.error(f"returned {_what(values)} as column {column!r}")
 
     def _from_array(self, column: str, values: np.ndarray) -> pa.Array:
+        if values.ndim == 0 and self.rows == 1:
+            values = values.reshape(1)  # `squeeze()` leaves nothing else of one row
         if values.ndim == 0:
             raise self.error(f"returned one single value ({values!s:.40}) as column {column!r}")
         if values.dtype.kind == "c":

@@ -310,4 +310,4 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         inner = inner.value_type
     if pa.types.is_boolean(kind) and (pa.types.is_integer(inner) or pa.types.is_floating(inner)):
         column = column.cast(pa.int8())  # declared as a number: True is 1
-    return lossless(column, target)
+    return lossless(column, target, rounds=True)  # by its type, whichever values there are
