@@ -15,7 +15,7 @@ from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation, Verb
 from gristmill.commit.publication import Publication
-from gristmill.errors import BadSource, CorruptStore, PlanChanged
+from gristmill.errors import CorruptStore, PlanChanged
 from gristmill.models.loaded import changed
 from gristmill.plan import fingerprint
 from gristmill.plan.contracts import Files
@@ -75,7 +75,7 @@ class Held:
         differ in columns that it would read.
         """
         if r.differing and kind != "retry-dead":  # whose rows had been read so
-            raise BadSource(r.differing)
+            raise r.differing
         latest = self.given_up()
         adds = latest if kind in ("append", "retry-dead") else None
         schema = adds.body["output_schema"] if adds is not None and adds.body["rows_ok"] else None
@@ -183,7 +183,7 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
         lines = compared(begun, before_others(r, list(known)).fingerprint, known)
         later = tuple(p for p in r.fingerprint.inputs if p not in known)
         accepts = as_it_is(begun, lines)
-        if accepts and accept:
+        if accepts and accept and not _published(held, r):
             return Choice(begun, True, restricted(r, list(planned)), base, later, _by_other_code(lines))
         if not lines and not (later and append and begun.kind == "append" and _refused(begun)):
             return Choice(begun, True, restricted(r, list(planned)), base, later)
@@ -207,6 +207,11 @@ def as_it_is(begun: Generation, lines: Sequence[str]) -> bool:
     if not (lines and all(line.startswith("code:") for line in lines) and _refused(begun)):
         return False
     return len(receipts.standing(begun.receipts, begun.files)) == len(generations.read_plan(begun).shards)
+
+
+def _published(held: Held, r: Resolved) -> bool:
+    """Whether what is published is of this very job."""
+    return held.latest is not None and not Difference.result(held, r).lines
 
 
 def _by_other_code(lines: list[str]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import secrets
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TO
 from gristmill.commit.inspections import Inspections, looked_at
 from gristmill.commit.reading import Kinds, check_whole, published_alone
 from gristmill.engines import registry as engines
-from gristmill.errors import BadJob, BadModel, BadSource, GateFailed
+from gristmill.errors import BadJob, BadModel, BadSource, GateFailed, GristmillError
 from gristmill.observe import units
 from gristmill.plan import fingerprint, shard
 from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, SourceFile
@@ -68,7 +70,7 @@ class Resolved:
     notes: tuple[str, ...] = ()
     nulls: dict[str, int] = field(default_factory=dict)
     nulls_given: str = ""  # what a function is given for nulls
-    differing: str = ""  # how the files differ in columns that are read; what is begun must not read them so
+    differing: GristmillError | None = None  # why nothing may be begun over all of these files
     looked_at: str = ""  # how the files were inspected
     condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
@@ -122,15 +124,13 @@ def resolve(
 
     `held_data` is a folder that in-memory sources are written to; `known` is what an earlier plan found out about the
     files, which are opened only where they were touched since. Files that differ in a column that is read are refused
-    where something `begins`, else left to who may find that it goes on with a plan (`Resolved.differing`). `texts` are
-    the columns that the result, which the rows are added to, has read as text. Raises BadJob and its kinds, GateFailed
-    where counts of nulls already break a gate.
+    where something `begins`, else left to who may find that it goes on with a plan (`Resolved.differing`), as is
+    whatever else keeps the job from files that are not `known`. `texts` are the columns that the result, which the rows
+    are added to, has read as text. Raises BadJob and its kinds, GateFailed where counts of nulls already break a gate.
     """
     from gristmill.io import registry
     from gristmill.io.registry import format_options
-    from gristmill.io.schema import as_text, check, unify
-    from gristmill.models import registry as models
-    from gristmill.models.code import not_compared
+    from gristmill.io.schema import as_text
 
     if job.sink is not None:
         _check_apart(job.source, job.sink)
@@ -148,11 +148,43 @@ def resolve(
     files = as_text(files, texts)
     folders = any(f.folders for f in listed)
     if folders:
-        from gristmill.io.hive import wanted_columns, with_columns
+        from gristmill.io.hive import with_columns
 
         files = with_columns(files, source.types, stored)
-    schema = unify(files, job.sink is not None and job.sink.evolve)
-    blank = _blank(files, schema)
+    described = partial(_described, job, source, fs, source_format, sink_format, how, (*doubled, *skipped), folders)
+    try:
+        return described(files, files, begins)
+    except (BadJob, GateFailed) as e:
+        before = [] if begins or known is None else [f for f in files if known.has(f.file.path, how)]
+        if not before or len(before) == len(files):
+            raise
+        with contextlib.suppress(BadJob, GateFailed):
+            return replace(described(files, before, False), differing=e)
+        raise
+
+
+def _described(
+    job: JobSpec,
+    source: Source,
+    fs: Any,
+    source_format: Any,
+    sink_format: Any,
+    how: str,
+    notes: tuple[str, ...],
+    folders: bool,
+    files: list[FileInfo],
+    seen: list[FileInfo],
+    begins: bool,
+) -> Resolved:
+    """The job over the files, with the columns and types of those that are `seen`."""
+    from gristmill.io import registry
+    from gristmill.io.hive import wanted_columns
+    from gristmill.io.schema import check, unify
+    from gristmill.models import registry as models
+    from gristmill.models.code import not_compared
+
+    schema = unify(seen, job.sink is not None and job.sink.evolve)
+    blank = _blank(seen, schema)
     if not blank:
         _check_steps(job, schema)
     model = models.resolve(job.model)
@@ -167,9 +199,9 @@ def resolve(
     inside: tuple[str, ...] = ()
     if folders:
         files, inside = wanted_columns(files, {*asked, *(source.types or ())}, schema)
-    differing = _differing(job, files, schema, reads, where)
+    differing = _differing(job, seen, schema, reads, where)
     if differing and begins:
-        raise BadSource(differing)
+        raise differing
     selection = selected(source, source_format, fs, files, registry.reading(source, columns, schema, where))
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
@@ -179,18 +211,19 @@ def resolve(
         text = (n for n in reads if n in schema.names and schema.field(n).type == pa.string())
         identity = replace(identity, texts=tuple(sorted(text)))
     unseen = not_compared(dict(identity.code))
-    nulls = _nulls(files)
+    nulls = _nulls(seen)
     read = [schema.field(n) for n in reads if n in schema.names]  # of an empty file no name is known
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[: gpus // room.per_gpu], identity, (*doubled, *skipped, *said, *filter(None, [unseen])),
+        0, room.gpus[: gpus // room.per_gpu], identity, (*notes, *said, *filter(None, [unseen])),
         nulls, _nulls_given(job, model, info, read, nulls), differing, how, where, folders=inside,
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
-    _check_gates(resolved)
+    if seen is files:
+        _check_gates(resolved)
     return resolved
 
 
@@ -547,14 +580,16 @@ def _named(job: JobSpec, info: ModelInfo, keep: Sequence[str], schema: pa.Schema
     return [*keep, *(info.columns or ()), *(job.sink.key if job.sink else ()), *(n for c in conditions for n in c)]
 
 
-def _differing(job: JobSpec, files: Sequence[FileInfo], schema: pa.Schema, reads: list[str], where: Any) -> str:
-    """In what columns that are read the files differ, and the ways out; "" where they do not."""
+def _differing(
+    job: JobSpec, files: Sequence[FileInfo], schema: pa.Schema, reads: list[str], where: Any
+) -> BadSource | None:
+    """In what columns that are read the files differ, and the ways out; None where they do not."""
     from gristmill.io.schema import apart, unify
 
     asked = [*reads, *(() if where is None else where.columns)]
     found = apart(schema, asked)
     if not found:
-        return ""
+        return None
     problems = list(found.values())
     more = f"; and {len(problems) - 10} columns more" if len(problems) > 10 else ""
     ways = ["name files that belong together"]
@@ -564,7 +599,7 @@ def _differing(job: JobSpec, files: Sequence[FileInfo], schema: pa.Schema, reads
         ways.append(f"leave out what is not read by naming the other columns (--columns {listed}, columns=)")
     if job.sink is not None and not apart(unify(files, evolve=True), asked):
         ways.append("--evolve (evolve=True), with which what a file lacks is null and whole numbers may be floats")
-    return f"the files of the source differ: {'; '.join(problems[:10])}{more}: {'; or '.join(ways)}"
+    return BadSource(f"the files of the source differ: {'; '.join(problems[:10])}{more}: {'; or '.join(ways)}")
 
 
 # ---------------------------------------------------------------- the model

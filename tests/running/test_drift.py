@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.commit.generation import generations
+from gristmill.errors import BadOutput
 
 BASE = {"id": "int64", "x": "double", "qty": "int64"}
 
@@ -207,3 +209,77 @@ def test_evolve_says_that_no_type_holds_both(tmp_path: Path) -> None:
 def worded(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers, and later text."""
     return {"s": [str(i) if i >= 10 else int(i) for i in batch["id"]]}
+
+
+def whole(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Twice x; where it is told to, it stops the run in the middle, or fails at one row."""
+    if "STOP" in os.environ and (batch["x"] >= 60).any():
+        return {"s": [1.0]}
+    if "DOWN" in os.environ and (batch["x"] == 70).any():
+        raise ConnectionError("away")
+    return {"s": batch["x"] * 2}
+
+
+LATER = {
+    "plain": ({}, {}, [], {"x": ["7", "n/a"]}),
+    "takes": ({"takes": {"x": "int64"}}, {}, [], {"x": ["7", "n/a"]}),
+    "where": ({}, {"where": "x + 1 > 0"}, [], {"x": ["7", "n/a"]}),
+    "filter": ({}, {}, ["x * 2 >= 0"], {"x": ["7", "n/a"]}),
+    "nulls": ({"takes": {"x": "int64 not null"}}, {}, [], {"x": [1, None] * 300}),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_a_file_that_came_later_is_none_of_a_plan_s_matter(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unfinished run goes on, dead rows are scored again, and the job is told what is new, although it cannot be run
+    over what has come: that is refused where it is to be appended.
+    """
+    options, source, filters, columns = LATER[what]
+    pq.write_table(pa.table({"x": range(100)}), _made(tmp_path / "in") / "day1.parquet")
+    job = gm.Job(
+        gm.source(f"{tmp_path / 'in'}/", **source), gm.model(whole, **options),
+        gm.sink(str(tmp_path / "out"), keep=["x"]), steps=[gm.filter(f) for f in filters], workers=0, shard_rows=10,
+        batch_rows=10, gates={"min_ok": 0.9},
+    )  # fmt: skip
+    monkeypatch.setenv("STOP", "1")
+    with pytest.raises(BadOutput):
+        job.run()
+    monkeypatch.delenv("STOP")
+    monkeypatch.setenv("DOWN", "1")
+    pq.write_table(pa.table(columns), tmp_path / "in" / "day2.parquet")
+    report = job.run()
+    assert (report.rows_ok, report.rows_dead) == (99, 1) and report.notes
+    monkeypatch.delenv("DOWN")
+    assert gm.retry_dead(job).rows_ok == 100
+    found = gm.read(job).to_table()
+    assert found["s"].to_pylist() == [2 * x for x in found["x"].to_pylist()]
+    with pytest.raises(gm.PlanChanged, match=r"day2.parquet is new"):
+        job.run()
+    with pytest.raises((gm.BadJob, gm.GateFailed)):
+        job.run(append=True)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_what_is_published_stands_where_a_restart_was_held_back_and_its_code_is_gone(tmp_path: Path) -> None:
+    """--accept is about the job as it is: that of the result has nothing to do."""
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "in.parquet")
+
+    def job(factor: int) -> gm.Job:
+        def scored(batch: Mapping[str, Any]) -> dict[str, Any]:
+            if factor == 3 and (batch["x"] % 5 == 0).any():
+                raise ValueError("no")
+            return {"s": batch["x"] * factor}
+
+        return gm.Job(str(tmp_path / "in.parquet"), scored, str(tmp_path / "out"), workers=0)
+
+    job(2).run()
+    with pytest.raises(gm.GateFailed):
+        job(3).run(restart=True)
+    assert job(2).run(accept=True).state == "nothing to do"
+    assert gm.read(str(tmp_path / "out")).to_table()["s"].to_pylist() == [2 * x for x in range(100)]

@@ -34,6 +34,10 @@ class Inspections:
         known = (info.file.size, info.file.stamp, info.file.touched)
         return replace(info, file=file) if known == (file.size, file.stamp, file.touched) else None
 
+    def has(self, path: str, looked_at: str) -> bool:
+        """Whether a file is one of an earlier plan, touched since or not."""
+        return path in self._found.get(looked_at, {})
+
 
 def looked_at(form: str, options: Mapping[str, object]) -> str:
     """A digest of how files are inspected: with other options the same file has other rows."""
