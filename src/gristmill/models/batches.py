@@ -546,7 +546,7 @@ class _Found:
             if kind is None or found.type.equals(kind):
                 return found
             if pa.types.is_integer(kind) and pa.types.is_int64(found.type):
-                return lossless(found, kind)
+                return found  # Python's have no width: what went in says nothing of what comes out
             if not _known_by_type(kind, values):
                 return found
         except (Lossy, pa.ArrowException, OverflowError):
