@@ -437,3 +437,19 @@ def test_exceptions_in_a_list_of_all_rows_are_of_the_rows_at_their_place(tmp_pat
     moved = LoadedStep(gm.step(lambda b: some(b)[::-1], batch_format="rows"))
     with pytest.raises(gm.GristmillError, match="without saying for which `_row`"):
         moved.apply(rows)
+
+
+@pytest.mark.parametrize("stage", ["model", "step"])
+def test_whole_numbers_of_python_have_no_width(stage: str, tmp_path: Path) -> None:
+    """Answers under the name of a narrow column may be larger than it holds, also where the first ones are not."""
+    values = np.where(np.arange(400) < 300, 5, 20).astype("int8")
+    table = pa.table({"n": values, "k": range(400)})
+
+    def tenfold(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"n": row["n"] * 10} for row in rows]
+
+    made = gm.model(tenfold if stage == "model" else lambda rows: [{"y": 1} for _ in rows], batch_format="rows")
+    steps = [] if stage == "model" else [gm.step(tenfold, batch_format="rows")]
+    keep = ["k"] if stage == "model" else ["k", "n"]
+    report = gm.Job(table, made, gm.sink(str(tmp_path), keep=keep), steps=steps, workers=0, shard_rows=50).run()
+    assert gm.read(report).to_table()["n"].to_pylist() == (values.astype(int) * 10).tolist()
