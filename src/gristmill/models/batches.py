@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadOutput
-from gristmill.io.lossless import Lossy, fitted, is_list, lossless
+from gristmill.io.lossless import Lossy, fitted, is_list
 from gristmill.io.picking import picked
 from gristmill.io.plain import from_plain, lengths_of, to_plain, to_rows
 from gristmill.io.schema import plain
