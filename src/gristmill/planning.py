@@ -75,11 +75,17 @@ class Resolved:
     condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
     folders: tuple[str, ...] = ()  # columns that stand in folders' names, of those that are read
+    skipped: tuple[str, ...] = ()  # files left out as they cannot be read, with the reason
 
     @property
     def bytes(self) -> int:
         """Bytes of the source's files."""
         return sum(f.file.size for f in self.files)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is said of the job before it runs."""
+        return (*self.notes, *(f"skipped a bad file: {file}" for file in self.skipped))
 
     def of_folders(self, schema: pa.Schema) -> Resolved:
         """With columns of these types, of which those in folders' names are told as options are."""
@@ -151,7 +157,7 @@ def resolve(
         from gristmill.io.hive import with_columns
 
         files = with_columns(files, source.types, stored)
-    described = partial(_described, job, source, fs, source_format, sink_format, how, (*doubled, *skipped), folders)
+    described = partial(_described, job, source, fs, source_format, sink_format, how, doubled, skipped, folders)
     try:
         return described(files, files, begins)
     except (BadJob, GateFailed) as e:
@@ -170,7 +176,8 @@ def _described(
     source_format: Any,
     sink_format: Any,
     how: str,
-    notes: tuple[str, ...],
+    notes: Sequence[str],
+    skipped: Sequence[str],
     folders: bool,
     files: list[FileInfo],
     seen: list[FileInfo],
@@ -218,6 +225,7 @@ def _described(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], identity, (*notes, *said, *filter(None, [unseen])),
         nulls, _nulls_given(job, model, info, read, nulls), differing, how, where, folders=inside,
+        skipped=tuple(skipped),
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
@@ -324,7 +332,7 @@ def _inspected(
         except BadSource as e:
             if source.on_bad_file == "fail":
                 raise
-            skipped.append(f"skipped a bad file: {e}")
+            skipped.append(str(e))
     if not files:
         raise BadSource(
             f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {skipped[0] if skipped else ''}"

@@ -73,6 +73,7 @@ def untouched(uri: str, opened: tuple[str, Any], seconds: float, engine: str, no
         bytes_out=sum(f.bytes for f in live),
         errors=body.get("errors", {}),
         notes=tuple(notes),
+        skipped=tuple(body.get("skipped", ())),
         format=body["sink_format"],
     )
 

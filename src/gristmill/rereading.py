@@ -173,10 +173,13 @@ class _Again:
         try:
             # As it stands: a reader of the planned file may still be open, and would read what is deleted.
             piece = replace(self.piece, file=paths.look(self.reader.fs, self.piece.file))
-            now = reading.digest_of(self.reader, reading.reading(self.reader), piece)
+            wanted = reading.reading(self.reader)
+            if reading.digest_of(self.reader, replace(wanted, damaged=True), piece) == self.digest:
+                return None
+            reading.digest_of(self.reader, wanted, piece)  # says where it is damaged
         except GristmillError as e:
             return f"what {where} read of it cannot be read any more: {e}"
-        return None if now == self.digest else f"it does not hold what {where} read of it"
+        return f"it does not hold what {where} read of it"
 
 
 def _readings(members: Sequence[Generation], fs: Any, files: Mapping[str, FileInfo] | None) -> Iterator[_Again]:

@@ -243,7 +243,7 @@ class Run:
     def _held(self, r: Resolved | None) -> Iterator[Receipt]:
         if r is None:
             r = self._with_data()
-        for note in r.notes:
+        for note in r.warnings:
             self._note("warning", note)
         if r.nulls_given:
             self._note("info", r.nulls_given)
@@ -739,6 +739,7 @@ class Run:
             "published": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": round(time.monotonic() - self._begun, 3),
             "errors": {k: int(v) for k, v in whole.errors.items()},
+            "skipped": list(self.resolved.skipped),
         }
 
     # ------------------------------------------------ reports
@@ -768,6 +769,7 @@ class Run:
             rows_run=self._tally.counts.rows_in,
             per_worker=self._tally.per_worker(),
             notes=tuple(self._notes),
+            skipped=r.skipped,
             format=r.sink_format.name,
             details={"runs_on": shipping.runs_on(r), "batch": budgets.stored(self._batch)},
         )

@@ -11,7 +11,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit.publication import Publication
 from gristmill.commit.reading import readable_dataset
 from gristmill.errors import BadJob, PlanChanged
-from gristmill.io.registry import format_options
+from gristmill.io.registry import damaged, format_options
 from gristmill.io.schema import real, wider
 from gristmill.models.pins import named_pins, pins
 from gristmill.plan import fingerprint, shard
@@ -43,7 +43,9 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
 def reader(r: Resolved) -> Reader:
     """How the job's source is read."""
     where = None if r.blank else r.job.source.where
-    return Reader(r.source_format, r.fs, r.columns, r.schema, where, format_options(r.job.source))
+    return Reader(
+        r.source_format, r.fs, r.columns, r.schema, where, format_options(r.job.source), damaged(r.job.source)
+    )
 
 
 def _pinned(r: Resolved) -> Any:

@@ -85,7 +85,7 @@ def plan(spec: JobSpec) -> PlanView:
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
         timed or rows is None, r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
-        backends.foreseen(r), (*r.notes, *([r.nulls_given] if r.nulls_given else [])), problems,
+        backends.foreseen(r), (*r.warnings, *([r.nulls_given] if r.nulls_given else [])), problems,
     )  # fmt: skip
 
 
@@ -203,10 +203,11 @@ def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
         out["state"] = "done" if body is not None else "empty"
     if body is not None:
         names = ("rows_in", "rows_ok", "rows_dead", "rows_filtered", "shards", "published", "model", "errors")
-        out["published"] = {n: body[n] for n in names}
+        out["published"] = {**{n: body[n] for n in names}, "skipped": body.get("skipped", [])}
         out.update({n: body[n] for n in ("rows_in", "rows_ok", "rows_dead", "rows_filtered") if out["state"] == "done"})
         if out["state"] == "done":
             out.update(shards_done=body["shards"], shards_total=body["shards"], share=1.0)
+            out["skipped"] = body.get("skipped", [])
             out["counts"] = asdict(Counts(*body["counts_list"]))
     return out
 
@@ -246,6 +247,10 @@ def verify(root: str, files: Files = LOCAL, *, deep: bool = False, source: Sourc
     """
     body = publication.published(root, files).body
     verdict = verifying.verify(root, sink_format(body["sink_format"]), files, deep=deep)
+    if skipped := body.get("skipped"):
+        verdict = replace(
+            verdict, lines=(*verdict.lines, f"source: lacks what could not be read: {'; '.join(skipped)}")
+        )
     if source is False:
         return verdict
     wrong = rereading.verify(Held.by(root, files).members(), source if isinstance(source, Source) else None)

@@ -37,6 +37,15 @@ def test_fault_08_a_truncated_parquet_file(numbers: str, quick: Path) -> None:
     report = jobs.run(source, str(quick / "out"), "scored", workers=0)
     assert report.rows_ok == 100
     assert any("1.parquet" in note for note in report.notes)
+    again = jobs.run(source, str(quick / "out"), "scored", workers=0)
+    for told in (report, again):
+        assert re.search(r"^skipped +1 +not read: .*1\.parquet: truncated", str(told), re.MULTILINE)
+    told = gm.status(str(quick / "out"))
+    assert "1.parquet: truncated" in told["skipped"][0]
+    assert any("1.parquet: truncated" in line for line in gm.verify(str(quick / "out")).lines)
+    shown = subprocess.run([sys.executable, "-m", "gristmill", "status", str(quick / "out")], capture_output=True)
+    assert b"1.parquet: truncated" in shown.stdout
+    assert "1.parquet: truncated" in json.loads(Path(quick, "out", "_SUCCESS").read_text())["skipped"][0]
 
 
 def test_fault_08_a_page_that_is_corrupt(numbers: str, quick: Path) -> None:
@@ -49,6 +58,35 @@ def test_fault_08_a_page_that_is_corrupt(numbers: str, quick: Path) -> None:
         jobs.run(numbers, str(quick / "out"), "scored", workers=0, shard_rows=50)
     assert failed.value.exit_code in (1, 2)
     assert not list(Path(quick, "out").glob("*.parquet"))
+
+
+def test_fault_08_a_page_that_is_corrupt_is_got_past(numbers: str, quick: Path) -> None:
+    """The way on that the error names: the rows that cannot be decoded are dead letters, all others are scored."""
+    path, out = Path(numbers, "1.parquet"), str(quick / "out")
+    rows = pq.read_table(path)
+    pq.write_table(rows, path, row_group_size=50, compression="snappy", use_dictionary=False, write_page_checksum=True)
+    chunk = pq.read_metadata(path).row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    data[chunk.data_page_offset + 40 : chunk.data_page_offset + 60] = b"\xff" * 20
+    path.write_bytes(data)
+    with pytest.raises(gm.RunFailed, match=r"1\.parquet: row group 1 .*on_bad_file='skip'"):
+        jobs.run(numbers, out, "scored", workers=0, shard_rows=20)
+    source = gm.source(numbers, on_bad_file="skip")
+    with pytest.raises(gm.GateFailed, match="accept"):
+        jobs.run(source, out, "scored", workers=0, shard_rows=20, gates={"min_ok": 0.9})
+    report = jobs.run(source, out, "scored", workers=0, shard_rows=20, verbs={"accept": True}, gates={"min_ok": 0.9})
+    assert (report.rows_in, report.rows_ok, report.rows_dead) == (200, 150, 50)
+    assert report.shards_resumed
+    letters = gm.dead(out).to_pylist()
+    assert sorted((x["source"], x["position"], x["error"]) for x in letters) == [
+        (str(path), n, "Damaged") for n in range(50, 100)
+    ]
+    whole = pq.read_table(numbers + "/0.parquet")["id"].to_pylist() + rows["id"].to_pylist()[:50]
+    assert sorted(gm.read(out).to_table()["id"].to_pylist()) == sorted(whole)
+    job = jobs.job(source, out, "scored")
+    assert job.run().state == "nothing to do"
+    assert gm.verify(out, source=True).ok
+    assert gm.retry_dead(job).rows_dead == 50
 
 
 def test_fault_09_a_bad_line_of_jsonl(quick: Path) -> None:

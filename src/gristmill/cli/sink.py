@@ -102,6 +102,7 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
         done, total = now.get("shards_done", 0), now["shards_total"]
         lines.append(("shards", f"{done:,} of {total:,} ({units.percent(done / total)})"))
     lines += _rows(now)
+    lines += [("not read", file) for file in now.get("skipped", ())]
     if now.get("rows_per_second"):
         left = f", {units.clock(now['eta'])} left" if now.get("eta") is not None else ""
         lines.append(("speed", f"{units.rate(now['rows_per_second'])}{left}"))

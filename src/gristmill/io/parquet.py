@@ -17,7 +17,7 @@ from gristmill.io.picking import picked
 from gristmill.io.ranges import as_ranges, clip, inside
 from gristmill.io.schema import conform, plain
 from gristmill.io.waiting import Waiting
-from gristmill.plan.contracts import Block, FileInfo, Reading, SourceFile
+from gristmill.plan.contracts import BadRow, Block, FileInfo, Reading, SourceFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +29,11 @@ _MAGIC = b"PAR1"
 _BATCH_ROWS = 1 << 16  # rows decoded at a time, pyarrow's own default: larger ones were not faster
 _STATISTICS = 50_000  # row groups x columns of a file above which null counts are not worth reading
 _KEPT_OPEN = 2  # files whose reader waits for the next call; each holds at most a batch a stream
+_BAD_ROWS = 1 << 13  # in one block
+_GOES_ON = (
+    "put the file back whole, or take it out of the source; --on-bad-file skip (on_bad_file='skip') goes on, and makes "
+    "dead letters of the rows that cannot be read"
+)
 INT96 = "us"  # the unit of those who write such timestamps (Spark); in ns the years after 2262 would wrap around
 
 
@@ -69,7 +74,9 @@ class ParquetSource:
         )
 
     def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
-        """Blocks of at most 65,536 rows. Raises BadSource naming file and row group where data is corrupt."""
+        """Blocks of at most 65,536 rows. Where data is corrupt, the rows from there to the end of the row group are
+        bad, if `damaged` ones are asked for; else raises BadSource naming file and row group.
+        """
         wanted = as_ranges(ranges)
         if not len(wanted):
             return
@@ -78,7 +85,14 @@ class ParquetSource:
         sound = False
         try:
             for group in opened.groups(wanted):
-                yield from _read_group(opened, group, wanted, reading)
+                ranges = clip(wanted, int(opened.starts[group]), int(opened.starts[group + 1]))
+                try:
+                    yield from _read_group(opened, group, ranges, reading)
+                except _Damaged as e:
+                    if not reading.damaged:
+                        raise BadSource(f"{opened.path}: {e}; {_GOES_ON}") from e
+                    opened.begin_anew()
+                    yield from _bad(clip(ranges, e.row, int(ranges[-1, 1])), str(e), reading)
             sound = True
         except GeneratorExit:
             sound = True  # the caller had enough; the streams stand where they stood
@@ -156,32 +170,53 @@ def _line(error: BaseException) -> str:
 # ---------------------------------------------------------------- reading
 
 
+class _Damaged(Exception):
+    """What cannot be decoded: `row` of the file, and those after it in its row group."""
+
+    row = 0
+
+
+def _bad(ranges: np.ndarray, why: str, reading: Reading) -> Iterator[Block]:
+    """The rows of `ranges` as bad ones."""
+    names = reading.schema.names if reading.columns is None else reading.columns
+    none = reading.schema.empty_table().select(list(names))
+    positions = inside(ranges)
+    for at in range(0, len(positions), _BAD_ROWS):
+        bad = tuple(BadRow(p, b"", "Damaged", why) for p in positions[at : at + _BAD_ROWS].tolist())
+        yield Block(none, positions[:0], 0, bad)
+
+
 def _read_group(opened: _Opened, group: int, wanted: np.ndarray, reading: Reading) -> Iterator[Block]:
     """One row group, a window of rows at a time. Where a condition is given its columns are read first, and the others
-    only from the first row that it lets through."""
+    only from the first row that it lets through. Raises _Damaged."""
     first = int(opened.starts[group])
-    ranges = clip(wanted, first, int(opened.starts[group + 1])) - first
+    ranges = wanted - first
     names = list(reading.schema.names if reading.columns is None else reading.columns)
     asked = (() if reading.where is None else reading.where.columns) or tuple(names)
     lead = opened.stream(group, asked, reading)
     at, stop = int(ranges[0, 0]), int(ranges[-1, 1])
-    while at < stop:
-        window = lead.upto(at, stop)
-        end = at + window.num_rows
-        rows, index = _only(window, clip(ranges, at, end), at)
-        if reading.where is None:
-            yield Block(rows, index + first)
-        else:
-            kept = np.flatnonzero(reading.where.mask(rows))
-            filtered = len(index) - len(kept)
-            if filtered:
-                rows, index = picked(rows, kept), index[kept]
-            rest = [n for n in names if n not in asked]
-            if rest:
-                rows = _beside(rows, rest, opened, group, reading, index, (at, end))
-            yield Block(rows.select(names), index + first, filtered)
-        following = int(np.searchsorted(ranges[:, 1], end, side="right"))
-        at = stop if following == len(ranges) else max(end, int(ranges[following, 0]))
+    try:
+        while at < stop:
+            window = lead.upto(at, stop)
+            end = at + window.num_rows
+            rows, index = _only(window, clip(ranges, at, end), at)
+            if reading.where is None:
+                block = Block(rows, index + first)
+            else:
+                kept = np.flatnonzero(reading.where.mask(rows))
+                filtered = len(index) - len(kept)
+                if filtered:
+                    rows, index = picked(rows, kept), index[kept]
+                rest = [n for n in names if n not in asked]
+                if rest:
+                    rows = _beside(rows, rest, opened, group, reading, index, (at, end))
+                block = Block(rows.select(names), index + first, filtered)
+            yield block
+            following = int(np.searchsorted(ranges[:, 1], end, side="right"))
+            at = stop if following == len(ranges) else max(end, int(ranges[following, 0]))
+    except _Damaged as e:
+        e.row = first + at
+        raise
 
 
 def _beside(
@@ -263,12 +298,10 @@ class _Stream:
     def _advance(self) -> None:
         import pyarrow as pa
 
-        with _named(self._opened, self._group):
+        with _named(self._group):
             batch = next(self._batches, None)
         if batch is None:
-            raise BadSource(
-                f"{self._opened.path}: row group {self._group} has fewer rows than the footer says: corrupt"
-            )
+            raise _Damaged(f"row group {self._group} has fewer rows than the footer says: corrupt")
         self._held = self._cast(pa.Table.from_batches([batch]))
         self._first, self._next = self._next, self._next + batch.num_rows
 
@@ -295,10 +328,9 @@ def _nulls_of(field: pa.Field, rows: pa.Table) -> pa.Array:
 
 
 class _named:
-    """Turns what a decoder raises about corrupt data into a BadSource with file and row group."""
+    """Turns what a decoder raises about corrupt data into a _Damaged with the row group."""
 
-    def __init__(self, opened: _Opened, group: int) -> None:
-        self._opened = opened
+    def __init__(self, group: int) -> None:
         self._group = group
 
     def __enter__(self) -> None: ...
@@ -308,7 +340,7 @@ class _named:
 
         data = isinstance(error, pa.ArrowException) and not isinstance(error, MemoryError)
         if error is not None and (data or _undecodable(error)):
-            raise BadSource(f"{self._opened.path}: row group {self._group} cannot be read: {_line(error)}") from error
+            raise _Damaged(f"row group {self._group} cannot be read: {_line(error)}") from error
 
 
 def _undecodable(error: BaseException) -> bool:
@@ -364,6 +396,10 @@ class _Opened:
         while len(self._streams) > 2:  # a condition's and the others'
             self._streams.popitem(last=False)
         return found
+
+    def begin_anew(self) -> None:
+        """Let go of streams that an error has left wherever it has."""
+        self._streams.clear()
 
     def batch_rows(self, group: int, columns: tuple[str, ...], block_bytes: int) -> int:
         """Rows to decode at a time so that they are about a block."""

@@ -16,7 +16,17 @@ from gristmill.plan.job import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["by_bytes", "check", "format_options", "reading", "sink_format", "source_format", "suffix_of", "unify"]
+__all__ = [
+    "by_bytes",
+    "check",
+    "damaged",
+    "format_options",
+    "reading",
+    "sink_format",
+    "source_format",
+    "suffix_of",
+    "unify",
+]
 
 _COMPRESSED = (".gz", ".zst", ".bz2")
 
@@ -111,7 +121,12 @@ def reading(
     source: Source, columns: tuple[str, ...] | None, schema: pa.Schema, where: Where | None = None, **more: Any
 ) -> Reading:
     """What is read of a source's files, as its reader is to be told: with all options of its format."""
-    return Reading(columns, schema, where, options=format_options(source), **more)
+    return Reading(columns, schema, where, options=format_options(source), damaged=damaged(source), **more)
+
+
+def damaged(source: Source) -> bool:
+    """Whether rows that cannot be decoded are bad rows, and no error."""
+    return source.on_bad_file == "skip"
 
 
 def suffix_of(path: str) -> str:

@@ -71,6 +71,7 @@ class Report:
     per_worker: tuple[WorkerPace, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # files of the source that could not be read, with the reason
     format: str = "parquet"  # of the sink
     details: Mapping[str, Any] = field(default_factory=dict)
     opened: tuple[str, Any] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
@@ -179,6 +180,8 @@ def summary_rows(report: Report) -> list[Row]:
     rows = count_rows(report.counts, report.errors) if whole or report.rows_in else []
     if not whole and rows:
         rows[0] = ("committed", *rows[0][1:])
+    if report.skipped:
+        rows.append(("skipped", units.count(len(report.skipped)), f"not read: {'; '.join(report.skipped)}"))
     if report.files:
         rows.append(("files", units.count(report.files), units.size(report.bytes_out)))
     resumed = report.shards_resumed

@@ -97,7 +97,7 @@ class Where(Protocol):
 @dataclass(frozen=True)
 class Reading:
     """What to read of a file: the columns wanted (None: all), their types as planned, a condition, and a block's
-    bytes.
+    bytes. With `damaged`, rows that a format cannot decode, but count, are bad ones and no error.
     """
 
     columns: tuple[str, ...] | None
@@ -105,6 +105,7 @@ class Reading:
     where: Where | None = None
     block_bytes: int = 16 << 20
     options: Mapping[str, Any] = field(default_factory=dict)
+    damaged: bool = False
 
 
 class SourceFormat(Protocol):

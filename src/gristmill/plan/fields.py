@@ -32,7 +32,8 @@ ABOUT: dict[str, str] = {
     "source.sample": "Only N rows, drawn at random with the seed",
     "source.seed": "The seed of the sample",
     "source.types": "Column types of text formats, where they cannot be told: {price: float64}",
-    "source.on_bad_file": "What a file that cannot be read does: fails the job, or is skipped and counted",
+    "source.on_bad_file": "What a file that cannot be read does: fails the job, or is skipped and counted (rows of a "
+    "Parquet file that turn out to be damaged as it is read are dead letters then)",
     "source.options": "Options of the format, for example {delimiter: ';'}",
     "source.options.delimiter": "What separates the fields of CSV files: one character, or tab (default: a comma, or "
     "else what the header shows)",

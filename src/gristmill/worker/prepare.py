@@ -64,8 +64,8 @@ class Chunk:
 
     @property
     def rows_held(self) -> int:
-        """For windows: rows, never 0, so that a window of nothing but dead letters closes too."""
-        return max(1, int(self.rows.num_rows))
+        """For windows: rows and dead ones, never 0, so that a window of nothing but dead letters closes too."""
+        return max(1, int(self.rows.num_rows) + len(self.letters))
 
     @property
     def bytes_held(self) -> int:
@@ -301,7 +301,7 @@ class Prepare:
 
     def _unreadable(self, piece: Piece, bad: BadRow) -> Letter:
         most = self._recipe.sink.dead_payload
-        payload = {"base64": base64.b64encode(bad.payload[:most]).decode()} if most else None
+        payload = {"base64": base64.b64encode(bad.payload[:most]).decode()} if most and bad.payload else None
         message = f"{piece.file.path} at {bad.position}: {bad.message}"
         return Letter(
             piece.file.path, bad.position, None, None, None, Stage.READ, "", bad.error, message, "", payload
@@ -316,7 +316,7 @@ class _Read:
 
     @property
     def rows_held(self) -> int:
-        return max(1, int(self.block.rows.num_rows))
+        return max(1, int(self.block.rows.num_rows) + len(self.block.bad))
 
     @property
     def bytes_held(self) -> int:

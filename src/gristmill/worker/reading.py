@@ -19,7 +19,7 @@ def reading(reader: Reader) -> Reading:
         from gristmill.io.where import SqlWhere
 
         where = SqlWhere(reader.where, reader.schema)
-    return Reading(reader.columns, reader.schema, where, options=reader.options)
+    return Reading(reader.columns, reader.schema, where, options=reader.options, damaged=reader.damaged)
 
 
 def blocks(reader: Reader, wanted: Reading, piece: Piece) -> Iterator[Block]:

@@ -19,7 +19,9 @@ from gristmill.plan.specs import ModelSpec, Step
 
 @dataclass(frozen=True)
 class Reader:
-    """How to open the source in a worker: its format's name, file system, columns, planned types and condition."""
+    """How to open the source in a worker: its format's name, file system, columns, planned types and condition; and
+    whether it goes on where a file is `damaged` (see Reading).
+    """
 
     format: Any
     fs: Any
@@ -27,6 +29,7 @@ class Reader:
     schema: pa.Schema
     where: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    damaged: bool = False
 
 
 @dataclass(frozen=True)
