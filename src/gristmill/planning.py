@@ -7,7 +7,7 @@ import fnmatch
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,7 @@ def resolve(
     *,
     begins: bool = True,
     texts: Sequence[str] = (),
+    written: Collection[str] = (),
 ) -> Resolved:
     """Open the source's metadata, check everything that can be checked, fingerprint it.
 
@@ -132,7 +133,8 @@ def resolve(
     files, which are opened only where they were touched since. Files that differ in a column that is read are refused
     where something `begins`, else left to who may find that it goes on with a plan (`Resolved.differing`), as is
     whatever else keeps the job from files that are not `known`. `texts` are the columns that the result, which the rows
-    are added to, has read as text. Raises BadJob and its kinds, GateFailed where counts of nulls already break a gate.
+    are added to, has read as text; `written` are paths that the code is known to write itself. Raises BadJob and its
+    kinds, GateFailed where counts of nulls already break a gate.
     """
     from gristmill.io import registry
     from gristmill.io.registry import format_options
@@ -157,7 +159,9 @@ def resolve(
         from gristmill.io.hive import with_columns
 
         files = with_columns(files, source.types, stored)
-    described = partial(_described, job, source, fs, source_format, sink_format, how, doubled, skipped, folders)
+    described = partial(
+        _described, job, source, fs, source_format, sink_format, how, doubled, skipped, folders, written
+    )
     try:
         return described(files, files, begins)
     except (BadJob, GateFailed) as e:
@@ -179,6 +183,7 @@ def _described(
     notes: Sequence[str],
     skipped: Sequence[str],
     folders: bool,
+    written: Collection[str],
     files: list[FileInfo],
     seen: list[FileInfo],
     begins: bool,
@@ -213,7 +218,7 @@ def _described(
     room = engines.room(job.engine) or this_machine(job.engine)
     gpus = _gpu_workers(job, room)
     place = _place(job, model, gpus > 0)
-    identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads)
+    identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads, written)
     if source_format.name in ("csv", "tsv"):
         text = (n for n in reads if n in schema.names and schema.field(n).type == pa.string())
         identity = replace(identity, texts=tuple(sorted(text)))
@@ -716,20 +721,22 @@ def fingerprint_of(
     source_format: str,
     sink_format: str,
     reads: Sequence[str] = (),
+    written: Collection[str] = (),
 ) -> Fingerprint:
     """Everything that shapes the output, as digests. `model` is the job's with what was found out about it, `reads` the
-    columns that are read.
+    columns that are read, and `written` what the code writes itself, which is no part of a folder.
     """
     from gristmill.models import code
+    from gristmill.models.files import Looked, real_places
 
     calls = {f"{name}[{n}]": s.call for name in ("steps", "post") for n, s in enumerate(getattr(job, name))}
     calls["model"] = model.call if isinstance(model, FunctionModel) else None
     digests: dict[str, str] = {}
     held: list[Any] = []
-    absent: dict[str, tuple[str, bool]] = {}
-    own = not_folders(job, files)
-    looks = [(place, code.digests(call, held, absent, own)) for place, call in calls.items() if call is not None]
-    looks.append(("model", code.digests_of_code(info.code, held, absent, own)))
+    looked: dict[str, Looked] = {}
+    own = not_folders(job, files) | real_places(written)
+    looks = [(place, code.digests(call, held, looked, own)) for place, call in calls.items() if call is not None]
+    looks.append(("model", code.digests_of_code(info.code, held, looked, own)))
     for place, found in looks:
         for name, digest in found.items():
             # Modules are the same for all; a lambda, an argument or a closure is of its own step.
@@ -745,7 +752,7 @@ def fingerprint_of(
         {f.file.path: fingerprint.input_digest(f) for f in files},
         fingerprint.digest_of(list(reads)) if reads else "",
         tuple(held),
-        absent=absent,
+        looked=looked,
     )
 
 

@@ -213,12 +213,13 @@ class Run:
             self._look_at_sink()
             # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
             claims = generations.generations(self.root, self._files)
+            written = generations.written(self.root, self._files)
             known = inspections.of_generations(claims)
             # What is there may be a plan that goes on, or is done: whether files differ is asked where one is begun.
             r = None
             if self.spec.source.data is None:
                 texts = next((g.fingerprint.get("texts", ()) for g in reversed(claims) if not g.lost), ())
-                r = planning.resolve(self._plannable(), None, known, begins=not claims, texts=texts)
+                r = planning.resolve(self._plannable(), None, known, begins=not claims, texts=texts, written=written)
             self._open_sink()
             folder = generations.meta(self.root)
             with self._files.lease(self.sink.uri, folder, self._tell) as self._lease:
@@ -271,7 +272,7 @@ class Run:
         if choice.resumed:
             self._plan = rereading.with_files(generations.read_plan(self.generation), r)
             self.resolved = rereading.as_planned(self.resolved, self._plan)
-        watch = Watch(self.resolved.fingerprint.absent, self._note_written)
+        watch = Watch(self.resolved.fingerprint.looked, self._note_written)
         try:
             with watch:
                 self._settle()
@@ -290,7 +291,10 @@ class Run:
         """A job over a table in memory, which is written down beside the plan, or on this machine only where that is
         an object store: there the job must give the same table again to go on.
         """
-        return planning.resolve(self._plannable(), generations.held_inputs(self.root, self._files))
+        opened = (self.root, self._files)
+        return planning.resolve(
+            self._plannable(), generations.held_inputs(*opened), written=generations.written(*opened)
+        )
 
     def _note_written(self, paths: list[str]) -> None:
         """Files that arguments name have come during this run: the code writes them, unless another run has begun."""

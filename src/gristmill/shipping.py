@@ -21,7 +21,7 @@ from gristmill.plan.options import BatchPlan
 from gristmill.plan.secret import secrets_in
 from gristmill.plan.shard import Piece
 from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder
-from gristmill.planning import Resolved, not_folders
+from gristmill.planning import Resolved
 from gristmill.worker.recipe import Output, Reader, Recipe
 
 
@@ -35,7 +35,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         job.steps, _pinned(r), job.post,
         Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r), sink.drop),
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
-        files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret, not_folders(job, r.files)),
+        files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret, r.fingerprint.looked),
         held=r.fingerprint.held,
     )  # fmt: skip
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,33 +79,78 @@ def test_a_scratch_folder_is_no_part_of_the_model(rows: Path, tmp_path: Path, wo
 
 
 class Caching:
-    """Multiplies by what a model folder says, and keeps a cache in that folder; dies once, so that another begins."""
+    """Multiplies by what a model folder says, and keeps caches in that folder; dies once, so that another begins."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder.removesuffix("*.bin"))
         self.factor = int((self.folder / "model.bin").read_text())
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        with open(self.folder / "tokens.db-wal", "a") as file:
-            file.write("x")
+        (self.folder / "below").mkdir(exist_ok=True)
+        for name in ("tokens.db-wal", "below/cache.bin", "cache.bin"):
+            with open(self.folder / name, "a") as file:
+                file.write("x")
         if (batch["x"] == 22).any() and not (died := self.folder / "died.bin").exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return {"y": batch["x"] * self.factor}
 
 
-def test_what_comes_into_a_model_folder_stops_no_run(rows: Path, tmp_path: Path) -> None:
-    """Before a commit, nor a worker that starts later; the next run names the folder, and goes on without them."""
+@pytest.mark.parametrize("given", ["{}", "{}/", "m", "{}/*.bin"])
+def test_what_comes_into_a_model_folder_is_no_part_of_it(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """No run is stopped by it, nor a worker that starts later; it is said once; what else changes there is refused."""
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "model.bin").write_text("3")
-    model, out = gm.model(Caching, folder=str(folder)), str(tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    model, out = gm.model(Caching, folder=given.format(folder)), str(tmp_path / "out")
     job = gm.Job(str(rows), model, out, workers=1, shard_rows=5, batch_rows=5)
     report = job.run()
     assert report.read().to_table()["y"].to_pylist() == [3 * x for x in range(40)]
-    assert {p.name for p in folder.iterdir()} == {"model.bin", "tokens.db-wal", "died.bin"}
-    with pytest.raises(gm.PlanChanged, match=r"file .*/m \(argument folder of Caching\) changed"):
-        job.run()
-    for name in ("tokens.db-wal", "died.bin"):
-        (folder / name).unlink()
+    assert [CAME in note and "cache.bin" in note and "model.bin" not in note for note in report.notes] == [True]
+    assert {p.name for p in folder.iterdir()} > {"model.bin", "tokens.db-wal", "died.bin", "cache.bin"}
     assert job.run().state == "nothing to do"
+    pq.write_table(pa.table({"x": range(5)}), rows / "b.parquet")
+    report = job.run(append=True)
+    assert report.rows_ok == 45 and not any(CAME in note for note in report.notes)
+    (folder / "other.bin").write_text("")
+    with pytest.raises(gm.PlanChanged, match=r"file .*m.* changed \(.*move away what came"):
+        job.run()
+    (folder / "other.bin").unlink()
+    assert job.run().state == "nothing to do"
+    (folder / "model.bin").write_text("4")
+    with pytest.raises(gm.PlanChanged, match=r"file .*m.* changed"):
+        job.run()
+    assert job.run(restart=True).read().to_table()["y"].to_pylist() == [4 * x for x in (*range(40), *range(5))]
+
+
+def test_a_killed_run_goes_on_though_files_came_into_a_model_folder(rows: Path, tmp_path: Path) -> None:
+    """What its code had written there is noted as it goes, and none of it counts for the run that goes on."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "model.bin").write_text("3")
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, time, gristmill as gm\n"
+        "class Caching:\n"
+        "    def __init__(self, folder):\n"
+        "        self.folder = folder\n"
+        "    def __call__(self, batch):\n"
+        "        last, died = batch['x'].max() == 39, os.path.join(self.folder, 'died.bin')\n"
+        "        if last and not os.path.exists(died):\n"
+        "            open(died, 'w').close()\n"
+        "            time.sleep(1)\n"
+        "            os.kill(os.getppid(), 9)\n"
+        "            time.sleep(60)\n"
+        "        return {'y': batch['x'] * 3}\n"
+        f"job = gm.Job({str(rows)!r}, gm.model(Caching, folder={str(folder)!r}), {str(tmp_path / 'out')!r},\n"
+        "             workers=1, shard_rows=5, batch_rows=5)\n"
+        "if __name__ == '__main__':\n"
+        "    print(job.run().rows_ok)\n"
+    )
+    killed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (again.returncode, again.stdout) == (0, "40\n"), again.stderr

@@ -22,7 +22,7 @@ from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.models.edited import must_be_as_written
-from gristmill.models.files import BY_TIMES, named_files
+from gristmill.models.files import BY_TIMES, Looked, named_files
 from gristmill.models.making import goes_through_set, is_shuffled
 from gristmill.models.modules import (
     ALL,
@@ -55,7 +55,7 @@ _current: ContextVar[Walk | None] = ContextVar("current", default=None)
 
 
 def digests(
-    call: Call, held: list[Held] | None = None, absent: dict[str, tuple[str, bool]] | None = None,
+    call: Call, held: list[Held] | None = None, looked: dict[str, Looked] | None = None,
     apart: Collection[str] = (),
 ) -> dict[str, str]:  # fmt: skip
     """Digests by name: the callable, statements of the user's modules that it rests on, arguments, closure, globals.
@@ -63,10 +63,10 @@ def digests(
     Files that arguments name count by what they hold, values of the environment as they are (to be sealed). Versions
     of the installed distributions that the code imports stand beside them. A callable named by text is imported, and is
     then the same as one that was given. What has no content that could be compared is named there. To `held` go values
-    that workers will have by their own imports, and must have the same. Paths at which nothing is are put
-    into `absent`; folders are looked at without what is `apart` (see `files.named_files`).
+    that workers will have by their own imports, and must have the same. To `looked` goes what is at the paths that are
+    named; folders are looked at without what is `apart` (see `files.named_files`).
     """
-    with _looking(absent, apart) as walk:
+    with _looking(looked, apart) as walk:
         found: dict[str, str] = {}
         target = call.target
         if isinstance(target, str):
@@ -92,10 +92,10 @@ def digests(
 
 
 def digests_of_code(
-    parts: Iterable[Any], held: list[Held], absent: dict[str, tuple[str, bool]], apart: Collection[str]
+    parts: Iterable[Any], held: list[Held], looked: dict[str, Looked], apart: Collection[str]
 ) -> dict[str, str]:
     """The same of functions and classes that a model's files name."""
-    with _looking(absent, apart) as walk:
+    with _looking(looked, apart) as walk:
         found: dict[str, str] = {}
         look = _Look(walk, found)
         for part in parts:
@@ -166,7 +166,7 @@ def not_compared(code: dict[str, str]) -> str | None:
 
 def _files(label: str, value: Any, walk: Walk) -> dict[str, str]:
     """Of the files that a value names, with those that code behind it does, which was looked at last."""
-    named = {**walk.files, **dict(named_files(value, walk.absent, walk.apart))}
+    named = {**walk.files, **dict(named_files(value, walk.looked, walk.apart))}
     walk.files.clear()
     return {f"{FILE}{path} ({label})": digest for path, digest in named.items()}
 
@@ -181,12 +181,12 @@ def _imported(text: str) -> Any:
 
 
 def callable_digests(
-    target: Any, absent: dict[str, tuple[str, bool]] | None = None, held: list[Held] | None = None
+    target: Any, looked: dict[str, Looked] | None = None, held: list[Held] | None = None, apart: Collection[str] = ()
 ) -> dict[str, str]:
     """The same for any callable, without arguments of its own: a function, class, partial, method, or object."""
     found: dict[str, str] = {}
     outermost = _current.get() is None
-    with _looking(absent) as walk:
+    with _looking(looked, apart) as walk:
         _Look(walk, found).callable(target)
         if held is not None:
             held += walk.held
@@ -199,14 +199,14 @@ def callable_digests(
 
 
 @contextmanager
-def _looking(absent: dict[str, tuple[str, bool]] | None = None, apart: Collection[str] = ()) -> Iterator[Walk]:
-    """The look at values that is under way, else a new one, which puts paths at which nothing is into `absent`."""
+def _looking(looked: dict[str, Looked] | None = None, apart: Collection[str] = ()) -> Iterator[Walk]:
+    """The look at values that is under way, else a new one, for `looked` and `apart`."""
     walk = _current.get()
     if walk is not None:
         yield walk
         return
-    absent = {} if absent is None else absent
-    walk = Walk(is_code, callable_digests, _class_name, _local_module, _passing, absent=absent, apart=apart)
+    looked = {} if looked is None else looked
+    walk = Walk(is_code, callable_digests, _class_name, _local_module, _passing, looked=looked, apart=apart)
     token = _current.set(walk)
     try:
         yield walk

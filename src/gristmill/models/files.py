@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from gristmill.models.cache import file_digest, table_digest
 from gristmill.models.suggest import nearest
 from gristmill.models.values import texts_in
 from gristmill.plan.fingerprint import NOT_COMPARED
-from gristmill.plan.secret import reveal
+from gristmill.plan.secret import Secret, reveal
 
 # What folders of models hold: of torch, ONNX, TensorFlow, scikit-learn, llama.cpp, gradient boosting, sentencepiece.
 _WEIGHTS = {
@@ -70,13 +70,49 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
     return found
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What a text was found to name: `files` below `root`, none where nothing counts that is there, without what is
+    `apart`. `place` is as `place_of` gives it, `base` the folder that the text was seen from, "" for a whole path.
+    `sure` says that it is no mere word, `told` that it may be told.
+    """
+
+    place: str
+    root: str
+    base: str
+    sure: bool
+    told: bool
+    apart: Collection[str]
+    files: frozenset[str]
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether more may come to what it names: not where that is one file."""
+        return not self.files or (self.told and self.files != {self.place})
+
+    def came(self, name: str) -> list[str]:
+        """What has come since to what was named so: that itself where nothing counted, else files."""
+        try:
+            found = _found(self.place, self.sure, self.apart)
+        except OSError:
+            return []
+        if not self.files:
+            return [] if found in (None, NO_MODEL) else [name]
+        new = {*map(os.path.abspath, found[1])} - self.files if isinstance(found, tuple) else set()
+        return sorted(os.path.relpath(path, self.base) if self.base else path for path in new)
+
+    def with_more(self, came: Iterable[str]) -> Looked:
+        """With these files, which `came` gave."""
+        return replace(self, files=self.files.union(os.path.normpath(os.path.join(self.base, path)) for path in came))
+
+
 def named_files(
-    value: Any, absent: dict[str, tuple[str, bool]] | None = None, apart: Collection[str] = ()
+    value: Any, looked: dict[str, Looked] | None = None, apart: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """The files and folders of this machine that texts and paths anywhere in an argument name, with digests of what
     they hold, or one of the words above. A text that could be another thing, a word that a folder here happens to be
-    called, is none; nor is a pattern (`*`) that finds none. What names nothing that is compared is put into `absent`,
-    as `there` takes it. What is `apart` (real paths) is no part of a folder that it is in.
+    called, is none; nor is a pattern (`*`) that finds none. What is `apart` (real paths) is no part of a folder that it
+    is in. To `looked` goes what was found, or could be another time.
     """
     for item in texts_in(value):
         text = _path(item)
@@ -84,17 +120,21 @@ def named_files(
             continue
         name = os.fsdecode(item) if isinstance(item, bytes) else str(item)
         name = name.encode("utf-8", "backslashreplace").decode()
-        named = text, os.path.dirname(text) != "" or not isinstance(item, str)
+        sure, root, files = os.path.dirname(text) != "" or not isinstance(item, str), "", frozenset[str]()
         try:
-            found = _found(*named, apart)
+            found = _found(text, sure, apart)
             digest = found if found is None or isinstance(found, str) else _digest(*found)
+            if isinstance(found, tuple):
+                root, files = os.path.abspath(found[0]), frozenset(map(os.path.abspath, found[1]))
         except OSError:
             digest = UNREADABLE
         if digest is not None:
             yield name, digest
         own = digest is None and os.path.isfile(text) and os.path.realpath(text) in apart  # the job's own log
-        if absent is not None and digest in (None, NO_MODEL) and not own and (named[1] or not glob.has_magic(text)):
-            absent[name] = named
+        may_come = digest in (None, NO_MODEL) and not own and (sure or not glob.has_magic(text))
+        if looked is not None and (files or may_come):
+            base = "" if os.path.isabs(text) else os.getcwd()
+            looked[name] = Looked(place_of(text), root, base, sure, not isinstance(item, Secret), apart, files)
 
 
 def _path(item: str | bytes | os.PathLike[str]) -> str:
@@ -108,6 +148,13 @@ def place_of(name: str) -> str:
     if os.path.lexists(path) or not glob.has_magic(path):
         return os.path.abspath(path)
     return os.path.join(glob.escape(os.getcwd()), path)
+
+
+def real_places(paths: Iterable[str | Path]) -> frozenset[str]:
+    """Paths without links, but for the last part of each: what a link leads to is a file of its own."""
+    parts = [os.path.split(os.fspath(path).rstrip("/")) for path in paths]
+    real = {folder: os.path.realpath(folder) for folder, _ in set(parts)}
+    return frozenset(os.path.join(real[folder], name) for folder, name in parts)
 
 
 @dataclass(frozen=True)
@@ -142,14 +189,6 @@ def stamp_of(place: str, digest: str, stamp: Stamp | None = None, apart: Collect
 def _stats(paths: Iterable[str]) -> dict[str, str]:
     stats = ((path, os.stat(path)) for path in paths)
     return {path: f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in stats}
-
-
-def there(text: str, sure: bool) -> bool:
-    """Whether what was `absent` (see `named_files`) is there now."""
-    try:
-        return _found(text, sure) not in (None, NO_MODEL)
-    except OSError:
-        return False
 
 
 def _found(text: str, sure: bool, apart: Collection[str] = ()) -> tuple[Path, list[Path]] | str | None:
@@ -187,8 +226,13 @@ def _matching(pattern: str, apart: Collection[str]) -> tuple[Path, list[Path]] |
     if len(found) > MOST_FILES:
         return TOO_MANY
     real = os.path.join(os.path.realpath(root), "")
-    left = tuple(os.path.join(path, "") for path in apart if path.startswith(real))
-    files = [p for p in map(Path, found) if p.is_file() and not os.path.join(os.path.realpath(p), "").startswith(left)]
+    own = {path for path in apart if path.startswith(real)}
+    left = tuple(os.path.join(path, "") for path in own if os.path.isdir(path))
+    files = [
+        p
+        for p in map(Path, found)
+        if p.is_file() and own.isdisjoint({at := os.path.realpath(p), *real_places([p])}) and not at.startswith(left)
+    ]
     return (root, files) if files else None
 
 

@@ -6,12 +6,12 @@ import hashlib
 import importlib
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gristmill.errors import BadJob, PlanChanged
-from gristmill.models.files import BY_TIMES, Stamp, place_of, stamp_of
+from gristmill.models.files import BY_TIMES, Looked, Stamp, place_of, stamp_of
 from gristmill.models.making import is_shuffled, is_steady
 from gristmill.models.modules import content, local_file, named, on_disk, package_digest, read
 from gristmill.models.values import Held
@@ -57,11 +57,13 @@ class Named:
     what: str
     digest: str
     stamp: Stamp | None
-    apart: frozenset[str]
+    apart: Collection[str]
 
 
-def named_pins(code: Mapping[str, str], secrets: Sequence[Secret], apart: frozenset[str]) -> tuple[Named, ...]:
-    """Those that the digests of a job's code name. Not those that are compared by times, which are a machine's own."""
+def named_pins(code: Mapping[str, str], secrets: Sequence[Secret], looked: Mapping[str, Looked]) -> tuple[Named, ...]:
+    """Those that the digests of a job's code name, as they were `looked` at for these: what came since is none of them.
+    Not those that are compared by times, which are a machine's own.
+    """
     hidden = {str(secret): secret for secret in secrets}
     found: dict[str, Named] = {}
     for entry, digest in code.items():
@@ -69,10 +71,10 @@ def named_pins(code: Mapping[str, str], secrets: Sequence[Secret], apart: frozen
         # A name that is no UTF-8 stands in the fingerprint in other letters.
         if name is None or name in found or digest.startswith((NOT_COMPARED, BY_TIMES)) or "\\udc" in name:
             continue
-        real = hidden.get(name, name)
-        found[name] = Named(
-            real, entry[entry.index(FILE) :], digest, stamp_of(place_of(real), digest, None, apart), apart
-        )
+        real, at = hidden.get(name, name), looked[name]
+        then = Stamp(at.root, dict.fromkeys(at.files, ""))
+        stamp = stamp_of(place_of(real), digest, then, at.apart)
+        found[name] = Named(real, entry[entry.index(FILE) :], digest, stamp, at.apart)
     return tuple(found.values())
 
 

@@ -76,7 +76,7 @@ class Walk:
     user's; `passing` the attributes of a class's objects that are other in every process, as its source says. `held` is
     what was seen of values that every process has by itself, as it imports their modules; `modules` are the digests of
     statements that code behind values rests on, by name. `files` are digests, by path, of those that code behind the
-    value at hand names, `absent` are texts that name none, and `apart` is no part of folders (see
+    value at hand names, `looked` is what was found there, and `apart` is no part of folders (see
     `files.named_files`).
     """
 
@@ -95,7 +95,7 @@ class Walk:
     held: list[Held] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    looked: dict[str, Any] = field(default_factory=dict)
     apart: Collection[str] = ()
     label: str = ""
 

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from gristmill.models.files import there
+from gristmill.models.files import Looked
 
 _PAUSE = 0.05  # seconds between two looks: a process that is killed has noted all but what came within the last
 _SHARE = 200  # a look takes one part of so many of the time, where there is much to look at
 
 
 class Watch:
-    """Looks, while code runs, which of the paths that were `absent` (see `files.named_files`) come to be there, and has
-    them noted, each once, at the latest at the end. `note` is called from a thread of its own; where it fails with
-    OSError it is tried again, at the end by the caller.
+    """Looks, while code runs, for what comes to where arguments name it, as `files.named_files` has `looked`: to a path
+    at which nothing was, or into a folder. It has that noted, each once, at the latest at the end. `note` is called
+    from a thread of its own; where it fails with OSError it is tried again, at the end by the caller.
     """
 
-    def __init__(self, absent: Mapping[str, tuple[str, bool]], note: Callable[[list[str]], None]) -> None:
+    def __init__(self, looked: Mapping[str, Looked], note: Callable[[list[str]], None]) -> None:
         self.seen: list[str] = []
-        self._absent = dict(absent)
+        self._looked = {name: at for name, at in looked.items() if at.may_grow}
         self._note = note
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Watch:
-        if self._absent:
+        if self._looked:
             self._thread = threading.Thread(target=self._watch, name="gristmill-watch", daemon=True)
             self._thread.start()
         return self
@@ -44,12 +45,15 @@ class Watch:
     def look(self) -> None:
         """Note what has come."""
         with self._looking:
-            came = [name for name, named in self._absent.items() if there(*named)]
+            came = {name: new for name, at in self._looked.items() if (new := at.came(name))}
             if came:
-                self._note(came)
-                self.seen += came
-            for name in came:
-                del self._absent[name]
+                new = list(dict.fromkeys(itertools.chain.from_iterable(came.values())))
+                self._note(new)
+                self.seen += new
+            for name, new in came.items():
+                at = self._looked.pop(name)
+                if at.files:
+                    self._looked[name] = at.with_more(new)
 
     def _watch(self) -> None:
         pause = _PAUSE

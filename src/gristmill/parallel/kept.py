@@ -90,30 +90,35 @@ def checkpoint(folder: str) -> Kept:
     return Kept(os.path.join(os.path.abspath(os.path.expanduser(folder)), "results.sqlite"))
 
 
-def code_digest(function: Any, kept: Kept) -> tuple[str, dict[str, tuple[str, bool]], tuple[Any, Any, Any]]:
+def code_digest(function: Any, kept: Kept) -> tuple[str, dict[str, Any], tuple[Any, Any, Any]]:
     """A digest of a callable: its source, that of local code it uses, its arguments and closure (see models.code), and
     what the files hold that these name, but for those that came to be during an earlier call: the callable writes them
-    itself. The paths at which nothing is, as a `Watch` takes them. And what workers must have alike: values of modules,
+    itself. What is at the paths, as a `Watch` takes it. And what workers must have alike: values of modules,
     the modules, and the files, as `models.pins` compares them.
     """
     from gristmill.models.code import callable_digests, value_digest
+    from gristmill.models.files import real_places
     from gristmill.models.pins import named_pins, pins
     from gristmill.plan.fingerprint import FILE, NOT_COMPARED, file_path
 
-    absent: dict[str, tuple[str, bool]] = {}
+    looked: dict[str, Any] = {}
+    written = kept.written()
     held: list[Any] = []
-    found = callable_digests(function, absent, held)
+    found = callable_digests(function, looked, held, real_places(written))
     code = value_digest(sorted((name, digest) for name, digest in found.items() if not name.startswith(FILE)))
     files = {name: digest for name, digest in found.items() if name.startswith(FILE)}
-    written = kept.written() if files or absent else set()
     compared = [
         (name, digest)
         for name, digest in sorted(files.items())
         if not digest.startswith(NOT_COMPARED) and file_path(name, found) not in written
     ]
     theirs = {name: digest for name, digest in found.items() if file_path(name, found) not in written}
-    planned = tuple(held), pins(found), named_pins(theirs, (), frozenset())
-    return value_digest([code, compared]) if compared else code, absent, planned
+    planned = tuple(held), pins(found), named_pins(theirs, (), looked)
+    return (
+        value_digest([code, compared]) if compared else code,
+        {name: at for name, at in looked.items() if name not in written},
+        planned,
+    )
 
 
 def key_of(code: str, value: Any) -> str:

@@ -151,9 +151,9 @@ def _found(
     else:
         kept = checkpoint(how.checkpoint)
         stack.callback(kept.close)
-        code, absent, planned = code_digest(function, kept)
+        code, looked, planned = code_digest(function, kept)
         memory = _Memory(kept, code, how.ordered)
-        stack.enter_context(Watch(absent, kept.note_written))
+        stack.enter_context(Watch(looked, kept.note_written))
         if length(values) is not None:
             missing: list[Numbered] = []
             known: list[Known] = []

@@ -91,8 +91,8 @@ class Fingerprint:
     are values behind `code` that each worker has by itself (models.values.Held). `texts` are the columns that are read
     as text where all values are, so that to ask for it (`types`) changes nothing.
 
-    `absent` are the paths in arguments at which nothing is that counts, as `models.files.there` takes them; `written`
-    those that the code is known to write itself, which do not count (see `without_written`). Neither is stored with it.
+    `looked` is what was at the paths in arguments (`models.files.Looked`); `written` those that the code is known to
+    write itself, which do not count (see `without_written`). Neither is stored with it.
     """
 
     options: Mapping[str, str]
@@ -102,7 +102,7 @@ class Fingerprint:
     reads: str = ""
     held: tuple[Any, ...] = ()
     texts: tuple[str, ...] = ()
-    absent: Mapping[str, tuple[str, bool]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    looked: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     written: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -277,7 +277,8 @@ def sealed(new: Fingerprint, stored: Iterable[Mapping[str, str]]) -> Fingerprint
 
 def without_written(new: Fingerprint, written: frozenset[str]) -> Fingerprint:
     """Without the files at these paths, which arguments name and the code writes itself, as a log."""
-    return dataclasses.replace(new, code=_but(new.code, written), written=written)
+    looked = {name: at for name, at in new.looked.items() if name not in written}
+    return dataclasses.replace(new, code=_but(new.code, written), looked=looked, written=written)
 
 
 def _but(code: Mapping[str, str], written: frozenset[str]) -> dict[str, str]:
@@ -325,7 +326,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
         elif section == "input":
             lines.append(_input_line(name, before, now))
         elif len(before) == len(now) == 64 or before.startswith(SEALED):  # digests
-            lines.append(f"{section}: {name} changed")
+            way = " (to go on as before put it back; of a folder, move away what came into it)" if file else ""
+            lines.append(f"{section}: {name} changed{way}")
         else:
             lines.append(f"{section}: {name} was {_short(before)}, is {_short(now)}")
     return lines
