@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -18,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gristmill as gm
+from gristmill.engines import crew
 from gristmill.errors import BadOutput
 from gristmill.plan.contracts import SourceFile
 from gristmill.plan.shard import Piece, Shard
@@ -353,14 +358,59 @@ class NeverCloses(ClosesBadly):
         time.sleep(600)
 
 
-def test_a_model_whose_close_hangs_has_scored_its_rows(tmp_path: Path) -> None:
-    """It is ended like a batch that hangs, and said; the result is published."""
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_model_whose_close_hangs_has_scored_its_rows(tmp_path: Path, workers: int) -> None:
+    """It is ended like a batch that hangs, or left with its thread, and said; the result is published."""
     source, model = pa.table({"k": range(100)}), gm.model(NeverCloses, batch_format="numpy")
     begun = time.monotonic()
-    report = gm.Job(source, model, str(tmp_path / "out"), workers=1, batch_timeout=0.5).run()
+    report = gm.Job(source, model, str(tmp_path / "out"), workers=workers, batch_timeout=0.5).run()
     assert time.monotonic() - begun < 60
     assert any("close() hangs" in note and "its rows are done" in note for note in report.notes)
     assert report.read().to_table()["y"].to_pylist() == list(range(100))
+
+
+class ClosesAlone(ClosesBadly):
+    """Waits in its close for what does not come, and lets nobody else do anything meanwhile."""
+
+    def close(self) -> None:
+        ctypes.PyDLL(None).sleep(600)
+
+
+def test_a_close_that_holds_the_gil_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is heard of the worker any more: it is ended, its rows being done."""
+    monkeypatch.setattr(crew, "LEAVING", 0.5)
+    source, model = pa.table({"k": range(100)}), gm.model(ClosesAlone, batch_format="numpy")
+    report = gm.Job(source, model, str(tmp_path / "out"), workers=1).run()
+    assert any("without a sign of life" in note and "its rows are done" in note for note in report.notes)
+    assert report.read().to_table()["y"].to_pylist() == list(range(100))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", ["close(self)", "__call__(self, batch)"])
+def test_a_signal_ends_a_run_whose_model_hangs_in_the_calling_process(tmp_path: Path, where: str, number: int) -> None:
+    """One is enough, after some seconds that the model is given to come back."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import time, gristmill as gm\n"
+        "class Hangs:\n"
+        "    def __call__(self, batch): return {'y': batch['k']}\n"
+        "    def close(self): pass\n"
+        f"    def {where}:\n"
+        f"        open({str(tmp_path / 'hangs')!r}, 'w').close()\n"
+        "        time.sleep(600)\n"
+        f"gm.Job([{{'k': 1}}], gm.model(Hangs), {str(tmp_path / 'out')!r}, workers=0).run()\n"
+    )
+    running = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "hangs").exists():
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        running.send_signal(number)
+        assert running.wait(30) == 128 + number
+    finally:
+        running.kill()
+        running.wait()
 
 
 @pytest.mark.parametrize("merge", [False, True])

@@ -179,6 +179,11 @@ class Crew:
             yield replace(member.left, keys=tuple(member.held))
         elif not member.done or member.held:
             yield _death(member, ended)
+        elif ended.silent or ended.code:
+            code = ended.code or 0
+            how = ended.lost or (f"killed by signal {-code}" if code < 0 else f"code {code}")
+            done = "it had nothing left to do, but to close its model; its rows are done"
+            yield Printed(member.name, f"worker {member.name} has not ended by itself ({how}): {done}", "warning")
 
     def _seen(self, event: Event) -> Iterator[Event]:
         if isinstance(event, Aside):

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import itertools
+import math
 import os
 import pickle
 import queue
@@ -28,6 +29,7 @@ from gristmill.plan.beats import give_signs, sign
 from gristmill.plan.contracts import (
     DONE,
     WAIT,
+    Alive,
     Elsewhere,
     Emit,
     Event,
@@ -404,7 +406,8 @@ class _Inbox:
 
 class _InProcess:
     """workers=0: the same worker in a thread of the calling process, for debugging and for tiny jobs. One that leaves
-    is followed by the next.
+    is followed by the next. One that says for how long it may be silent is not waited for beyond that: a thread cannot
+    be ended, and goes with its process.
     """
 
     def __init__(self, stages: Stages, feed: Feed) -> None:
@@ -427,9 +430,9 @@ class _InProcess:
         thread = _thread(self._work, name)
         held: list[str] = []
         left: Left | None = None
-        ended = False
+        ended, until = False, math.inf
         try:
-            while thread.is_alive() or not self._events.empty():
+            while (thread.is_alive() and time.monotonic() < until) or not self._events.empty():
                 while not ended and left is None and len(held) < HELD:
                     item = self._feed.take(name)
                     if item is WAIT:
@@ -444,6 +447,9 @@ class _InProcess:
                 if isinstance(event, Left):
                     left = event
                     continue
+                if isinstance(event, Alive):
+                    until = time.monotonic() + event.limit
+                    continue
                 if isinstance(event, Outcome) and event.key in held:
                     held.remove(event.key)
                 yield event
@@ -452,7 +458,7 @@ class _InProcess:
             self._items.put(None)
             if self._worker:
                 self._worker[0].stop()
-            thread.join()
+            thread.join(GRACE if time.monotonic() < until else 0.0)
 
     def _work(self, name: str) -> None:
         from gristmill.plan.failing import failure_of

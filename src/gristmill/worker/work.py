@@ -205,12 +205,13 @@ class ShardWorker:
 
     def _closed(self, emit: Emit) -> None:
         """A model whose `close` fails has scored its rows all the same: that is told where its own output goes. One
-        that does not come back is ended as a call would be, which is told before.
+        that does not come back is ended as a call would be, or left where it is no process, which is told before.
         """
-        limit = self._watch.limit
-        hangs = (
-            f"the model's close() hangs: worker {self._name} is ended at its limit of {limit:g} s; its rows are done"
-        )
+        limit, how = self._watch.limit, "is ended at its"
+        if limit == math.inf:
+            limit, how = self._recipe.running.batch_timeout, "is not waited for beyond the"
+            emit(Alive(self._name, limit))
+        hangs = f"the model's close() hangs: worker {self._name} {how} limit of {limit:g} s; its rows are done"
         told = threading.Timer(0.9 * limit, lambda: emit(Printed(self._name, hangs, "warning")))
         told.daemon = True
         if limit < math.inf:
