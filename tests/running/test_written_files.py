@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -154,3 +155,23 @@ def test_a_killed_run_goes_on_though_files_came_into_a_model_folder(rows: Path, 
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert (again.returncode, again.stdout) == (0, "40\n"), again.stderr
+
+
+def counted(folder: str, x: int) -> int:
+    """Multiplies by what a model folder says, and notes the call in a file of its own there."""
+    with open(Path(folder, f"cache{x}.bin"), "a") as file:
+        file.write("x")
+    return x * int(Path(folder, "model.bin").read_text())
+
+
+def test_a_checkpoint_holds_though_files_came_into_a_model_folder(tmp_path: Path) -> None:
+    """What the function wrote there is no part of the key; the weights are."""
+    folder, kept = tmp_path / "m", str(tmp_path / "kept")
+    folder.mkdir()
+    (folder / "model.bin").write_text("3")
+    scored = functools.partial(counted, str(folder))
+    for _ in range(2):
+        assert gm.map(scored, [1, 2], checkpoint=kept) == [3, 6]
+    assert (folder / "cache1.bin").read_text() == "x"
+    (folder / "model.bin").write_text("4")
+    assert gm.map(scored, [1, 2], checkpoint=kept) == [4, 8]
