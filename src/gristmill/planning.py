@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import os
 import secrets
+import shlex
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from gristmill.plan.contracts import FileInfo, ModelInfo, Place, Reading, Room, 
 from gristmill.plan.failing import storable
 from gristmill.plan.fingerprint import Fingerprint
 from gristmill.plan.job import HELD, JobSpec, Sink, Source
+from gristmill.plan.lists import joined
 from gristmill.plan.options import BatchPlan, EngineSpec, LocalOptions
 from gristmill.plan.secret import reveal
 from gristmill.plan.shard import Selection
@@ -608,7 +610,7 @@ def _differing(
     ways = ["name files that belong together"]
     alike = [n for n in reads if n not in found]
     if alike and job.source.data is None and not {*found} & {*(job.sink.keep if job.sink and job.sink.keep else ())}:
-        listed = ",".join(alike) if len(alike) <= 20 else "…"
+        listed = shlex.quote(joined(alike)) if len(alike) <= 20 else "…"
         ways.append(f"leave out what is not read by naming the other columns (--columns {listed}, columns=)")
     if job.sink is not None and not apart(unify(files, evolve=True), asked):
         ways.append("--evolve (evolve=True), with which what a file lacks is null and whole numbers may be floats")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -178,3 +180,20 @@ def test_what_was_added_and_dead_rows_of_text_are_told_as_they_stand(folder: Any
     assert "added 2 rows of 1 new file" in folder.run("run", "job.yaml", "--append").err
     (folder.path / "in" / "b.jsonl").unlink()
     assert "b.jsonl is not in the source any more" in folder.run("run", "job.yaml").err
+
+
+def test_columns_with_commas_in_their_names_are_named_as_the_message_prints_them(folder: Any) -> None:
+    """A later file has one column more: the way out is a command to copy, and with it the job is the same."""
+    (folder.path / "in").mkdir()
+    (folder.path / "fn.py").write_text("def f(batch):\n    return {'s': batch['zip'] * 2}\n")
+    (folder.path / "in" / "1.csv").write_text('cust id,"Name, full",zip\n1,"a, b",3\n')
+    apply = ("apply", "in", "out", "--fn", "fn.py:f", "--keep", '"Name, full"', "--workers", "0")
+    assert folder.run(*apply).code == 0
+    (folder.path / "in" / "2.csv").write_text('cust id,"Name, full",zip,extra\n2,"c, d",5,0\n')
+    said = folder.run(*apply, "--append")
+    assert said.code == 2
+    way = re.search(r"\((--columns .*), columns=\)", said.err)
+    assert way is not None and shlex.split(way[1])[1] == 'cust id,"Name, full",zip'
+    assert folder.run(*apply, "--append", *shlex.split(way[1])).code == 0
+    rows = gm.read(str(folder.path / "out")).to_table()
+    assert (rows.column_names, rows["s"].to_pylist()) == (["Name, full", "s"], [6, 10])

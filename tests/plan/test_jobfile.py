@@ -188,6 +188,11 @@ MISTAKES = [
         {},
         "job.yaml:7: engine.workers: 'many' does not fit: give a whole number",
     ),
+    (
+        swap("workers: auto", "on_new_files: append"),
+        {},
+        "job.yaml:7: engine has no key 'on_new_files': it is a key of the job itself: write on_new_files: … at its top",
+    ),
     (swap("workers: auto", "adress: x"), {}, "job.yaml:7: engine has no key 'adress': its keys are name, workers"),
     (swap("refuse", "ignore"), {}, "on_new_files: 'ignore' does not fit: give 'refuse' or 'append'"),
     (

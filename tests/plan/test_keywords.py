@@ -56,6 +56,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: gm.TextEmbedder("m", "t", promt="x"),
         "TextEmbedder has no option 'promt': did you mean 'prompt'?",
     ),
+    "a job's": (
+        lambda: gm.TextEmbedder("m", "t", on_null="skip"),
+        "TextEmbedder has no option 'on_null': it is an option of the job: gm.Job(…, on_null=…)",
+    ),
     "onnx": (
         lambda: gm.OnnxModel("m.onnx", inpts={}),
         "OnnxModel has no option 'inpts': did you mean 'inputs'?",

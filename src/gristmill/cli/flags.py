@@ -18,6 +18,7 @@ from gristmill.errors import BadJob
 from gristmill.plan.fields import about
 from gristmill.plan.job import JobSpec, Sink, Source
 from gristmill.plan.jobfile import literal
+from gristmill.plan.lists import split
 from gristmill.plan.options import EngineSpec, Gates, Running
 from gristmill.plan.overlay import KIND_OF, Change
 from gristmill.plan.specs import Call
@@ -192,8 +193,8 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
 
 
 def listed(values: Sequence[str]) -> tuple[str, ...]:
-    """`--keep a,b --keep c` as its names."""
-    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    """`--keep a,b --keep c` as its names; one with a comma is in quotes, `--keep 'a,"b, c"'`."""
+    return tuple(name for value in values for name in split(value))
 
 
 def ways(message: str, parameters: Sequence[click.Parameter]) -> str:

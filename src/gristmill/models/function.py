@@ -258,7 +258,7 @@ class LoadedFunction:
         if set(table.column_names) != set(self._returns.names):
             raise BadOutput(
                 f"{self._name} returned columns {', '.join(table.column_names)}; "
-                f"returns= says {', '.join(self._returns.names)}"
+                f"returns= says {', '.join(self._returns.names)}, and has to name all of them"
             )
         columns = []
         for field in self._returns:

@@ -67,7 +67,8 @@ ABOUT: dict[str, str] = {
     "model.prompt_name": "One of the model folder's own prompts",
     "model.pooling": "How token vectors become one: mean, cls, max, … (default: as the folder says)",
     "model.normalize": "Scale vectors to length 1 (default: as the folder says)",
-    "model.truncate_dim": "Keep only the first N dimensions",
+    "model.truncate_dim": "Keep only the first N dimensions, after what the folder does: vectors that it "
+    "makes of length 1 are shorter then, unless normalize is given",
     "model.max_length": "Cut texts after N tokens (default: as the folder says)",
     "model.backend": "What computes: torch, onnx, or auto",
     "model.dtype": "The precision: float32, bfloat16, float16, int8, or auto, which never changes it",

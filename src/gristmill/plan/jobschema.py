@@ -330,7 +330,9 @@ def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
     """The line for a key that is none, with the nearest one that is, here or in another section."""
     key, known = str(path[-1]), list(known)
     where = f"{dotted(path[:-1])} has" if path[:-1] else "a job has"
-    if near := _near(key, known):
+    if len(path) > 1 and key in JobSection.model_fields:
+        hint = f"it is a key of the job itself: write {key}: … at its top"
+    elif near := _near(key, known):
         hint = f"did you mean {near[0]!r}?"
     elif home := _home(key):
         hint = f"did you mean {home[0]}: {{{home[1]}: …}}?"

@@ -34,6 +34,8 @@ def unknown(where: str, name: str, names: Iterable[str]) -> BadJob:
     if name.casefold() in _WORKERS and "max_parallelism" in known:
         near = ["max_parallelism"]
     hint = f"did you mean {by_fold[near[0]]!r}?" if near else f"it has {', '.join(known)}"
+    if name in names_of(JobOptions) and not near:
+        hint = f"it is an option of the job: gm.Job(…, {name}=…)"
     return BadJob(f"{where} has no option {name!r}: {hint}")
 
 

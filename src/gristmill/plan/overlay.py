@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from gristmill.errors import BadJob
 from gristmill.plan.job import JobSpec
+from gristmill.plan.lists import split
 from gristmill.plan.options import EngineSpec
 from gristmill.plan.specs import (
     FunctionModel,
@@ -167,7 +168,7 @@ def _typed(value: Any, name: str, change: Change) -> Any:
         raise BadJob(f"{change.said}: {name} is a whole section: set one of its keys, {name}.key=value")
     hint, given = get_type_hints(type(value))[name], change.value
     if isinstance(given, str) and tuple[str, ...] in (hint, *get_args(hint)):
-        given = [item.strip() for item in given.split(",")]  # as the flags take it
+        given = split(given)  # as the flags take it
     return check(hint, given, change.said)
 
 

@@ -315,7 +315,9 @@ class Predict:
             lists = self._recipe.sink_format.name == "npy"
             return together([_planned(t, task.schema, lists) for t in tables])
         except Lossy as e:
-            raise BadOutput(f"{name} returned other types than before: {e}; say with returns= which they are") from e
+            raise BadOutput(
+                f"{name} returned other types than before: {e}; say with returns= which they are, of all its columns"
+            ) from e
 
     def _placed(self, rows: pa.Table, place: np.ndarray, index: np.ndarray, results: pa.Table) -> pa.Table:
         """`rows` at `place` with their results, which are those of `index`."""
