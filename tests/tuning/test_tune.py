@@ -146,3 +146,27 @@ def test_budgets_that_are_asked_for_are_tried(tmp_path: Path, monkeypatch: pytes
     found = job.tune([10, 1000, 2400], rounds=2)
     assert [m.budget for m in found.budgets] == [10, 1000]
     assert found.notes[-1] == "budget 2,400 was not tried: its call would take more than 0.2 s"
+
+
+def constant(batch):
+    """A call takes as long as any other, as one to a server does."""
+    import time
+
+    time.sleep(0.1)
+    return {"y": batch["x"]}
+
+
+def test_larger_budgets_are_tried_while_the_largest_is_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the usual sample, as far as there are rows; never beyond the rows of a shard, which no call exceeds."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    pq.write_table(pa.table({"x": range(5000)}), tmp_path / "in.parquet")
+    job = gm.Job(str(tmp_path / "in.parquet"), constant, str(tmp_path / "out"), workers=1)
+    found = job.tune(rounds=1)
+    assert [m.budget for m in found.budgets] == [16, 64, 256, 1024, 4096]
+    assert found.knee == 4096
+    assert found.notes[-1] == "4,096, the largest that was tried, is the best: --budgets tries larger ones"
+    cut = gm.Job(str(tmp_path / "in.parquet"), constant, str(tmp_path / "out"), workers=1, shard_rows=500)
+    found = cut.tune(rounds=1)
+    assert ([m.budget for m in found.budgets], found.knee) == ([16, 64, 256, 500], 500)

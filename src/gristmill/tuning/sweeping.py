@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -31,6 +32,7 @@ from gristmill.worker.work import ShardStages
 CPU_BUDGETS = (256, 512, 1024, 1536, 2048, 4096, 8192)
 GPU_BUDGETS = (4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)
 ROW_BUDGETS = (16, 64, 256, 1024, 4096, 16_384)
+STEP = 4  # from a budget of rows to the next larger one
 LONGEST_CALL = 10.0  # seconds: a larger budget is not tried where its call would take longer
 SAMPLE_ROWS = 1024
 GPU_SAMPLE_ROWS = 8192
@@ -106,11 +108,15 @@ def tune(
         arrangements = sweep.arrangements()
         best = max(arrangements, key=lambda m: m.rate).arrangement if arrangements else _own(r)
         measured = sweep.budgets(best, sorted(set(budgets_tried or _budgets(r))))
+        if not budgets_tried:
+            measured = sweep.further(best, measured)
         rates = {m.budget: m.rate for m in measured if m.rate > 0}
         if not rates:
             raise BadJob(f"tune: memory ran out at the smallest budget, {measured[0].budget}: give smaller ones")
         found = knee(rates)
         budgets.keep(_arranged(r, best), found, rates)
+        if found == measured[-1].budget < _most(r):
+            sweep.untried.append(f"{found:,}, the largest that was tried, is the best: --budgets tries larger ones")
         plain = planning.budget_of(r)
         return Tuned(
             r.model.name, "tokens" if plain.by_tokens else "rows", tuple(arrangements), tuple(measured), best, found,
@@ -155,6 +161,22 @@ class _Sweep:
         for other in [a for a in self._benches if a != arrangement]:
             self._benches.pop(other).close()
         return self._alternated([(arrangement, budget) for budget in tried])
+
+    def further(self, arrangement: Arrangement, measured: list[Measured]) -> list[Measured]:
+        """With larger budgets of rows, as long as the largest is clearly the best, and there are rows and time for one
+        that is larger still.
+        """
+        if planning.budget_of(self._r).by_tokens:
+            return measured
+        last = measured[-1]
+        while not last.failed and knee({m.budget: m.rate for m in measured if m.rate > 0}) == last.budget:
+            budget = min(STEP * last.budget, _most(self._r))
+            if not last.budget < budget <= min(LONGEST_CALL * last.rate, self._r.estimated_rows):
+                break
+            self._task = replace(self._task, shard=Shard(0, _spread(self._r, budget)), rows=budget)
+            measured = [*measured, *self._alternated([(arrangement, budget)])]
+            last = measured[-1]
+        return measured
 
     def _alternated(self, candidates: list[tuple[Arrangement, int]]) -> list[Measured]:
         answers: dict[tuple[Arrangement, int], list[Answer]] = {c: [] for c in candidates}
@@ -216,8 +238,16 @@ def _line(arrangement: Arrangement, budget: int, found: list[Answer]) -> Measure
 
 def _budgets(r: Resolved) -> tuple[int, ...]:
     if not planning.budget_of(r).by_tokens:
-        return ROW_BUDGETS
+        return tuple(sorted({min(b, _most(r)) for b in ROW_BUDGETS}))
     return GPU_BUDGETS if r.place.device.startswith("cuda") else CPU_BUDGETS
+
+
+def _most(r: Resolved) -> int:
+    """The largest budget that calls can have the use of."""
+    if planning.budget_of(r).by_tokens:
+        return sys.maxsize
+    rows = r.job.running.shard_rows
+    return min(ROW_BUDGETS[-1], ROW_BUDGETS[-1] if rows == "auto" else rows)
 
 
 def _own(r: Resolved) -> Arrangement:

@@ -60,7 +60,7 @@ class TrialWorker:
         self._is_out_of_memory = is_out_of_memory
         self._release_memory = release_memory
         self._stopping = threading.Event()
-        self._prepared: Prepared | None = None
+        self._prepared: dict[int | None, Prepared] = {}  # of the latest sample, by its rows
 
     def stop(self) -> None:
         """Leave after the batch at hand."""
@@ -78,7 +78,10 @@ class TrialWorker:
         self._model.close()
 
     def _tried(self, trial: Trial) -> dict[str, Any]:
-        prepared = self._prepared = self._prepared or self._rows(trial.task)
+        rows_asked = trial.task.rows
+        if rows_asked not in self._prepared:
+            self._prepared = {rows_asked: self._rows(trial.task)}
+        prepared = self._prepared[rows_asked]
         refused = {r.row for r in prepared.refused}
         rows = np.array([i for i in range(prepared.rows) if i not in refused], dtype=np.int64)
         lengths = prepared.lengths
