@@ -453,3 +453,45 @@ def test_whole_numbers_of_python_have_no_width(stage: str, tmp_path: Path) -> No
     keep = ["k"] if stage == "model" else ["k", "n"]
     report = gm.Job(table, made, gm.sink(str(tmp_path), keep=keep), steps=steps, workers=0, shard_rows=50).run()
     assert gm.read(report).to_table()["n"].to_pylist() == (values.astype(int) * 10).tolist()
+
+
+def _cast_numpy(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"i": batch["i"].astype("uint32"), "f": batch["f"].astype("float32"), "v": np.stack(batch["v"])}
+
+
+def _cast_pandas(frame: Any) -> Any:
+    return frame[["i", "f"]].astype({"i": "uint32", "f": "float32"}).assign(v=list(np.stack(frame["v"])))
+
+
+def _cast_polars(frame: Any) -> Any:
+    polars = pytest.importorskip("polars")
+    return frame.select(polars.col("i").cast(polars.UInt32), polars.col("f").cast(polars.Float32), "v")
+
+
+def _cast_arrow(table: pa.Table) -> pa.Table:
+    kind = pa.schema([("i", pa.uint32()), ("f", pa.float32()), ("v", pa.list_(pa.float64(), 2))])
+    return table.select(["i", "f", "v"]).cast(kind)
+
+
+CASTS = {"numpy": _cast_numpy, "pandas": _cast_pandas, "polars": _cast_polars, "arrow": _cast_arrow}
+
+
+@pytest.mark.parametrize("form", CASTS)
+@pytest.mark.parametrize("last", [1.0, 1 / 3])
+def test_what_a_step_casts_the_model_is_given_so(form: str, last: float, tmp_path: Path) -> None:
+    """Also where all values are what they were, and under the column's own name: of one type in every row."""
+    rows = 300
+    table = pa.table(
+        {"i": range(rows), "f": [*map(float, range(rows - 1)), last], "v": [[1.0, 2.0]] * rows, "k": range(rows)}
+    )
+
+    def seen(batch: pa.Table) -> dict[str, Any]:
+        return {"t": [" ".join(str(batch.schema.field(n).type) for n in ("i", "f"))] * batch.num_rows}
+
+    model, sink = gm.model(seen, batch_format="arrow"), gm.sink(str(tmp_path), keep=["k", "i", "v"])
+    steps = [gm.step(CASTS[form], batch_format=form)]
+    found = gm.Job(table, model, sink, steps=steps, workers=0, shard_rows=50, batch_rows=20).run().read().to_table()
+    assert set(found["t"].to_pylist()) == {"uint32 float"}
+    assert found.schema.field("i").type == pa.uint32() and found["i"].to_pylist() == list(range(rows))
+    if form in ("numpy", "arrow"):
+        assert pa.types.is_fixed_size_list(found.schema.field("v").type)

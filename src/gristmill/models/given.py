@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pyarrow as pa
 
+from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, entries, is_list, lossless, rebuilt
 from gristmill.io.picking import picked
 from gristmill.io.plain import lengths_of
-from gristmill.models.batches import to_numpy
+from gristmill.models.batches import from_result, to_batch, to_numpy
 
 __all__ = ["handed_back", "same"]
 
 
 def handed_back(column: pa.ChunkedArray, given: pa.ChunkedArray, batch_format: str) -> pa.ChunkedArray:
-    """`given` where `column`, made of what a function returned, has the same values in another form: in a type that the
-    format knows (a list for a fixed-size one, a time in microseconds), else `column`.
+    """`given` where `column`, made of what a function returned, has the same values in the form that the batch gave
+    them (a list for a fixed-size one, whole numbers of Python for narrow ones), else `column`: what is of another type
+    than the batch had, the function has cast.
 
     Arrays and frames of floats say NaN for null: NaN in the place of a null is that null again, row by row. Times that
     a "numpy" batch has without their zone, in UTC, have it again.
     """
     kind = given.type
-    if column is given or len(column) != len(given):
+    if column is given or len(column) != len(given) or not len(given):
         return column
     if column.type.equals(kind):
         nulls = given.null_count or pa.types.is_fixed_size_list(kind)
@@ -30,15 +34,38 @@ def handed_back(column: pa.ChunkedArray, given: pa.ChunkedArray, batch_format: s
         return given if str(column.type) != str(kind) and same(column, given) else column
     if batch_format == "numpy" and pa.types.is_timestamp(kind) and kind.tz and pa.types.is_timestamp(column.type):
         zoned = column if column.type.tz else column.cast(pa.timestamp(column.type.unit, kind.tz))
+        if not column.type.equals(_form(given, batch_format)):
+            return zoned
         try:
             return lossless(zoned, kind)
         except Lossy:
             return zoned
+    if not column.type.equals(_form(given, batch_format)):
+        return column
     try:
         found = pa.chunked_array([rebuilt(c, kind, _alike) for c in column.chunks], kind)
     except (Lossy, pa.ArrowException):
         return column
     return given if same(found, given) else column
+
+
+def _form(given: pa.ChunkedArray, batch_format: str) -> pa.DataType | None:
+    """The type of a column that a function hands back as its batch has it; None where it cannot be handed back."""
+    plain = pa.types.is_integer(given.type) or pa.types.is_floating(given.type) or pa.types.is_boolean(given.type)
+    return _form_of(given.type, bool(given.null_count), batch_format) if plain else _handed(given, batch_format)
+
+
+@functools.lru_cache(maxsize=256)
+def _form_of(kind: pa.DataType, nulls: bool, batch_format: str) -> pa.DataType | None:
+    return _handed(pa.chunked_array([pa.array([1, None] if nulls else [1]).cast(kind)]), batch_format)
+
+
+def _handed(given: pa.ChunkedArray, batch_format: str) -> pa.DataType | None:
+    table = pa.table({"c": given})
+    try:
+        return from_result(to_batch(table, batch_format), len(given), "", "c", given=table).schema.field("c").type
+    except (BadOutput, UnicodeError):  # half a character, which no column can hold
+        return None
 
 
 def _alike(values: pa.Array, kind: pa.DataType) -> pa.Array:
