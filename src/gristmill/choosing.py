@@ -180,7 +180,8 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
     if begun.planned:
         planned = held.inputs([begun], r)
         known = {**before, **planned}
-        lines = compared(begun, before_others(r, list(known)).fingerprint, known)
+        members = [] if base is None else held.members(base)
+        lines = compared(begun, before_others(r, list(known)).fingerprint, known, members)
         later = tuple(p for p in r.fingerprint.inputs if p not in known)
         accepts = as_it_is(begun, lines)
         if accepts and accept and not _published(held, r):
@@ -262,12 +263,13 @@ class Difference:
         """With all of the source's files."""
         members = held.members()
         stored = held.inputs(members, r)
-        return Difference(stored, compared(members[-1], r.fingerprint, stored), r)
+        return Difference(stored, compared(members[-1], r.fingerprint, stored, members[:-1]), r)
 
     def known(self, held: Held) -> Difference:
         """With those of the source's files alone that the result has rows of."""
         some = before_others(self.r, list(self.stored))
-        return Difference(self.stored, compared(held.members()[-1], some.fingerprint, self.stored), some)
+        *before, last = held.members()
+        return Difference(self.stored, compared(last, some.fingerprint, self.stored, before), some)
 
     @property
     def code(self) -> bool:
@@ -345,14 +347,34 @@ def _finished(held: Held, latest: Publication, uri: str, r: Resolved, append: bo
     raise PlanChanged(f"{problem}\n{_ways(held, None, r)}")
 
 
-def compared(planned: Generation, now: Fingerprint, inputs: Mapping[str, str]) -> list[str]:
-    """What differs between the plan of a generation and a job, where `inputs` are those that the result stands for."""
+def compared(
+    planned: Generation, now: Fingerprint, inputs: Mapping[str, str], before: Sequence[Generation] = ()
+) -> list[str]:
+    """What differs between the plan of a generation and a job, where `inputs` are those that the result stands for, and
+    `before` the generations that it adds to.
+    """
     old: dict[str, Any] = generations.read_plan(planned).about["fingerprint"]
     lines = fingerprint.differences(old, now, inputs)
     return lines + [
-        f"code: module {name}, which the code loaded as it ran, has changed"
-        for name in changed(generations.loaded(planned))
+        f"code: {entry}, which the code loaded as it ran, has changed" for entry in changed(noted(planned, before))
     ]
+
+
+def noted(last: Generation, before: Sequence[Generation]) -> dict[str, frozenset[str]]:
+    """What code loaded as it ran, by the notes of a generation and of those that it adds to, unless other code made
+    these (retry-dead --accept-code-change).
+    """
+    found: dict[str, frozenset[str]] = {}
+    for member in [*before, last]:
+        if member is last or _code_of(member) == _code_of(last):
+            for entry, digests in generations.loaded(member.folder, member.files).items():
+                found[entry] = found.get(entry, frozenset()) | digests
+    return found
+
+
+def _code_of(member: Generation) -> dict[str, str]:
+    told = {} if member.lost else member.fingerprint["code"]
+    return {name: digest for name, digest in told.items() if not name.startswith(fingerprint.NOT_COMPARED)}
 
 
 def _meant(claimed: Generation, now: Fingerprint) -> list[str]:

@@ -70,9 +70,9 @@ def choose(
     members = held.members()
     stored = held.inputs([*members, *([] if begun is None else [begun])], r)
     r = before_others(r, list(stored))  # files that came since are none of its matter
-    if begun is not None and not compared(begun, r.fingerprint, stored):
+    if begun is not None and not compared(begun, r.fingerprint, stored, members):
         return Choice(begun, True, r, base)
-    lines = compared(members[-1], r.fingerprint, stored)
+    lines = compared(members[-1], r.fingerprint, stored, members[:-1])
     code = [line for line in lines if line.startswith("code:")]
     if letters.num_rows == 0 and len(code) == len(lines):
         return Choice(None, True, r, base)

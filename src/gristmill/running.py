@@ -411,7 +411,10 @@ class Run:
 
     def _driven(self, r: Resolved, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, after nothing of it is left running."""
-        shipped = shipping.recipe(r, self.sink, self._files, self._batch)
+        base = self._base
+        before = [] if base is None else choosing.Held.by(self.root, self._files).members(base)
+        loaded = choosing.noted(self.generation, before)
+        shipped = replace(shipping.recipe(r, self.sink, self._files, self._batch), loaded=loaded)
         beside = self.spec.engine.steps_workers if r.workers > 0 else 0
         stages = ShardStages(shipped, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)
         spec = replace(self.spec.engine, options=reveal(self.spec.engine.options))

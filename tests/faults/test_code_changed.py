@@ -554,8 +554,69 @@ def test_the_code_that_a_pickle_brings_along_counts(tmp_path: Path, monkeypatch:
     (tmp_path / f"{name}_idle.py").write_text("def unused():\n    return 2\n")
     assert job.run().state == "nothing to do"
     parts.write_text(PARTS.replace("+ 1", "+ 2"))
-    with pytest.raises(gm.PlanChanged, match=f"module {name}_parts, which the code loaded as it ran, has changed"):
+    with pytest.raises(gm.PlanChanged, match=f"{name}_parts:Shifted, which the code loaded as it ran, has changed"):
         job.run()
     job.run(restart=True)
     assert sorted(gm.read(sink).to_table()["y"].to_pylist()) == list(range(2, 42))
     assert job.run().state == "nothing to do"
+
+
+def test_a_class_in_a_pickle_counts_though_its_module_is_imported_anyway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports that nothing names are there for a pickle; what else stands in the module is another matter. An append
+    that opens another pickle does not forget it.
+    """
+    name = f"kept_{tmp_path.name}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    serving = SERVING.format(name=name).replace(
+        f"import {name}_idle", f"from {name}_parts import Shifted, made  # noqa"
+    )
+    (tmp_path / f"{name}.py").write_text(f"{serving}\ndef trained():\n    return {name}_parts.made(1)\n")
+    parts = tmp_path / f"{name}_parts.py"
+    parts.write_text(PARTS + "\n\ndef made(x):\n    return x\n")
+    (tmp_path / "model.pkl").write_bytes(b"\x80\x04" + f"c{name}_parts\nShifted\n)R.".encode())
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": range(40)}), tmp_path / "in" / "a.parquet")
+    source = str(tmp_path / "in")
+    job = gm.Job(source, importlib.import_module(name).Model, str(tmp_path / "out"), workers=1, shard_rows=10)
+    assert job.run().rows_ok == 40
+    parts.write_text(PARTS + "\n\ndef made(x):\n    return x, x\n")
+    assert job.run().state == "nothing to do"
+    pq.write_table(pa.table({"id": range(40, 50)}), tmp_path / "in" / "b.parquet")
+    assert job.run(append=True).rows_ok == 50
+    parts.write_text(PARTS.replace("+ 1", "+ 2"))
+    pq.write_table(pa.table({"id": range(50, 60)}), tmp_path / "in" / "c.parquet")
+    for append in (False, True):
+        with pytest.raises(gm.PlanChanged, match=f"{name}_parts:Shifted, which the code loaded"):
+            job.run(append=append)
+
+
+def test_a_pickle_s_code_that_changes_during_a_run_is_exit_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it was loaded and before it is noted, nobody can tell what it was; a later worker loads what others had."""
+    name = f"swapped_{tmp_path.name}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = tmp_path / f"{name}_parts.py"
+    swaps = f"""
+        if int(batch["id"].max()) >= {{row}} and not Path({str(tmp_path / "swapped")!r}).exists():
+            Path({str(tmp_path / "swapped")!r}).touch()
+            Path({str(parts)!r}).write_text({PARTS.replace("+ 1", "+ 2")!r})
+            {{then}}
+"""
+    (tmp_path / f"{name}_idle.py").touch()
+    (tmp_path / "model.pkl").write_bytes(b"\x80\x04" + f"c{name}_parts\nShifted\n)R.".encode())
+    pq.write_table(pa.table({"id": range(400)}), tmp_path / "in.parquet")
+    for row, then in ((5, "pass"), (290, "import os, time; time.sleep(1); os.kill(os.getpid(), 9)")):
+        (tmp_path / "swapped").unlink(missing_ok=True)
+        parts.write_text(PARTS)
+        before, after = SERVING.format(name=name).split("\n        return")
+        text = f"{before}{swaps.format(row=row, then=then)}        return{after}"
+        (tmp_path / f"{name}{row}.py").write_text(text)
+        model = importlib.import_module(f"{name}{row}").Model
+        out = str(tmp_path / f"out{row}")
+        job = gm.Job(str(tmp_path / "in.parquet"), model, out, workers=1, shard_rows=10, batch_rows=10)
+        with pytest.raises(gm.PlanChanged, match=rf"{name}_parts.*was changed after the run was planned"):
+            job.run()
+        parts.write_text(PARTS)
+        assert job.run().rows_ok == 400
+        assert gm.read(out).to_table()["y"].to_pylist() == list(range(1, 401))

@@ -192,22 +192,23 @@ def _written_path(root: str) -> str:
     return join(root, META, "written.json")
 
 
-def loaded(generation: Generation) -> dict[str, set[str]]:
-    """Digests of the modules that code loaded as it ran, beyond those that the plan names; see `models.loaded`."""
+def loaded(folder: str, files: Files) -> dict[str, set[str]]:
+    """Digests of what code loaded as the generation in a folder ran, beyond what its plan names (`models.loaded`)."""
     found: dict[str, set[str]] = {}
-    folder = join(generation.folder, "loaded")
-    for name in generation.files.names(folder):
+    notes = join(folder, "loaded")
+    for name in files.names(notes):
         with contextlib.suppress(FileNotFoundError, CorruptStore):  # as many as can be told
-            for module, digest in unseal(join(folder, name), generation.files)["modules"].items():
-                found.setdefault(module, set()).add(digest)
+            for entry, digest in unseal(join(notes, name), files)["loaded"].items():
+                found.setdefault(entry, set()).add(digest)
     return found
 
 
-def note_loaded(files: Files, folder: str, modules: Mapping[str, str]) -> None:
-    """Add to `loaded`, before a shard of the generation in `folder` is committed."""
+def note_loaded(files: Files, folder: str, found: Mapping[str, str]) -> str:
+    """Add to `loaded`. The path of the note."""
     path = join(folder, "loaded", f"{secrets.token_hex(6)}.json")
     files.make_folder(join(folder, "loaded"))
-    files.write_over(path, seal({"modules": dict(modules)}))
+    files.write_over(path, seal({"loaded": dict(found)}))
+    return path
 
 
 # ---------------------------------------------------------------- plans

@@ -155,18 +155,21 @@ _TIMES = ("lastmodified", "last_modified", "last-modified", "updated", "mtime", 
 
 @dataclass(frozen=True)
 class FsspecListing:
-    """A file system of fsspec. The stamp is its ETag or version where it tells one, else a time."""
+    """A file system of fsspec. The stamp is its ETag or version where it tells one, else a time. Its instances, and the
+    listings that they keep, are shared by all of a process: each look is at what is there now.
+    """
 
     fs: Any
 
     def look(self, path: str) -> Entry | None:
-        self.fs.invalidate_cache(self.fs._parent(path))  # listings are cached; a change must be seen
+        self.fs.invalidate_cache(self.fs._parent(path))
         try:
             return self._entry(self.fs.info(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def entries(self, folder: str, wanted: Names) -> list[Entry]:
+        self.fs.invalidate_cache(folder)
         try:
             listed = self.fs.ls(folder, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -176,6 +179,7 @@ class FsspecListing:
         return [entry for entry in found if wanted(entry.name)]
 
     def tree(self, folder: str, skip: Names) -> Iterator[tuple[str, Entry]]:
+        self.fs.invalidate_cache()  # of all folders below
         for path, info in self.fs.find(folder, detail=True).items():
             yield path, self._entry(info)
 

@@ -1,53 +1,105 @@
-"""The user's modules that code loads as it runs (a pickle that it opens, a plugin that it looks for): those that no
-statement names which the plan rests on. Which they are, a run notes; the next one compares them.
+"""What code loads of the user's modules as it runs: classes in a pickle that it opens, plugins that it looks for. No
+statement names them that the plan rests on. Which they are, a run notes; the next one compares them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 
-from gristmill.models.modules import content, is_installed, is_ours, local_file, named, read
-from gristmill.models.pins import Pin
+from gristmill.models.modules import add_module, content, is_installed, is_ours, local_file, named, on_disk, read
+from gristmill.models.pins import Pin, changed_meanwhile
+from gristmill.plan.fingerprint import NOT_COMPARED
+
+# What this process has loaded, told by the interpreter itself (sys.addaudithook): when each module's import began, in
+# nanoseconds since 1970, and the names that pickles were made of.
+_BEGUN: dict[str, int] = {}
+_PICKLED: dict[tuple[str, str], None] = {}
 
 
 class Loaded:
-    """What comes into `sys.modules` from now on, beyond modules that are `planned` and what importing these loads."""
+    """What is loaded from now on: modules beyond those that are `planned` and what importing these loads, and names
+    of the user's modules in pickles.
+    """
 
     def __init__(self, planned: Sequence[Pin]) -> None:
+        _listen()
         self._planned = {pin.module for pin in planned}
-        self._seen = set(sys.modules)
+        self._began = time.time_ns()
+        self._modules, self._pickled = set(sys.modules), set(_PICKLED)
         self._reached: set[str] | None = None
 
     def look(self) -> dict[str, str]:
-        """Digests of what has come since the look before, by module."""
-        came = set(sys.modules) - self._seen
-        self._seen |= came
-        found = {name: digest for name in sorted(came) if _is_users(name) and (digest := digest_of(name))}
-        if found and self._reached is None:
+        """Digests of what has come and is not `noted`, by module or MODULE:NAME. Raises PlanChanged where a file has
+        been written since it was loaded, so that nobody can tell what it was.
+        """
+        modules, pickled = set(sys.modules) - self._modules, set(_PICKLED) - self._pickled
+        came = [module for module in modules if _is_users(module)]
+        if came and self._reached is None:
             self._reached = _reached(self._planned)
-        return {name: digest for name, digest in found.items() if name not in (self._reached or ())}
+        entries = {f"{module}:{name.partition('.')[0]}" for module, name in pickled if _is_users(module)}
+        known = {module for module, _ in pickled}.union(self._reached or ())
+        entries.update(module for module in came if module not in known)
+        found = {entry: digest for entry in sorted(entries) if (digest := self._digest(entry))}
+        if not found:
+            self._modules |= modules
+            self._pickled |= pickled
+        return found
+
+    def noted(self, found: Mapping[str, str]) -> None:
+        """That is known of these, and they need no other look."""
+        self._modules.update(entry.partition(":")[0] for entry in found)
+        self._pickled.update(pair for pair in set(_PICKLED) if f"{pair[0]}:{pair[1].partition('.')[0]}" in found)
+
+    def _digest(self, entry: str) -> str:
+        digest, module = digest_of(entry), entry.partition(":")[0]
+        file = local_file(module)
+        if digest and file is not None and on_disk(file).stat().st_mtime_ns > _BEGUN.get(module, self._began):
+            raise changed_meanwhile(f"{file}: module {module}")
+        return digest
 
 
 def changed(noted: Mapping[str, Collection[str]]) -> list[str]:
-    """Those of the modules, with the digests that were noted of each, of which a file is here that is another."""
-    return [name for name, digests in noted.items() if (now := digest_of(name)) and set(digests) != {now}]
+    """Those of the modules and names, with the digests that were noted of each, that are here and are others."""
+    return [entry for entry, digests in noted.items() if (now := digest_of(entry)) and set(digests) != {now}]
 
 
-def digest_of(module: str) -> str:
-    """Of its code, however it is written; "" where it is none of the user's, or not to be found by its name."""
+def digest_of(entry: str) -> str:
+    """Of the code of a module, or of MODULE:NAME and all that it rests on, however that is written; "" where it is none
+    of the user's, or not to be found by its name.
+    """
+    module, _, name = entry.partition(":")
     file = None if module == named("__main__") else local_file(module)
     try:
         if file is None:
             return ""
         if file.suffix != ".py":
             return hashlib.sha256(content(file)).hexdigest()
-        source = read(file, module)
+        found: dict[str, str] = {}
+        if name:
+            add_module(module, name, found)
+        else:
+            source = read(file, module)
+            found = {part: source.digest(part) for part in source.parts if part != "__doc__"}
     except OSError:  # gone since it was loaded
         return ""
-    parts = [f"{part} {source.digest(part)}" for part in sorted(source.parts) if part != "__doc__"]
+    parts = [f"{part} {digest}" for part, digest in sorted(found.items()) if not part.startswith(NOT_COMPARED)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _listen() -> None:
+    if "" not in _BEGUN:
+        _BEGUN[""] = 0
+        sys.addaudithook(_heard)
+
+
+def _heard(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "pickle.find_class":
+        _PICKLED[str(arguments[0]), str(arguments[1])] = None
+    elif event == "import":
+        _BEGUN.setdefault(str(arguments[0]), time.time_ns())
 
 
 def _is_users(module: str) -> bool:

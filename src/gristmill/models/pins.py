@@ -100,7 +100,7 @@ class Planned:
         for place, one in self._named.items():
             stamp = stamp_of(place, one.digest, one.stamp, one.apart)
             if stamp is None:
-                raise _refusal(one.what, self._way + "; if the code writes it itself, move it away first")
+                raise changed_meanwhile(one.what, self._way + "; if the code writes it itself, move it away first")
             self._named[place] = replace(one, stamp=stamp)
         loaded = {pin: _loaded(pin) for pin in self._loaded}  # first: what comes meanwhile is for the next look
         check([pin for pin, count in loaded.items() if count > self._loaded[pin]], self._way)
@@ -124,10 +124,11 @@ def check(planned: Sequence[Pin], way: str = AGAIN) -> None:
     for pin in planned:
         what = _changed(pin)
         if what is not None:
-            raise _refusal(what, way)
+            raise changed_meanwhile(what, way)
 
 
-def _refusal(what: str, way: str) -> PlanChanged:
+def changed_meanwhile(what: str, way: str = AGAIN) -> PlanChanged:
+    """The refusal of what is not as it was planned, or loaded."""
     return PlanChanged(
         f"{what} was changed after the run was planned, and answers of two versions must not stand in one result: {way}"
     )

@@ -18,7 +18,7 @@ from gristmill.plan.contracts import Alive, Emit, Item, Model, Portion
 from gristmill.worker.memory import use_jemalloc
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe
-from gristmill.worker.work import ShardStages, Watch, classified, scrubbed, warn_of_values
+from gristmill.worker.work import ShardStages, Watch, classified, note_loaded, scrubbed, warn_of_values
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class PrepareWorker:
 
     def __init__(self, recipe: Recipe, name: str) -> None:
         from gristmill.models import pins
+        from gristmill.models.loaded import Loaded
         from gristmill.models.registry import check_planned, open_preparer
 
         self._watch = Watch(recipe.running.batch_timeout)
@@ -58,6 +59,7 @@ class PrepareWorker:
         check_planned(recipe.model)
 
         self._planned = pins.Planned(recipe.pins, recipe.named)
+        self._loaded = Loaded(recipe.pins)
         self._name = name
         self._recipe = recipe
         self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]
@@ -86,6 +88,7 @@ class PrepareWorker:
                     if self._stopping.is_set():
                         return
                 self._planned.look()
+                note_loaded(self._loaded, self._recipe, item.value.folder)
                 emit(Portion(self._name, item.key, number, last=True))
             except BaseException as e:  # crosses to the item's outcome, where the driver decides
                 failure = scrubbed(classified(e), self._recipe.secrets)

@@ -75,6 +75,7 @@ class Recipe:
     pins: tuple[Any, ...] = ()  # models.pins: the user's modules as planned
     named: tuple[Any, ...] = ()  # models.pins.Named: files that arguments name
     held: tuple[Any, ...] = ()  # models.values.Held: what names of these stood for then
+    loaded: Mapping[str, frozenset[str]] = field(default_factory=dict)  # models.loaded: what runs before this one noted
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
-from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
+from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, PlanChanged, SourceChanged
 from gristmill.plan.beats import LOADING
 from gristmill.plan.contracts import Alive, Elsewhere, Emit, Failure, Item, Left, Outcome, Printed, Tick
 from gristmill.plan.failing import LATE_BY, failure_of
@@ -37,6 +37,9 @@ from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import Applied, LoadedStep, post_step
 from gristmill.worker.suspects import Suspects, killer, of_task
+
+if TYPE_CHECKING:
+    from gristmill.models.loaded import Loaded
 
 T = TypeVar("T")
 
@@ -111,6 +114,30 @@ def warn_of_values(recipe: Recipe, name: str, emit: Emit) -> None:
 
     for text in unlike(recipe.held, recipe.pins) if recipe.held else ():
         emit(Printed(name, text, "warning"))
+
+
+def note_loaded(loaded: Loaded, recipe: Recipe, folder: str) -> None:
+    """Note, before a shard of the generation in `folder` is committed, what code has loaded as it ran. Raises
+    PlanChanged where another worker, or a run that this one adds to, has loaded it otherwise.
+    """
+    if not (found := loaded.look()):
+        return
+    from gristmill.models.pins import changed_meanwhile
+
+    def refuse_others() -> None:
+        noted = generations.loaded(folder, recipe.files)
+        for entry, digest in found.items():
+            if {*noted.get(entry, ()), *recipe.loaded.get(entry, ())} - {digest}:
+                raise changed_meanwhile(f"{entry}, which the code loads as it runs,")
+
+    refuse_others()
+    path = generations.note_loaded(recipe.files, folder, found)
+    try:
+        refuse_others()  # who noted something else at the same moment sees this note, or is seen
+    except PlanChanged:
+        recipe.files.remove(path)
+        raise
+    loaded.noted(found)
 
 
 class Stopped(Exception):
@@ -384,8 +411,7 @@ class ShardWorker:
                 commit.add(body)
             else:
                 self._planned.look()  # at what these rows made the function import or read
-                if found := self._loaded.look():
-                    generations.note_loaded(self._files, task.folder, found)
+                note_loaded(self._loaded, self._recipe, task.folder)
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
         except BaseException as e:  # crosses to the outcome, where the driver decides
