@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.errors import BadOutput
-from gristmill.models.batches import from_result, to_batch
+from gristmill.models.batches import Habit, from_result, to_batch
 
 TABLE = pa.table(
     {
@@ -71,16 +71,23 @@ def test_null_vectors_are_rows_of_nan():
     assert array[2].tolist() == [5, 6]
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", ["array", "number", "list", "torch", "vector"])
 def test_one_row_s_value_may_be_squeezed(kind: str) -> None:
     """A call of one row is made where one fails; `squeeze()` leaves a value without a shape of it."""
-    value: Any = np.array(2.5)
+    value: Any = {"array": np.array(2.5), "number": np.float64(2.5), "list": 2.5, "vector": np.array([2.5, 3.5])}.get(
+        kind
+    )
     if kind == "torch":
         value = pytest.importorskip("torch").tensor(2.5)
-    assert from_result({"a": value}, 1, "f", "output").to_pylist() == [{"a": 2.5}]
-    assert from_result(value, 1, "f", "output").to_pylist() == [{"output": 2.5}]
-    with pytest.raises(BadOutput, match="one single value"):
-        from_result({"a": value}, 2, "f", "output")
+    habit = Habit()
+    if kind == "vector":
+        with pytest.raises(BadOutput, match="2 rows"):
+            from_result({"a": value}, 1, "f", "output", habit=habit)
+        from_result({"a": np.ones((10, 2))}, 10, "f", "output", habit=habit)
+    one = [2.5, 3.5] if kind == "vector" else 2.5
+    assert from_result({"a": value}, 1, "f", "output", habit=habit).to_pylist() == [{"a": one}]
+    with pytest.raises(BadOutput):
+        from_result({"a": value}, 3, "f", "output", habit=habit)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gristmill as gm
-from gristmill.errors import BadSource
+from gristmill.errors import BadOutput, BadSource
 
 
 def echo(rows: list) -> list:
@@ -238,3 +238,28 @@ def _ranked(rows: pd.DataFrame) -> pd.DataFrame:
     if (rows["x"] < 0).any():
         raise ValueError("negative")
     return pd.DataFrame({"y": rows["x"] * 2}, index=rows.index).sort_values("y", ascending=False)
+
+
+def test_labels_of_few_rows_are_not_taken_for_the_order() -> None:
+    """Where calls of many rows have shown labels of the function's own; where none has, nobody can tell."""
+    table = pa.table({"id": [2, 0, 1], "x": [1.0, 2.0, 3.0]})
+    with pytest.raises(BadOutput, match="does not tell which row is which"):
+        gm.apply(table, fn=_by_id, batch_format="pandas", workers=0)
+    for seed in range(3):
+        chance = np.random.default_rng(seed)
+        frame = pd.DataFrame({"id": chance.permutation(2000), "flag": chance.integers(0, 2, 2000)})
+        frame["x"] = frame["id"] + 0.5
+        frame.loc[chance.choice(2000, 8, replace=False), "x"] = -1.0
+        found = gm.apply(frame, fn=_by_flag, batch_format="pandas", keep=["x"], workers=0, gates={"min_ok": 0.5})
+        assert found.num_rows == 1992 and found["y"].to_pylist() == [2 * x for x in found["x"].to_pylist()]
+
+
+def _by_id(rows: pd.DataFrame) -> dict[str, Any]:
+    return {"y": pd.Series(dict(zip(rows["id"], rows["x"], strict=True)))}
+
+
+def _by_flag(rows: pd.DataFrame) -> pd.DataFrame:
+    if (rows["x"] < 0).any():
+        raise ValueError("negative")
+    pairs = zip(rows["flag"], rows["id"], rows["x"], strict=True)
+    return pd.DataFrame({"y": pd.Series({(flag, number): 2 * x for flag, number, x in pairs})})

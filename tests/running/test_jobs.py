@@ -497,11 +497,11 @@ def test_min_ok_stops_the_run_and_accept_publishes(numbers: str, tmp_path: Path)
 
 def test_what_is_accepted_after_the_code_was_edited_is_said(numbers: str, tmp_path: Path) -> None:
     """It is the answers of the code before, which nobody can know who does not remember the refusal."""
-    rows: dict[str, Any] = {"gates": {"min_ok": 0.99}, "workers": 0}
-    bad = list(range(0, 1000, 40))
+    rows: dict[str, Any] = {"gates": {"min_ok": 0.9}, "audit": functions.refuses, "workers": 0}
+    out, bad = str(tmp_path / "out"), list(range(0, 1000, 40))
     with pytest.raises(gm.GateFailed):
-        gm.Job(numbers, gm.model(functions.picky, bad=bad), str(tmp_path / "out"), **rows).run()
-    edited = gm.Job(numbers, gm.model(functions.mended, bad=bad), str(tmp_path / "out"), **rows)
+        gm.Job(numbers, gm.model(functions.picky, bad=bad), out, **rows).run()
+    edited = gm.Job(numbers, gm.model(functions.mended, bad=bad), out, **rows)
     with pytest.warns(gm.GristmillWarning, match=r"(?s)accepted was scored by the code as it was, and none.*picky"):
         report = edited.run(accept=True)
     assert any("scored by the code as it was" in note for note in report.notes)

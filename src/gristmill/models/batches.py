@@ -25,7 +25,7 @@ from gristmill.plan.failing import SomeFailed
 
 ROWS = b"gristmill.rows"  # marks a table that was dicts: what none of them has is null, as what one of them lacks
 ROW = "_row"  # the column by which a step is told, and tells, which row is which
-_BY_CHANCE = 6  # rows: of fewer, whole numbers of a column are easily the order that an index tells
+FEW = 6  # rows: of fewer, whole numbers are easily in the order of rows by chance, and shapes are lost
 LACKS = "gristmill.lacks."  # before a column's name: a column of truth values, which dicts lacked it
 
 
@@ -278,6 +278,21 @@ def _cells(array: pa.Array) -> np.ndarray:
 # ---------------------------------------------------------------- a result to rows
 
 
+class Habit:
+    """What calls of many rows have shown of a function, by which its answers to a few are understood: whether indices
+    of pandas that it returns are those of the rows it was given ("rows") or "labels" of its own, and how wide its
+    vectors are, by column.
+    """
+
+    def __init__(self) -> None:
+        self.index = ""
+        self.widths: dict[str, int] = {}
+
+    def shows(self, index: str) -> None:
+        """Of one that has shown both nothing is known."""
+        self.index = index if self.index in ("", index) else "both"
+
+
 def from_result(
     result: Any,
     rows: int | None,
@@ -286,6 +301,7 @@ def from_result(
     types: pa.Schema | None = None,
     lacks: bool = False,
     given: pa.Table | None = None,
+    habit: Habit | None = None,
 ) -> pa.Table:
     """Whatever a function returned, as a table of `rows` rows (None: as many as its columns agree on).
 
@@ -296,10 +312,11 @@ def from_result(
     taken as `types` says; values that have a type keep it. Plain values under the name of a column of `given`, the rows
     that the function got, are taken for those of that column where they are such. What pandas has sorted is put in the
     order of the rows again, which its index tells. All is copied: the function may use its memory again.
+    `habit` learns from results of many rows, and tells what those of a few mean; a single value of one row is its own.
     What a dict lacks is null; with `lacks`, a column more says of which rows that is so (see LACKS).
     Raises SomeFailed where an exception stands for a row, in a list or in an array of objects.
     """
-    found = _Found(name, rows, types, lacks, given)
+    found = _Found(name, rows, types, lacks, given, habit or Habit())
     table = found.table(result, output)
     if table.num_columns and rows is not None and table.num_rows != rows:
         raise found.wrong_length(table.num_rows)
@@ -318,14 +335,22 @@ class _Found:
     """A result on its way to a table; knows how to say whose it is."""
 
     def __init__(
-        self, name: str, rows: int | None, types: pa.Schema | None, lacks: bool, given: pa.Table | None
+        self,
+        name: str,
+        rows: int | None,
+        types: pa.Schema | None,
+        lacks: bool,
+        given: pa.Table | None,
+        habit: Habit,
     ) -> None:
+        self.habit = habit
         self.name = name
         self.rows = rows
         self.lacks = lacks
         self.types = {} if types is None else {f.name: f.type for f in types}
         self.given = {} if given is None else {f.name: f.type for f in given.schema}
         self._table = given
+        self._size = (rows or 0) if given is None else given.num_rows
         self.failed: dict[int, BaseException] = {}
 
     def error(self, what: str, rule: str = "it must return one row for each") -> BadOutput:
@@ -452,12 +477,19 @@ class _Found:
         if theirs == "one by one":
             return None
         told, doubtful = _told([level for level in levels if level.name not in self.given], len(levels) == 1)
-        if told and self._holds(levels):
+        few = count < FEW
+        if few and self.habit.index == "labels":
+            return None
+        if told and not (few and self.habit.index == "rows") and self._holds(levels):
             told, doubtful = [], True
         if told and all(np.array_equal(order, told[0]) for order in told):
-            return None if (np.diff(told[0]) > 0).all() else told[0]
+            if (np.diff(told[0]) > 0).all():
+                return None
+            self._shows("rows")
+            return told[0]
         if not told and not doubtful and theirs != "no":
-            return None  # labels of their own
+            self._shows("labels")  # of their own
+            return None
         raise self.error(
             f"returned column {column!r} of pandas with an index ({', '.join(map(repr, index[:4].tolist()))}, …) that "
             "does not tell which row is which",
@@ -465,12 +497,12 @@ class _Found:
             "the rows, use reset_index(drop=True)",
         )
 
+    def _shows(self, index: str) -> None:
+        if self._size >= FEW:
+            self.habit.shows(index)
+
     def _holds(self, levels: list[Any]) -> bool:
-        """Whether a column given holds, row by row, what a level without a name says: it may be that column's. Of few
-        rows it does by chance, and labels that are a column's show in calls of more.
-        """
-        if levels and len(levels[0]) < _BY_CHANCE:
-            return False
+        """Whether a column given holds, row by row, what a level without a name says: it may be that column's."""
         wholes = [] if self._table is None else [c for c in self._table.columns if pa.types.is_integer(c.type)]
         said = [n for level in levels if level.name is None and (n := _whole(level)) is not None]
         moved = [n for n in said if (np.diff(n) < 0).any()]
@@ -488,6 +520,8 @@ class _Found:
         return "alike" if had.duplicated().any() else "one by one"
 
     def _column(self, column: str, values: Any) -> pa.Array | pa.ChunkedArray:
+        if self._size == 1:
+            values = self._of_one(column, values)
         try:
             if is_from("pandas", values, "Series") or is_from("pandas", values, "Index"):
                 values = _pandas_values(values)
@@ -514,9 +548,24 @@ class _Found:
             ) from e
         raise self.error(f"returned {_what(values)} as column {column!r}")
 
+    def _of_one(self, column: str, values: Any) -> Any:
+        """One row's value where `squeeze()` has left nothing else of it: a single one, or a vector of the width that
+        those of other rows have.
+        """
+        if is_from("torch", values, "Tensor"):
+            values = tensor_to_numpy(values)
+        if isinstance(values, (np.generic, bool, int, float, str)) or (
+            isinstance(values, np.ndarray) and values.ndim == 0
+        ):
+            return np.asarray(values).reshape(1) if isinstance(values, np.ndarray) else [values]
+        flat = isinstance(values, list) or (isinstance(values, np.ndarray) and values.ndim == 1)
+        if flat and len(values) == self.habit.widths.get(column, 1) != 1:
+            return np.asarray(values)[None]
+        return values
+
     def _from_array(self, column: str, values: np.ndarray) -> pa.Array:
-        if values.ndim == 0 and self.rows == 1:
-            values = values.reshape(1)  # `squeeze()` leaves nothing else of one row
+        if values.ndim == 2 and len(values) >= FEW:
+            self.habit.widths[column] = values.shape[1]
         if values.ndim == 0:
             raise self.error(f"returned one single value ({values!s:.40}) as column {column!r}")
         if values.dtype.kind == "c":

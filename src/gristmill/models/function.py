@@ -16,7 +16,7 @@ import pyarrow as pa
 from gristmill.errors import BadModel, BadOutput, GristmillError
 from gristmill.io.lossless import Lossy, is_list, lossless
 from gristmill.io.picking import picked
-from gristmill.models.batches import from_result, null_numbers, own, to_batch, to_numpy, told_nulls
+from gristmill.models.batches import Habit, from_result, null_numbers, own, to_batch, to_numpy, told_nulls
 from gristmill.models.extras import installed, require
 from gristmill.models.given import handed_back
 from gristmill.models.returns import parse_schema
@@ -200,6 +200,7 @@ class LoadedFunction:
         )
         self._takes = takes_of(spec.call)
         self._call = load_call(spec.call)
+        self._habit = Habit()
 
     def prepare(self, rows: pa.Table) -> Prepared:
         """The rows themselves; for "numpy" what takes time to convert ahead, so that the model's thread need not."""
@@ -227,7 +228,8 @@ class LoadedFunction:
             raise
         try:
             return self._answers(
-                from_result(result, count, self._name, self._output, self._returns, given=given), given
+                from_result(result, count, self._name, self._output, self._returns, given=given, habit=self._habit),
+                given,
             )
         except SomeFailed as e:
             worked = picked(given, np.setdiff1d(np.arange(count), list(e.failed)))

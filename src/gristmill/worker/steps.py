@@ -23,7 +23,7 @@ from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
 from gristmill.io.plain import to_rows
-from gristmill.models.batches import LACKS, ROW, ROWS, from_result, null_numbers, owned, to_batch, told_nulls
+from gristmill.models.batches import LACKS, ROW, ROWS, Habit, from_result, null_numbers, owned, to_batch, told_nulls
 from gristmill.models.function import LoadedCall, load_call
 from gristmill.models.given import handed_back, same
 from gristmill.models.takes import takes_of
@@ -62,6 +62,7 @@ class LoadedStep:
         self._takes = None if step.call is None else takes_of(step.call)
         self.step = step
         self.sparse = False  # whether it has returned dicts
+        self._habit = Habit()
         self.stage = stage
         self.call = self._load()
         self._task: Task | None = None
@@ -305,7 +306,13 @@ class LoadedStep:
                 raise
             try:
                 result = from_result(
-                    answered, None, f"step {name}", "output", lacks=self.step.kind == "map", given=given
+                    answered,
+                    None,
+                    f"step {name}",
+                    "output",
+                    lacks=self.step.kind == "map",
+                    given=given,
+                    habit=self._habit,
                 )
             except SomeFailed as e:
                 raise self._told(e, len(index)) from None
