@@ -182,7 +182,8 @@ def kill_9(folder: Path, verbs: str, rows: int) -> None:
     running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     committed = (folder / "out" / "_gristmill").glob
-    while not log.exists() or len(log.read_text().splitlines()) < before + rows or not [*committed("**/receipts/[0-9]*.json")]:
+    ready = "**/receipts/[0-9]*.json"
+    while not log.exists() or len(log.read_text().splitlines()) < before + rows or not [*committed(ready)]:
         assert running.poll() is None and time.monotonic() < deadline, "it ended before it was killed"
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
