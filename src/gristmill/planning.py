@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
 import secrets
 import shlex
@@ -268,23 +267,19 @@ def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], li
 
 
 def _check_apart(source: Source, sink: Sink) -> None:
-    """A sink below a folder that is read would be input of the next run. Raises BadJob."""
+    """A sink whose parts a folder or a pattern that is read finds would be input of the next run. Raises BadJob."""
+    from gristmill.io import paths
     from gristmill.io.redact import redact
 
     below = _plain_path(sink.uri)
     if below.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), "gristmill-")):
         return  # of a preview, or of a job that gives a table
-    part = f"part-0.{sink.format or 'parquet'}"
+    name, folders = sink.format or "parquet", [f"{column}=0" for column in sink.partition_by]
+    ends = {"npy": (".npy", ".ids.parquet"), "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst")}.get(name, (f".{name}",))
+    stem = "merged.g1" if sink.merge else "part-0000000.g1"
+    parts = ["/".join([below, *folders, stem + end]) for end in ends]
     for uri in source.uri:
-        above, recursive, last = uri.partition("**")
-        if recursive and not fnmatch.fnmatch(part, last.rpartition("/")[2] or "*"):
-            continue
-        above = _plain_path(above)
-        if "://" not in above and not os.path.isdir(above):
-            continue
-        inside = below[len(above) :].split("/")
-        # What starts with _ or . is not read.
-        if f"{below}/".startswith(f"{above}/") and not any(name.startswith(("_", ".")) for name in inside):
+        if any(paths.reads(_plain_path(uri), part) for part in parts):
             raise BadJob(
                 f"sink {redact(sink.uri)} lies in source {redact(uri)}, which would read it the next time: "
                 "give a folder outside, or one whose name starts with _"

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.planning import resolve
 from gristmill.running import retry_dead
 
 
@@ -343,6 +345,41 @@ def test_a_sink_inside_its_source_is_refused(numbers: str, within: str) -> None:
         gm.apply(f"{numbers}/**/*.csv", Path(numbers) / within, fn=functions.double, workers=0)
     assert gm.apply(numbers, Path(numbers) / "_out", fn=functions.double, workers=0).rows_ok == 1000
     assert gm.apply(numbers, Path(numbers) / "_out", fn=functions.double, workers=0).state == "nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sink", "read"),
+    [
+        ("*/*.parquet", {}, True),
+        ("*", {"format": "jsonl"}, True),
+        ("*/[0-9p]*", {}, True),
+        ("[a-z]*/*.parquet", {"merge": True}, True),
+        ("*/*.parquet", {"format": "jsonl"}, False),
+        ("day*/*.parquet", {}, False),
+        ("**/day*/*.parquet", {}, False),
+        ("*/[0-9p]*", {"merge": True}, False),
+        ("*/*.parquet", {"partition_by": ["day"]}, False),
+        ("*/*/*.parquet", {"partition_by": ["day"]}, True),
+    ],
+)
+def test_a_sink_that_a_pattern_finds_is_refused(
+    numbers: str, tmp_path: Path, pattern: str, sink: dict[str, Any], read: bool
+) -> None:
+    """Beside the day folders that it names as well, on a disk and in a store; where it finds no part of the result the
+    job runs, again and again."""
+    deep = pattern.startswith("*/*/")
+    day = tmp_path / "data" / "day0" / ("x" if deep else "")
+    day.parent.mkdir(parents=True)
+    shutil.copytree(numbers, day)
+    out = gm.sink(str(tmp_path / "data" / "scored"), keep=["id", "day"], **sink)
+    job = gm.Job(f"{tmp_path}/data/{pattern}", functions.double, out, workers=0)
+    if not read:
+        assert [job.run().rows_ok, job.run(append=True).state] == [1000, "nothing to do"]
+        return
+    with pytest.raises(gm.BadJob, match="lies in source"):
+        job.run()
+    with pytest.raises(gm.BadJob, match="lies in source"):
+        resolve(gm.Job(f"s3://box/data/{pattern}", functions.double, gm.sink("s3://box/data/scored", **sink)).spec)
 
 
 def test_where_limit_and_sample(numbers: str, tmp_path: Path) -> None:

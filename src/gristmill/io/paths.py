@@ -21,7 +21,7 @@ from gristmill.plan.contracts import SourceFile
 from gristmill.plan.fingerprint import written
 from gristmill.plan.job import HELD, Source
 
-__all__ = ["Storage", "changed", "look", "mounted", "open_input", "redact", "resolve"]
+__all__ = ["Storage", "changed", "look", "mounted", "open_input", "reads", "redact", "resolve"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
@@ -29,6 +29,7 @@ _QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildca
 _IGNORED_ENDS = (".tmp", ".crc")
 _TOLD = 3  # files with two names that a note lists
 _SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
+_BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
 _ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
 
 
@@ -112,6 +113,22 @@ def resolve(source: Source, tell: Callable[[str], None] | None = None) -> tuple[
         tell(f"files that are listed under two names are read once: {'; '.join(again[:_TOLD])}{more}")
     remote = tuple(m for m in mounts.values() if m.prefix)
     return Storage(remote), list(files.values())
+
+
+def reads(uri: str, path: str) -> bool:
+    """Whether a folder or a pattern reads what comes to stand at `path`, which is written as it is."""
+    uri = _QUERY.split(uri, maxsplit=1)[0].rstrip("/")
+    if not _MAGIC.search(uri) or ("://" not in uri and os.path.isdir(uri)):
+        below = path.startswith(f"{uri}/") and ("://" in uri or os.path.isdir(uri))
+        return below and not any(_ignored(name) for name in path[len(uri) + 1 :].split("/"))
+    base, parts = _fixed(uri)
+    if not path.startswith(f"{base}/"):
+        return False
+    deep = parts.index("**") if "**" in parts else len(parts)
+    wanted = "/".join(map(_part, parts[:deep])) + _BELOW
+    if deep < len(parts):
+        wanted = "".join(_part(part) + "/" for part in parts[:deep]) + _regex(parts[deep + 1 :] or ["*"]).pattern
+    return re.fullmatch(wanted, path[len(base.rstrip("/")) + 1 :]) is not None
 
 
 def open_input(fs: Storage, path: str) -> Any:
@@ -385,7 +402,7 @@ def _regex(parts: list[str]) -> re.Pattern[str]:
     for part in parts[:-1]:
         out += folders if part == "**" else _part(part) + "/"
     last = _part("*" if parts[-1] == "**" else parts[-1])
-    return re.compile(f"{out}{last}(?:/{_SHOWN}[^/]+)*")
+    return re.compile(out + last + _BELOW)
 
 
 def _part(part: str) -> str:
