@@ -392,8 +392,8 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
     from gristmill.running import run
 
     observer = split.verbs.pop("observer", None)
-    if made.data is not None and not split.sink.get("keep") and not split.sink.get("row_id"):
-        options.setdefault("gates", Gates(min_ok=1))  # nothing else tells which row an answer is of
+    if made.data is not None and not _told_apart(model, made.data, split.sink):
+        options.setdefault("gates", Gates(min_ok=1))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         job = Job(made, as_model(model), as_sink(os.path.join(folder, "out"), **split.sink), **options)
         try:
@@ -403,6 +403,17 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
                 raise
             way = "keep= columns that tell which row an answer is of, or gates= how many may be missing"
             raise GateFailed(f"{_dead_rows(e.report)}; say with {way}", report=e.report) from None
+
+
+def _told_apart(model: Any, rows: Any, sink: Mapping[str, Any]) -> bool:
+    """Whether the answers without a sink have something of the rows in memory beside them, which tells whose they are:
+    what is kept, where that is said, and what a text model keeps anyway. A function says itself what its rows are, so
+    that nobody knows.
+    """
+    if sink.get("row_id") or sink.get("keep") is not None:
+        return bool(sink.get("row_id") or sink["keep"])
+    columns = getattr(rows, "column_names", None) or list(getattr(rows, "columns", ()))
+    return isinstance(model, (TextEmbedder, TextClassifier)) and len(columns) > 1
 
 
 def _ran(

@@ -4,19 +4,21 @@ statement names them that the plan rests on. Which they are, a run notes; the ne
 
 from __future__ import annotations
 
-import hashlib
+import json
 import sys
+import sysconfig
 import time
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
-from gristmill.models.modules import add_module, content, is_installed, is_ours, local_file, named, on_disk, read
-from gristmill.models.pins import Pin, changed_meanwhile
-from gristmill.plan.fingerprint import NOT_COMPARED
+from gristmill.models.modules import add_module, is_installed, is_ours, local_file, named, on_disk, read
+from gristmill.models.pins import Pin, changed_meanwhile, holds, parts_of
 
 # What this process has loaded, told by the interpreter itself (sys.addaudithook): when each module's import began, in
 # nanoseconds since 1970, and the names that pickles were made of.
 _BEGUN: dict[str, int] = {}
 _PICKLED: dict[tuple[str, str], None] = {}
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class Loaded:
@@ -32,8 +34,9 @@ class Loaded:
         self._reached: set[str] | None = None
 
     def look(self) -> dict[str, str]:
-        """Digests of what has come and is not `noted`, by module or MODULE:NAME. Raises PlanChanged where a file has
-        been written since it was loaded, so that nobody can tell what it was.
+        """What has come and is not `noted`, by module or MODULE:NAME: the files and statements that it rests on, as
+        `changed` reads them. Raises PlanChanged where a file has been written since it was loaded, so that nobody can
+        tell what it was.
         """
         modules, pickled = set(sys.modules) - self._modules, set(_PICKLED) - self._pickled
         came = [module for module in modules if _is_users(module)]
@@ -42,7 +45,7 @@ class Loaded:
         entries = {f"{module}:{name.partition('.')[0]}" for module, name in pickled if _is_users(module)}
         known = {module for module, _ in pickled}.union(self._reached or ())
         entries.update(module for module in came if module not in known)
-        found = {entry: digest for entry in sorted(entries) if (digest := self._digest(entry))}
+        found = {entry: told for entry in sorted(entries) if (told := self._told(entry))}
         if not found:
             self._modules |= modules
             self._pickled |= pickled
@@ -53,40 +56,38 @@ class Loaded:
         self._modules.update(entry.partition(":")[0] for entry in found)
         self._pickled.update(pair for pair in set(_PICKLED) if f"{pair[0]}:{pair[1].partition('.')[0]}" in found)
 
-    def _digest(self, entry: str) -> str:
-        digest, module = digest_of(entry), entry.partition(":")[0]
-        file = local_file(module)
-        if digest and file is not None and on_disk(file).stat().st_mtime_ns > _BEGUN.get(module, self._began):
-            raise changed_meanwhile(f"{file}: module {module}")
-        return digest
+    def _told(self, entry: str) -> str:
+        module, _, name = entry.partition(":")
+        if module == named("__main__"):
+            return ""
+        code: dict[str, str] = {}
+        if name:
+            add_module(module, name, code)
+        elif (file := local_file(module)) is not None and file.suffix == ".py":
+            source = read(file, module)
+            code = {f"module {module}: {part}": source.digest(part) for part in source.parts if part != "__doc__"}
+        else:
+            add_module(module, "", code)
+        told: dict[str, list[object]] = {}
+        for each, parts in parts_of(code).items():
+            if (file := local_file(each)) is None:
+                continue
+            if on_disk(file).stat().st_mtime_ns > _BEGUN.get(each, self._began):
+                raise changed_meanwhile(f"{file}: module {each}")
+            told[str(file)] = [each, parts]
+        return json.dumps(told, sort_keys=True) if told else ""
 
 
 def changed(noted: Mapping[str, Collection[str]]) -> list[str]:
-    """Those of the modules and names, with the digests that were noted of each, that are here and are others."""
-    return [entry for entry, digests in noted.items() if (now := digest_of(entry)) and set(digests) != {now}]
-
-
-def digest_of(entry: str) -> str:
-    """Of the code of a module, or of MODULE:NAME and all that it rests on, however that is written; "" where it is none
-    of the user's, or not to be found by its name.
+    """Those of what was noted that are not here as they were, or were loaded in two ways. A file that is gone is told
+    by whatever loads it.
     """
-    module, _, name = entry.partition(":")
-    file = None if module == named("__main__") else local_file(module)
-    try:
-        if file is None:
-            return ""
-        if file.suffix != ".py":
-            return hashlib.sha256(content(file)).hexdigest()
-        found: dict[str, str] = {}
-        if name:
-            add_module(module, name, found)
-        else:
-            source = read(file, module)
-            found = {part: source.digest(part) for part in source.parts if part != "__doc__"}
-    except OSError:  # gone since it was loaded
-        return ""
-    parts = [f"{part} {digest}" for part, digest in sorted(found.items()) if not part.startswith(NOT_COMPARED)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return [entry for entry, tellings in noted.items() if len(set(tellings)) > 1 or not all(map(_holds, tellings))]
+
+
+def _holds(told: str) -> bool:
+    files = ((Path(path), *about) for path, about in json.loads(told).items())
+    return all(holds(file, module, parts) for file, module, parts in files if on_disk(file).is_file())
 
 
 def _listen() -> None:
@@ -105,7 +106,9 @@ def _heard(event: str, arguments: tuple[object, ...]) -> None:
 def _is_users(module: str) -> bool:
     """Whether it may be the user's, by where it was loaded from: most are not, and are told apart quickly."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return isinstance(file, str) and not is_ours(module) and not is_installed(file)
+    if not isinstance(file, str) or is_ours(module) or file.startswith(_INSTALLED):
+        return False
+    return not is_installed(file)
 
 
 def _reached(planned: Collection[str]) -> set[str]:

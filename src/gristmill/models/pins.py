@@ -37,14 +37,19 @@ def pins(code: Mapping[str, str]) -> tuple[Pin, ...]:
     """Those of the modules that the digests of a job's code name. A script that runs is none: workers are sent what
     they need of it and do not import it.
     """
+    parts = parts_of(code)
+    parts |= {name.removeprefix(PACKAGE): {PACKAGE: told} for name, told in code.items() if name.startswith(PACKAGE)}
+    return tuple(_pinned(module, digests) for module, digests in parts.items())
+
+
+def parts_of(code: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The digests of statements by module ("": of the file of one that has no source)."""
     parts: dict[str, dict[str, str]] = {}
     for name, digest in code.items():
         module, _, part = name.removeprefix("module ").partition(": ")
         if name.startswith("module ") and module != named("__main__"):
             parts.setdefault(module, {})[part] = digest
-        elif name.startswith(PACKAGE):
-            parts[name.removeprefix(PACKAGE)] = {PACKAGE: digest}
-    return tuple(_pinned(module, digests) for module, digests in parts.items())
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +88,7 @@ def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
     if file is None or not on_disk(file).is_file():
         return Pin(module, parts)
     stamp = _stamp(file)  # before its content is looked at: what is written later has another one
-    return Pin(module, parts, stamp if _holds(file, module, parts) else None)
+    return Pin(module, parts, stamp if holds(file, module, parts) else None)
 
 
 class Planned:
@@ -140,7 +145,7 @@ def _changed(pin: Pin) -> str | None:
         found = package_digest(pin.module)
         return None if found in (None, pin.parts[PACKAGE]) else f"the installed package {pin.module}"
     file = local_file(pin.module)
-    if file is None or not on_disk(file).is_file() or _stamp(file) == pin.stamp or _holds(file, pin.module, pin.parts):
+    if file is None or not on_disk(file).is_file() or _stamp(file) == pin.stamp or holds(file, pin.module, pin.parts):
         return None
     return f"{file}: module {pin.module}"
 
@@ -184,7 +189,8 @@ def _stamp(file: Path) -> tuple[str, int, int]:
     return str(file), stat.st_size, stat.st_mtime_ns
 
 
-def _holds(file: Path, module: str, parts: Mapping[str, str]) -> bool:
+def holds(file: Path, module: str, parts: Mapping[str, str]) -> bool:
+    """Whether a module's file has these statements as their digests say, and runs no others."""
     if file.suffix != ".py":
         return parts == {"": hashlib.sha256(content(file)).hexdigest()}
     source = read(file, module)

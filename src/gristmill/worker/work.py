@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0}
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
+MONTH = 2_592_000.0  # seconds: no platform's timers take any number
 LONGEST_LOAD = 1800.0  # seconds: what loads for longer hangs, unless `batch_timeout` is more
 SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
 
@@ -519,6 +520,10 @@ def _unheard(limit: float) -> None:
     pass
 
 
+def _end_after(seconds: float) -> None:
+    faulthandler.dump_traceback_later(min(seconds * LATE_BY, MONTH), exit=True)
+
+
 class Watch:
     """A dump-and-exit timer that also ends a hang which holds the GIL; every sign of life sets it anew.
 
@@ -542,7 +547,7 @@ class Watch:
     def load(self) -> None:
         """Imports and models are loaded from now on, until there is something else to do."""
         if self._least is not None:
-            faulthandler.dump_traceback_later(max(self._least, LONGEST_LOAD) * LATE_BY, exit=True)
+            _end_after(max(self._least, LONGEST_LOAD))
 
     def beat(self) -> None:
         """A sign of life."""
@@ -559,7 +564,7 @@ class Watch:
                 self.say(limit)
             if now - self._armed > limit / 50:  # arming starts a thread: not at every batch of a quick model
                 self._armed = now
-                faulthandler.dump_traceback_later(limit * LATE_BY, exit=True)
+                _end_after(limit)
 
     def over(self, values: Iterator[T]) -> Iterator[T]:
         """The values, with a sign of life before each is made."""
