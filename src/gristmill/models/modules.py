@@ -59,8 +59,10 @@ _WRITTEN = {"str", "int", "float", "round", "Path", "hex", "isoformat", "timesta
 
 
 def named(module: str) -> str:
-    """A module's name as others import it: a script that runs is `__main__` to itself, and its file to everyone."""
-    if module != "__main__":
+    """A module's name as others import it: a script that runs is `__main__` to itself, and its file to everyone; in
+    processes that multiprocessing spawns it is `__mp_main__`, too.
+    """
+    if module not in ("__main__", "__mp_main__"):
         return module
     main: Any = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
@@ -111,6 +113,8 @@ def _found_file(module: str) -> Path | None:
     try:
         spec = _spec(module)
     except (ImportError, ValueError, AttributeError) as e:
+        if (file := getattr(sys.modules.get(module), "__file__", None)) and os.path.isfile(file):  # runpy.run_path
+            return None if _installed(Path(file)) else Path(file).resolve()
         raise LookupError(module) from e
     if spec is None:
         raise LookupError(module)
