@@ -110,7 +110,7 @@ class CallWorker:
         if modules or files:
             from gristmill.models.pins import Planned
 
-            self._planned = Planned(modules, files, "call the map again with what is there now")
+            self._planned = Planned(modules, files, "call the map again")
         if stages.timeout is not None and stages.folder is not None:
             self._late = os.open(_late_path(stages.folder, name), os.O_WRONLY | os.O_CREAT, 0o600)
 

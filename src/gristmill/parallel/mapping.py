@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gristmill.engines.registry import open_engine
-from gristmill.errors import RunFailed
+from gristmill.errors import PlanChanged, RunFailed
 from gristmill.models.watching import Watch
 from gristmill.parallel.calling import CallStages, late_at
 from gristmill.parallel.feed import CallFeed, Result
@@ -152,7 +153,10 @@ def _found(
         kept = checkpoint(how.checkpoint)
         stack.callback(kept.close)
         code, looked, planned = code_digest(function, kept)
-        memory = _Memory(kept, code, how.ordered)
+        held, modules, files = planned
+        planned = held, modules, ()  # files are looked at here, modules where they are loaded
+        memory = _Memory(kept, code, how.ordered, files)
+        stack.callback(memory.end)
         stack.enter_context(Watch(looked, kept.note_written))
         if length(values) is not None:
             missing: list[Numbered] = []
@@ -210,11 +214,13 @@ def _run(
                 memory.keep(result)
             yield result
         if memory is not None:
+            memory.settle(LATE)
             yield from memory.known(feed.inputs)
         line.update(done, feed.running)
         if feed.fatal is not None:
             break
     if memory is not None:
+        memory.settle()
         yield from memory.known(feed.inputs)
     if feed.fatal is not None:
         raise feed.fatal
@@ -250,8 +256,13 @@ class _Memory:
     they are asked for; where results are `ordered`, not before those of inputs that come first.
     """
 
-    def __init__(self, kept: Kept, code: str, ordered: bool) -> None:
+    def __init__(self, kept: Kept, code: str, ordered: bool, files: tuple[Any, ...]) -> None:
+        from gristmill.models.pins import Planned
+
         self.kept = kept
+        self._files = Planned((), files, AGAIN) if files else None
+        self._computed: list[tuple[str, Any, None]] = []
+        self._looked, self._took = time.monotonic(), 0.0
         self._code = code
         self._keys: dict[int, str] = {}
         self._order = Order() if ordered else None
@@ -284,13 +295,35 @@ class _Memory:
         return Result(known.number, None, found[0])
 
     def keep(self, result: Result) -> None:
-        """Keep a result that was computed now."""
+        """Keep a result that was computed now, once `settle` has found the files that the callable names unchanged."""
         key = self._keys.pop(result.number, None)
         if self._order is not None:
             self._order.end(result.number)
         if key is not None and result.fault is None:
-            self.kept.add([(key, result.value, None)])
+            self._computed.append((key, result.value, None))
 
+    def end(self) -> None:
+        """Of a map that is left before its end: what it has computed is kept, unless its files are others."""
+        with contextlib.suppress(PlanChanged):
+            self.settle()
+
+    def settle(self, after: float = 0.0) -> None:
+        """Write down what has been computed, if so many seconds have passed since the look before, and 20 times as many
+        as that took. Raises PlanChanged where a file is another one: what was computed since is kept under no name.
+        """
+        now = time.monotonic()
+        if not self._computed or (after and now - self._looked < max(after, 20 * self._took)):
+            return
+        if self._files is not None:
+            self._files.look()
+            self._looked = time.monotonic()
+            self._took = self._looked - now
+        self.kept.add(self._computed)
+        self._computed.clear()
+
+
+AGAIN = "call the map again with what is there now"
+LATE = 0.05  # seconds for which results may wait to be kept
 
 _HOLD = (list, tuple, range, dict, set, frozenset, deque)  # whose items are there, and stay what they are
 
