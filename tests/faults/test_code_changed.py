@@ -384,8 +384,11 @@ class Settings:
         self.began = time.time()
         self.began_ns = time.monotonic_ns()
         self.day = datetime.now().isoformat()
-        self.seed = secrets.token_hex(3)
-        self.token = secrets.token_urlsafe(16)
+        self.seed = secrets.token_hex(16)
+        self.month = uuid.uuid4().hex
+        self.digest = uuid.uuid4().hex
+        self.share = time.process_time()
+        self.token = secrets.token_urlsafe(48)
         self.run = f"run-{os.getpid()}"
         self.number = uuid.uuid4().int
         vars(self).update(given)
@@ -404,8 +407,11 @@ def score(batch):
         ("began_ns", (1, 2)),
         ("day", ("2020-01-01T00:00:00", "2021-01-01T00:00:00")),
         ("seed", ("winter", "summer")),
-        ("token", ("first", "second")),
-        ("run", ("baseline", "candidate")),
+        ("month", ("20240101000040008000000000000000", "20240201000040008000000000000000")),
+        ("token", ("Llama-3-8B-Instruct-GGUF-Q4", "Llama-3-70B-Instruct-GGUF-Q4")),
+        ("digest", ("b1946ac92492d2347c6235b4d2611184", "591785b794601e212b260e25925636fd")),
+        ("share", (0.0, 0.25)),
+        ("run", ("prompt-1.1", "prompt-1.2")),
         ("number", (1234, 4321)),
     ],
 )

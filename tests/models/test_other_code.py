@@ -259,7 +259,7 @@ PASSING_WITHIN = {
 # The same, of such values.
 PASSING = {
     "the time": "import time\nV = time.time()",
-    "a name": "from uuid import uuid4\nV = f'run-{uuid4().hex[:8]}'",
+    "a name": "from uuid import uuid4\nV = f'run-{uuid4().hex[:20]}'",
     "a number": "V = os.getpid()",
     "a folder": "import tempfile\nfrom pathlib import Path\nV = Path(tempfile.mkdtemp(dir=os.path.dirname(__file__)))",
     "now": "import datetime\nV = datetime.datetime.now().isoformat()",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import BadModel
+from gristmill.models.drawn import Drawn
 from gristmill.models.edited import must_be_as_written
 from gristmill.models.files import BY_TIMES, Looked, named_files
 from gristmill.models.making import goes_through_set, is_shuffled
@@ -32,19 +33,19 @@ from gristmill.models.modules import (
     add_version,
     around,
     changed_names,
+    drawn_as,
+    drawn_in,
     imported_by,
     is_local_module,
-    is_passing,
     is_users,
     local_file,
     modules_named,
     named,
     package_digest,
     package_of,
-    passing_of,
     read,
 )
-from gristmill.models.values import Held, Walk, is_of_now, is_plain, is_small
+from gristmill.models.values import Held, Walk, is_plain, is_small
 from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, VALUE, file_path
 from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
@@ -206,7 +207,7 @@ def _looking(looked: dict[str, Looked] | None = None, apart: Collection[str] = (
         yield walk
         return
     looked = {} if looked is None else looked
-    walk = Walk(is_code, callable_digests, _class_name, _local_module, _passing, looked=looked, apart=apart)
+    walk = Walk(is_code, callable_digests, _class_name, _local_module, _drawn, looked=looked, apart=apart)
     token = _current.set(walk)
     try:
         yield walk
@@ -300,9 +301,12 @@ def _class_name(kind: type) -> str:
     return f"{named(kind.__module__)}.{kind.__qualname__}"
 
 
-def _passing(kind: type) -> set[str]:
-    above = [k for k in kind.__mro__ if _local_module(k.__module__)]
-    return set[str]().union(*(passing_of(named(k.__module__), k.__qualname__) for k in above))
+def _drawn(kind: type) -> dict[str, list[Drawn]]:
+    found: dict[str, list[Drawn]] = {}
+    for above in (k for k in kind.__mro__ if _local_module(k.__module__)):
+        for attribute, forms in drawn_in(named(above.__module__), above.__qualname__).items():
+            found.setdefault(attribute, []).extend(forms)
+    return found
 
 
 def _local_module(module: str) -> bool:
@@ -504,7 +508,8 @@ class _Look:
         elif (id(values), name) not in self.seen:
             self.seen[id(values), name] = values
             home = named(values.get("__name__") or "")
-            if not is_code(value) and is_passing(home, name) and is_of_now(value):
+            drawn = None if is_code(value) else drawn_as(home, name)
+            if drawn is not None and drawn.fits(value):
                 self.walk.missed[f"{label} (other in every process)"] = None
                 return
             self.add(label, value, changed=changed, home=(home, name) if _local_module(home) else ("", ""))
@@ -540,9 +545,9 @@ class _Look:
             self.put(f"{module}:{name}", _source_digest(kind))
             state = state | _own_state(kind)
         state = {n.partition(".")[2] for n in state}
-        passing = passing_of(module, name) if stands else set()
+        drawn = drawn_in(module, name) if stands else {}
         for attribute, value in list(vars(kind).items()):
-            if attribute in passing and is_of_now(value):
+            if any(d.fits(value) for d in drawn.get(attribute, ())):
                 self.walk.missed[f"{name}.{attribute} (other in every process)"] = None
                 continue
             hidden = (attribute.startswith("_") and attribute.endswith("_")) or attribute == "_abc_impl"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.models.cache import file_digest, table_digest
+from gristmill.models.drawn import Drawn, dotted, drawn
 from gristmill.models.files import TOO_MANY, below, digests_of
 from gristmill.plan.fingerprint import NOT_COMPARED
 
@@ -46,16 +47,6 @@ _CHANGING = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
     "setdefault", "sort", "update", "fill", "put",
 }  # fmt: skip
-
-# Calls whose values are other in every process, the last only without a seed; and what only writes such a value down.
-_PASSING = {
-    "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns",
-    "time.process_time", "uuid.uuid1", "uuid.uuid4", "os.getpid", "os.getppid", "os.urandom", "tempfile.mkdtemp",
-    "tempfile.mkstemp", "tempfile.TemporaryDirectory", "datetime.datetime.now", "datetime.datetime.utcnow",
-    "secrets.token_hex", "secrets.token_urlsafe", "numpy.random.default_rng", "random.Random", "random.SystemRandom",
-}  # fmt: skip
-_SEEDED = {"numpy.random.default_rng", "random.Random"}
-_WRITTEN = {"str", "int", "float", "round", "Path", "hex", "isoformat", "timestamp", "name"}
 
 
 def named(module: str) -> str:
@@ -308,7 +299,7 @@ class Source:
     ours: set[str] = field(default_factory=lambda: {"print"})  # Gristmill's, whose options are compared apart
     pure: set[str] = field(default_factory=lambda: {"property", "staticmethod", "classmethod"})  # decorators
     changed: set[str] = field(default_factory=set)  # see `changed_names`
-    passing: set[str] = field(default_factory=set)  # names whose value is other in every process
+    drawn: dict[str, Drawn] = field(default_factory=dict)  # names whose value is other in every process
     _uses: dict[str, tuple[set[str], list[tuple[str, str]], bool]] = field(default_factory=dict)
 
     def bind(self, found: list[tuple[str, tuple[str, str]]]) -> None:
@@ -423,7 +414,7 @@ class Source:
             path = given[0] if given else None
             owner = path.value if isinstance(path, ast.Attribute) and path.attr == "__path__" else None
             own = isinstance(path, ast.Name) and path.id == "__path__"
-            text, whole = (self.module if own else _dotted(owner, imports) if owner is not None else ""), False
+            text, whole = (self.module if own else dotted(owner, imports) if owner is not None else ""), False
             text += "." if text else ""
         else:
             text, whole = self._begins(given[0] if given else None, imports)
@@ -449,7 +440,7 @@ class Source:
             constant = isinstance(value, ast.Constant) and isinstance(value.value, str)
             return (known[node.id], True) if node.id in known else self._begins(value if constant else None, imports)
         if isinstance(node, ast.Attribute) and node.attr == "__name__":
-            text = _dotted(node.value, imports)
+            text = dotted(node.value, imports)
             return text, bool(text)
         if isinstance(node, ast.FormattedValue):
             return self._begins(node.value, imports)
@@ -530,8 +521,9 @@ def _file(stmt: ast.stmt, number: int, source: Source) -> None:
         for name in names:
             source.parts.setdefault(name, []).append(stmt)
             source.names.setdefault(name, set()).add(name)
-        if stmt.value is not None and _passes(stmt.value, source):
-            source.passing.update(names)
+        found = None if stmt.value is None else drawn(stmt.value, source.imports)
+        if found is not None:
+            source.drawn.update(dict.fromkeys(names, found))
         if isinstance(stmt.value, ast.Call) and _root(stmt.value) & source.ours:
             source.ours.update(names)
         elif stmt.value is not None and not _harmless(stmt.value, source):
@@ -588,72 +580,44 @@ def _harmless(node: ast.expr, source: Source) -> bool:
     return not named and all(_root(call) & source.ours for call in calls)
 
 
-def passing_of(module: str, name: str) -> set[str]:
-    """The attributes of a class, and of its objects, of which the source of its module says the same."""
+def drawn_in(module: str, name: str) -> dict[str, list[Drawn]]:
+    """The attributes of a class, and of its objects, that by the source of its module are other in every process."""
     file = local_file(module)
     if file is None or file.suffix != ".py":
-        return set()
+        return {}
     source = read(file, module)
     body: list[ast.stmt] = [stmt for stmts in source.parts.values() for stmt in stmts]
     for inner in name.split("."):
         kinds = {id(s): s for s in body if isinstance(s, ast.ClassDef) and s.name == inner}
         if len(kinds) != 1:
-            return set()
+            return {}
         body = next(iter(kinds.values())).body
-    given: dict[str, list[ast.expr | None]] = {}
+    given: dict[str, list[Drawn | None]] = {}
     for stmt in body:
         if isinstance(stmt, (ast.Assign, ast.AnnAssign)) and stmt.value is not None:
             for attribute in plain_targets(stmt):
-                given.setdefault(attribute, []).append(stmt.value)
+                given.setdefault(attribute, []).append(drawn(stmt.value, source.imports, default=True))
         nodes = list(ast.walk(stmt)) if isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
         whole = {id(t): n.value for n in nodes if isinstance(n, ast.Assign) for t in n.targets}
         for node in nodes:
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                given.setdefault(node.attr, []).append(whole.get(id(node)))
-    return {n for n, values in given.items() if all(v is not None and _passes(v, source) for v in values)}
+                value = whole.get(id(node))
+                given.setdefault(node.attr, []).append(None if value is None else drawn(value, source.imports))
+    return {n: [v for v in values if v is not None] for n, values in given.items() if None not in values}
 
 
-def _passes(value: ast.expr, source: Source) -> bool:
-    """Whether an expression is the time, a process's number or the like, and nothing else."""
-    factory = [k.value for k in value.keywords if k.arg == "default_factory"] if isinstance(value, ast.Call) else []
-    if factory:  # of a dataclass
-        made = factory[0].body if isinstance(factory[0], ast.Lambda) else ast.Call(factory[0], [], [])
-        return _passes(made, source)
-    if isinstance(value, ast.Call) and (name := _dotted(value.func, source.imports)) in _PASSING:
-        return name not in _SEEDED or not (value.args or value.keywords)
-    if isinstance(value, ast.Call):
-        known = (value.func.id if isinstance(value.func, ast.Name) else getattr(value.func, "attr", "")) in _WRITTEN
-        inner = [value.func.value] if isinstance(value.func, ast.Attribute) else value.args[:1]
-        return known and bool(inner) and _passes(inner[0], source)
-    if isinstance(value, ast.JoinedStr):
-        parts = [part.value for part in value.values if isinstance(part, ast.FormattedValue)]
-        return bool(parts) and all(_passes(part, source) for part in parts)
-    if isinstance(value, ast.Attribute):
-        return value.attr in _WRITTEN and _passes(value.value, source)
-    return isinstance(value, ast.Subscript) and _passes(value.value, source)
-
-
-def _dotted(node: ast.expr, imports: dict[str, tuple[str, str]]) -> str:
-    chain: list[str] = []
-    while isinstance(node, ast.Attribute):
-        chain.insert(0, node.attr)
-        node = node.value
-    return ".".join(filter(None, [*imports.get(node.id, ()), *chain])) if isinstance(node, ast.Name) else ""
-
-
-def is_passing(module: str, name: str) -> bool:
-    """Whether the source of a module says that a name's value is other in every process, wherever it is imported from.
-
-    A name that is bound more than once may be anything.
+def drawn_as(module: str, name: str) -> Drawn | None:
+    """What a name's value is where the source of a module says that it is other in every process, wherever it is
+    imported from. A name that is bound more than once may be anything.
     """
     file = local_file(module)
     if file is None or file.suffix != ".py":
-        return False
+        return None
     source = read(file, module)
-    if name in source.passing:
-        return source.names[name] == {name} and len(source.parts[name]) == 1
+    if name in source.drawn:
+        return source.drawn[name] if source.names[name] == {name} and len(source.parts[name]) == 1 else None
     other, inner = source.imports.get(name, ("", ""))
-    return bool(inner) and (other, inner) != (module, name) and is_passing(other, inner)
+    return drawn_as(other, inner) if inner and (other, inner) != (module, name) else None
 
 
 def _root(node: ast.expr) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import copyreg
 import datetime
 import decimal
@@ -13,10 +12,7 @@ import hashlib
 import io
 import os
 import pathlib
-import re
 import sys
-import tempfile
-import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +20,7 @@ from typing import Any
 
 from gristmill.io.redact import redact
 from gristmill.models import lazy
-from gristmill.plan.processes import began
+from gristmill.models.drawn import Drawn
 from gristmill.plan.secret import SECRET_NAME
 
 _SCALARS = (bool, int, float, str, bytes)
@@ -73,7 +69,7 @@ class Walk:
     """One look at values and all that they refer to: what was seen, what is being looked at, what cannot be compared.
 
     `code` gives the digests of code by name, of what `is_code`; `named` a class's name, `local` whether a module is the
-    user's; `passing` the attributes of a class's objects that are other in every process, as its source says. `held` is
+    user's; `drawn` the attributes of a class's objects that are other in every process, as its source says. `held` is
     what was seen of values that every process has by itself, as it imports their modules; `modules` are the digests of
     statements that code behind values rests on, by name. `files` are digests, by path, of those that code behind the
     value at hand names, `looked` is what was found there, and `apart` is no part of folders (see
@@ -84,7 +80,7 @@ class Walk:
     code: Callable[[Any], Mapping[str, str]]
     named: Callable[[type], str]
     local: Callable[[str], bool]
-    passing: Callable[[type], set[str]]
+    drawn: Callable[[type], Mapping[str, Collection[Drawn]]]
     ordered: bool = True  # whether the order in lists and mappings counts
     imported: bool = (
         False  # whether the value at hand is one that every process makes by itself, as it imports a module
@@ -343,44 +339,13 @@ def _object(value: Any, walk: Walk) -> str:
     local = walk.local(kind.__module__)
     state_of = found if isinstance(found, dict) else found[0][2] if isinstance(found, list) else None
     if walk.imported and local and isinstance(state_of, dict):
-        other = {name for name in walk.passing(kind) & state_of.keys() if is_of_now(state_of[name])}
+        drawn = walk.drawn(kind)
+        other = {name for name in drawn.keys() & state_of.keys() if any(d.fits(state_of[name]) for d in drawn[name])}
         walk.missed.update((f"{walk.label}.{name} (other in every process)", None) for name in sorted(other))
         kept = {name: item for name, item in state_of.items() if name not in other}
         found = kept if isinstance(found, dict) else [(*found[0][:2], kept), *found[1:]]
     own = walk.text(kind, exact=True) if local else walk.named(kind)
     return own + (found if isinstance(found, str) else walk.text(found, exact=True))
-
-
-_HOUR = 3600.0
-_LONG_HEX = re.compile(r"[0-9a-f]{8}|(?<![0-9a-z])[0-9a-f]{6,7}(?![0-9a-z])")  # in a text made of a uuid or the like
-_TOKEN = re.compile(r"(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{20,}|\btmp[a-z0-9_]{8}\b")  # of `secrets`, or of `tempfile`
-
-
-def is_of_now(value: Any) -> bool:
-    """Whether a value that by its source is the time, a process's number or drawn by chance can be of this process; one
-    that a configuration gave instead is not.
-    """
-    since = time.time() - began() + _HOUR
-    if isinstance(value, datetime.datetime):
-        return abs((datetime.datetime.now(value.tzinfo) - value).total_seconds()) < since
-    if isinstance(value, int) and value.bit_length() > 64:  # of a uuid
-        return True
-    if isinstance(value, (int, float)):
-        near = any(abs(value / scale - time.time()) < since for scale in (1, 1e3, 1e6, 1e9))
-        clocks = [time.monotonic(), time.perf_counter()]
-        if isinstance(value, float):
-            near = near or any(abs(value - clock) < since for clock in [*clocks, time.process_time()])
-        elif value > 1e9:  # in nanoseconds
-            near = near or any(abs(value / 1e9 - clock) < since for clock in clocks)
-        return near or value in (os.getpid(), os.getppid())
-    if isinstance(value, (str, os.PathLike)):
-        text = str(value)
-        with contextlib.suppress(ValueError):
-            return is_of_now(datetime.datetime.fromisoformat(text))
-        drawn = _LONG_HEX.search(text.lower()) or _TOKEN.search(text)
-        ours = {str(os.getpid()), str(os.getppid())}.intersection(re.findall(r"\d+", text))
-        return text.startswith(tempfile.gettempdir()) or bool(drawn or ours)
-    return True
 
 
 def _state(value: Any) -> Any:
