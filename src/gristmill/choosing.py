@@ -194,6 +194,8 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
         lines = [*_changed(before, r.fingerprint), *_meant(begun, now.fingerprint)]
         if not lines and base is not None and not now.files:
             return _finished(held, base, uri, r, append)
+        if not lines and r.differing:  # by files that came since it was claimed
+            raise r.differing
         if not lines:
             return Choice(begun, False, now, base)
         what = f"a run with --{begun.kind} has begun here, for something else"
@@ -423,7 +425,11 @@ def grown(r: Resolved, paths: Sequence[str]) -> Resolved:
 
     place = {path: number for number, path in enumerate(paths)}
     files = sorted(r.files, key=lambda f: place.get(f.file.path, len(place)))
-    return replace(r, schema=unify(files, r.job.sink is not None and r.job.sink.evolve)) if place else r
+    if not place:
+        return r
+    schema = unify(files, r.job.sink is not None and r.job.sink.evolve)
+    reads = fingerprint.digest_of(list(r.columns or schema.names)) if r.fingerprint.reads else ""
+    return replace(r, schema=schema, fingerprint=replace(r.fingerprint, reads=reads))
 
 
 def before_others(r: Resolved, paths: Sequence[str]) -> Resolved:

@@ -156,3 +156,52 @@ def test_rows_are_their_own_whatever_files_come(
             except GristmillError as e:
                 assert e.exit_code in (REFUSED | {GATED} if command == "gated append" else REFUSED), e
             holds(gm.read(job()).to_table(), source.rows, order)
+
+
+class Summed:
+    """What a batch's first two columns hold, by their places; it cannot be loaded while the service is away."""
+
+    def __init__(self) -> None:
+        if "AWAY" in os.environ:
+            raise ConnectionError("away")
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        return {"s": [f"{a!r} {b!r}" for a, b in zip(*(c.to_pylist() for c in batch.columns[:2]), strict=True)]}
+
+
+def summed(folder: Path, **named: Any) -> gm.Job:
+    """A job over the folder's files."""
+    model = gm.model(Summed, batch_format="arrow")
+    return gm.Job(gm.source(str(folder / "in"), **named), model, str(folder / "out"), workers=0)
+
+
+def test_an_append_that_failed_before_it_was_planned_takes_no_files_that_differ(tmp_path: Path) -> None:
+    """Files that came since then are looked at as those of a new append would be: numbers are not given as text."""
+    (tmp_path / "in").mkdir()
+    job = summed(tmp_path)
+    pq.write_table(pa.table({"x": [1, 2], "y": [3, 4]}), tmp_path / "in" / "a.parquet")
+    assert job.run().rows_ok == 2
+    pq.write_table(pa.table({"x": [5], "y": [6]}), tmp_path / "in" / "b.parquet")
+    os.environ["AWAY"] = "1"
+    with pytest.raises(GristmillError, match="away"):
+        job.run(append=True)
+    del os.environ["AWAY"]
+    pq.write_table(pa.table({"x": ["five"], "y": [8]}), tmp_path / "in" / "c.parquet")
+    with pytest.raises(gm.BadSource, match="the files of the source differ: column 'x'"):
+        job.run(append=True)
+    (tmp_path / "in" / "c.parquet").unlink()
+    assert sorted(job.run(append=True).read().to_table()["s"].to_pylist()) == ["1 3", "2 4", "5 6"]
+
+
+def test_columns_that_are_named_later_are_in_the_order_of_the_first_run(tmp_path: Path) -> None:
+    """Also after an append of files in another order, whose names come first: no other order is taken for it."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "in" / "b.parquet")
+    assert summed(tmp_path).run().rows_ok == 1
+    pq.write_table(pa.table({"y": [4], "x": [3]}), tmp_path / "in" / "a.parquet")
+    report = summed(tmp_path).run(append=True)
+    assert sorted(report.read().to_table()["s"].to_pylist()) == ["1 2", "3 4"]
+    assert summed(tmp_path).run().state == "nothing to do"
+    assert summed(tmp_path, columns=["x", "y"]).run().state == "nothing to do"
+    with pytest.raises(gm.PlanChanged, match="columns"):
+        summed(tmp_path, columns=["y", "x"]).run()
