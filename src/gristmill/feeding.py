@@ -257,7 +257,7 @@ class ShardFeed:
 
     def _failed(self, number: int, error: Failure) -> None:
         attempt = self._attempts[number]
-        if error.kind in ("model", "memory"):
+        if error.kind in ("model", "memory") and not attempt.proven:
             self._doubted[number] = error
             self._in_doubt += 1
             self._note(
@@ -265,7 +265,7 @@ class ShardFeed:
             )
             if self._in_doubt >= DOUBTS:
                 self._distrust()
-        elif error.kind in ("io", "other", "sick") and attempt.errors + 1 < TRIES:
+        elif error.kind in ("io", "other", "sick", "model", "memory") and attempt.errors + 1 < TRIES:
             attempt.errors += 1
             attempt.proven = attempt.proven and error.kind != "sick"
             self._again(number)

@@ -149,6 +149,22 @@ def test_bad_rows_of_a_whole_shard_are_dead_where_the_model_works_elsewhere() ->
     assert (again.value.shard.number, again.value.proven) == (0, True)
 
 
+def test_a_shard_that_fails_throughout_though_the_model_works_ends_the_run() -> None:
+    """It is tried a few times, and not for ever."""
+    feed = ShardFeed(1)
+    feed.begin(task, range(2))
+    first, other = feed.take("w0"), feed.take("w0")
+    other = feed.take("w1") if other is WAIT else other
+    feed.on(Outcome("w1", other.key, {"counts": COUNTS}))
+    for _ in range(10):
+        feed.on(Outcome("w0", first.key, None, Failure("memory", "E", "e")))
+        if feed.fatal is not None:
+            break
+        while (first := feed.take("w0")) is WAIT:
+            pass
+    assert feed.fatal is not None
+
+
 def test_a_resumed_shard_of_bad_rows_is_judged_by_rows_from_elsewhere() -> None:
     """The last shard of a resumed run fails throughout: rows of the start are scored to learn if the model works."""
     for ok in (64, 0):

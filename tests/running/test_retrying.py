@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -230,3 +231,26 @@ def _written(folder: Path, name: str, columns: dict[str, Any], kind: str) -> Non
         pcsv.write_csv(table, path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+def test_a_retry_of_a_row_that_a_post_step_has_no_memory_for_ends(tmp_path: Path) -> None:
+    """Beside one that kills, so that no worker has seen the step at work: rows from elsewhere have shown that it is the
+    row that is to blame, and that holds for every step.
+    """
+    pq.write_table(pa.table({"x": range(40)}), tmp_path / "in.parquet")
+
+    def kills(batch: Any) -> Any:
+        if (batch["x"] == 9).any():
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return {"y": batch["x"]}
+
+    def hungry(batch: Any) -> Any:
+        if (batch["x"] == 7).any():
+            raise MemoryError("no room")
+        return {"z": batch["y"] + 1}
+
+    job = gm.Job(str(tmp_path / "in.parquet"), kills, gm.sink(str(tmp_path / "out"), keep=["x"]), post=[hungry],
+                 workers=1, gates={"min_ok": 0.9})  # fmt: skip
+    assert job.run().rows_dead == 2
+    assert gm.retry_dead(job).rows_dead == 2
+    assert sorted(gm.dead(job)["error"].to_pylist()) == ["MemoryError", "WorkerDied"]

@@ -232,7 +232,6 @@ class Prepare:
         rows_in = int(flow.counted()[0].sum()) + flow.filtered + flow.dead
         try:
             for number, step in enumerate(self._steps):
-                step.doubt.proven = task.proven
                 if flow.rows.num_rows:
                     self._advance(flow, number, step, suspects)
             flow.expanded += int(flow.counted()[0].sum())

@@ -82,7 +82,7 @@ class LoadedStep:
             self.call.close()
             self.call = self._good = None
             self.call = self._load()
-        self._task = task
+        self._task, self.doubt.proven = task, task.proven
 
     def _still_works(self) -> bool | None:
         if self._good is None:
