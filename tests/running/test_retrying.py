@@ -240,17 +240,17 @@ def test_a_retry_of_a_row_that_a_post_step_has_no_memory_for_ends(tmp_path: Path
     pq.write_table(pa.table({"x": range(40)}), tmp_path / "in.parquet")
 
     def kills(batch: Any) -> Any:
-        if (batch["x"] == 9).any():
+        if (batch["x"] == 7).any():
             os.kill(os.getpid(), signal.SIGSEGV)
         return {"y": batch["x"]}
 
     def hungry(batch: Any) -> Any:
-        if (batch["x"] == 7).any():
+        if (batch["x"] == 9).any():
             raise MemoryError("no room")
         return {"z": batch["y"] + 1}
 
     job = gm.Job(str(tmp_path / "in.parquet"), kills, gm.sink(str(tmp_path / "out"), keep=["x"]), post=[hungry],
-                 workers=1, gates={"min_ok": 0.9})  # fmt: skip
+                 workers=2, gates={"min_ok": 0.9})  # fmt: skip
     assert job.run().rows_dead == 2
     assert gm.retry_dead(job).rows_dead == 2
     assert sorted(gm.dead(job)["error"].to_pylist()) == ["MemoryError", "WorkerDied"]
