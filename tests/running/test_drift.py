@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
@@ -143,6 +144,35 @@ def test_with_evolve_what_a_file_lacks_is_null(kind: str, where: str | None, tmp
     assert (table["id"].to_pylist(), table["note"].to_pylist(), table["said"].to_pylist()) == (ids, wanted, wanted)
     again = job(tmp_path, seen, {"where": where}, keep=["note", "id"]).run()
     assert (again.state, again.generation) == ("nothing to do", 1)
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("append", [False, True])
+def test_a_column_that_is_not_null_in_one_file_only_is_read_as_one(nulls: bool, append: bool, tmp_path: Path) -> None:
+    """That one writer marks a column so binds no other: rows of both files in one window and one result, in which a
+    step's column may be the one that it was given."""
+    (tmp_path / "in").mkdir()
+    for part, (start, bound) in enumerate([(0, True), (10, False)]):
+        table = pa.table({"id": range(start, start + 10), "v": [None if nulls and part else 7] * 10})
+        table = table.cast(pa.schema([pa.field(n, pa.int64(), nullable=not bound) for n in table.column_names]))
+        pq.write_table(table, tmp_path / "in" / f"{part}.parquet")
+        if append or part:
+            sink, steps = gm.sink(str(tmp_path / "out")), [gm.step(_same, batch_format="arrow")]
+            made = gm.Job(f"{tmp_path / 'in'}/", gm.model(_doubled, batch_format="arrow"), sink, steps=steps, workers=0)
+            made.run(append=bool(part and append))
+    result = gm.read(str(tmp_path / "out")).to_table()
+    assert result["y"].to_pylist() == list(range(0, 40, 2))
+    assert result["v"].to_pylist() == [7] * 10 + [None if nulls else 7] * 10
+    assert gm.verify(str(tmp_path / "out"), deep=True).ok
+    assert made.run(restart=True).rows_ok == 20
+
+
+def _same(table: pa.Table) -> pa.Table:
+    return table
+
+
+def _doubled(table: pa.Table) -> pa.Table:
+    return table.append_column("y", pc.multiply(table["id"], 2))
 
 
 @KINDS

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from gristmill.commit.store import LOCAL, META, join, seal, sha256_of, unseal
 from gristmill.errors import CorruptStore
+from gristmill.io.schema import nullable
 from gristmill.plan.contracts import FileInfo, Files, SourceFile
 from gristmill.plan.fingerprint import input_digest
 from gristmill.plan.shard import ShardTable
@@ -85,8 +86,8 @@ class Plan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Output schema, fixed by the probe."""
-        return decode_schema(self.about["output_schema"])
+        """Output schema, fixed by the probe; of earlier versions' plans, too, any column may come to hold nulls."""
+        return nullable(decode_schema(self.about["output_schema"]))
 
 
 def meta(root: str) -> str:

@@ -19,6 +19,7 @@ from gristmill.commit.receipt import standing
 from gristmill.commit.store import LOCAL, join, sizes_of
 from gristmill.errors import BadJob, BadSource, CorruptStore
 from gristmill.io.jsonread import as_arrow
+from gristmill.io.schema import nullable
 from gristmill.models.batches import to_numpy
 from gristmill.models.extras import require
 from gristmill.models.suggest import did_you_mean
@@ -49,7 +50,7 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Mapping[st
     """
     import pyarrow.dataset as ds
 
-    schema = decode_schema(about["output_schema"])
+    schema = nullable(decode_schema(about["output_schema"]))
     paths = readable(root, parts, files)
     form, system, keys = ds.ParquetFileFormat(), opener(root, parts, files), about["partition_by"]
     if about["sink_format"] == "jsonl":

@@ -21,6 +21,7 @@ __all__ = [
     "check",
     "conform",
     "from_names",
+    "nullable",
     "plain",
     "real",
     "unify",
@@ -291,23 +292,31 @@ def _wider_nested(one: pa.DataType, other: pa.DataType, text: bool) -> pa.DataTy
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`rows` with the types of `schema` for the columns that it names; columns stay where they are.
+    """`rows` with the types of `schema` for the columns that it names; columns stay where they are, and may all hold
+    nulls: that one file's cannot binds no other.
 
     Raises pyarrow.ArrowInvalid where a value does not fit.
     """
+    import pyarrow as pa
+
     from gristmill.io.lossless import lossless
 
     for i, field in enumerate(rows.schema):
         at = schema.get_field_index(field.name)
         wanted = schema.field(at).type if at >= 0 else plain(field.type)
         if field.type != wanted:
-            import pyarrow as pa
-
             column = rows.column(i)
             if plain(field.type) != field.type:
                 column = lossless(column, plain(field.type))
             rows = rows.set_column(i, pa.field(field.name, wanted), column.cast(wanted))
-    return rows
+    return pa.Table.from_arrays(rows.columns, schema=nullable(rows.schema)) if rows.num_columns else rows
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema with columns that may all hold nulls."""
+    import pyarrow as pa
+
+    return pa.schema([f.with_nullable(True) for f in schema], metadata=schema.metadata)
 
 
 def from_names(types: object, where: str) -> dict[str, pa.DataType]:

@@ -265,7 +265,7 @@ class LoadedStep:
                     ) from e
             if name in given.column_names:
                 column = handed_back(column, given.column(name), form)
-            if field.type.equals(column.type) and (field.metadata or not field.nullable) and same(column, had):
+            if field.type.equals(column.type) and field.metadata and same(column, had):
                 column = had
             rows = rows.set_column(at, field if column is had else name, column)
         return rows
