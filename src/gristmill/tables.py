@@ -124,6 +124,7 @@ def _snapshot(spark: Any, uri: str, folder: str) -> list[str]:
     name = name_of(uri)
     if not spark.catalog.tableExists(name):
         raise BadSource(f"{uri}: Spark's catalog has no such table{_near(spark, uri)}")
+    spark.catalog.refreshTable(name)  # a session lists a table's files once: others may have written since
     table = spark.table(name)
     about = _described(spark, name)
     if _is_plain(about):

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import places
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
@@ -74,6 +76,23 @@ def test_from_a_table_to_a_table(spark: Any, shop: str) -> None:
     assert made.run().state == "nothing to do"
     assert made.preview(2).num_rows == 2
     assert gm.verify(made).ok
+
+
+def test_files_that_others_added_are_read(spark: Any, shop: str, tmp_path: Path) -> None:
+    """To a table that this session has listed before, and what a view over it shows: as another process leaves them."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    sinks = {name: gm.sink(str(tmp_path / name), keep=["id"]) for name in ("events", "seen")}
+    for night in range(2):
+        pq.write_table(pa.table({"id": np.arange(10) + 10 * night, "x": np.ones(10)}), folder / f"{night}.parquet")
+        if not night:
+            spark.sql(f"CREATE TABLE shop.events (id BIGINT, x DOUBLE) USING parquet LOCATION 'file://{folder}'")
+            spark.sql("CREATE VIEW shop.seen AS SELECT id, x FROM shop.events WHERE id >= 0")
+        for name, sink in sinks.items():
+            job(f"spark://shop.{name}", sink, doubled).run(
+                **({"append": True} if name == "events" else {"restart": True})
+            )
+            assert gm.read(sink.uri).count_rows() == 10 * (night + 1)
 
 
 def test_replaced_in_one_step(spark: Any, shop: str) -> None:
