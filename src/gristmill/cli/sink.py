@@ -125,11 +125,11 @@ def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
             became = f"{counts.ok:,} ok, {counts.derived_dead:,} dead, {counts.derived_filtered:,} filtered"
             return [("rows", f"{counts.rows_in:,}: {went_on}"), ("made", f"{counts.derived:,}: {became}")]
         of, since = f"{now['rows_in']:,}", ""
-    elif "rows_done" not in now or now["phase"] in ("planning", "loading"):
+    elif "rows_done" not in now or now.get("phase") in ("planning", "loading"):
         return []
     else:
-        of = f"{now['rows_done']:,}" + (f" of {now['rows_total']:,}" if now["rows_total"] else "")
-        since = " since it went on" if now["shards_resumed"] else ""
+        of = f"{now['rows_done']:,}" + (f" of {now['rows_total']:,}" if now.get("rows_total") else "")
+        since = " since it went on" if now.get("shards_resumed") else ""
     parts = f"{now['rows_ok']:,} ok, {now['rows_dead']:,} dead, {now['rows_filtered']:,} filtered"
     return [("rows", f"{of}: {parts}{since}")]
 
