@@ -187,6 +187,11 @@ def test_skops_files(tmp_path):
     skops_io.dump(linear, tmp_path / "linear.skops")
     output, _ = run(SklearnModel(str(tmp_path / "linear.skops")), table())
     assert output["prediction"].to_pylist() == linear.predict(FRAME[["a", "b"]]).tolist()
+    coded = make_pipeline(OneHotEncoder(dtype=np.dtype("float32")), LogisticRegression()).fit(FRAME[["a", "b"]], TARGET)
+    skops_io.dump(coded, tmp_path / "coded.skops")
+    assert skops_io.get_untrusted_types(file=tmp_path / "coded.skops") == ["numpy.dtype"]
+    output, _ = run(SklearnModel(str(tmp_path / "coded.skops")), table())
+    assert output["prediction"].to_pylist() == coded.predict(FRAME[["a", "b"]]).tolist()
     trees = HistGradientBoostingClassifier(max_iter=3).fit(FRAME[["a", "b"]], TARGET)
     path = tmp_path / "trees.skops"
     skops_io.dump(trees, path)
