@@ -741,3 +741,23 @@ def test_a_worker_imports_what_it_needs(tmp_path: Path) -> None:
         str(tmp_path / "in.parquet"), heavy, gm.sink(str(tmp_path / "out"), keep=["x"]), workers=1, shard_rows=50
     )
     assert set(job.run().read().to_table()["heavy"].to_pylist()) == {0}
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_s_functions_run_in_processes_that_multiprocessing_starts(
+    numbers: str, tmp_path: Path, method: str
+) -> None:
+    """With workers, which cannot import the script by the name that it has there; and it is the same job as outside."""
+    (tmp_path / "nightly.py").write_text(
+        "import gristmill as gm, multiprocessing as mp\n"
+        "def f(rows): return [{'y': row['x'] * 2} for row in rows]\n"
+        "def inc(x): return x + 1\n"
+        "def night(_):\n"
+        "    job = gm.Job('in', gm.model(f, batch_format='rows'), gm.sink('out', keep=['id']), workers=1)\n"
+        "    return job.run().state, sum(gm.map(inc, range(9), spinner=False))\n"
+        "if __name__ == '__main__':\n"
+        f"    with mp.get_context('{method}').Pool(1) as pool:\n"
+        "        print(pool.map(night, [0])[0], night(0))\n"
+    )
+    done = subprocess.run([sys.executable, "nightly.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "('done', 45) ('nothing to do', 45)\n", done.stderr

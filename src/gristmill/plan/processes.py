@@ -22,6 +22,9 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.plan.options import ENGINE
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+_SPAWNED = (
+    "__mp_main__"  # the name of the script in processes that multiprocessing spawns, which nobody else can import
+)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -45,7 +48,8 @@ def starting(what: str) -> None:
     """Said before a map or a job (`what`) starts anything, which may be at the top level of a module.
 
     A worker that imports the module would start it again, and so would its workers. Hence the functions of a module
-    that is being imported are shipped by value, as those of a script are, and workers need not import it. One that does
+    that is being imported are shipped by value, as those of a script are, and workers need not import it; nor a script
+    in a process that multiprocessing started. One that does
     all the same (its function was named by a text) refuses: BadJob, naming the line.
     """
     modules = list(_importing())
@@ -55,11 +59,14 @@ def starting(what: str) -> None:
             f"{file}, line {line}: {what} is started when module {name} is imported, and workers import it, too: put "
             'this under `if __name__ == "__main__":`, or into a function'
         )
-    if modules:
+    shipped = [sys.modules[name] for name, _, _ in modules]
+    if _SPAWNED in sys.modules:
+        shipped.append(sys.modules[_SPAWNED])
+    if shipped:
         import cloudpickle
 
-        for name, _, _ in modules:
-            cloudpickle.register_pickle_by_value(sys.modules[name])
+        for module in shipped:
+            cloudpickle.register_pickle_by_value(module)
 
 
 def _importing() -> Iterator[tuple[str, str, int]]:
