@@ -153,17 +153,26 @@ def scored(model: Any, rows: pa.Table) -> pa.Table:
     return loaded.predict(loaded.prepare(rows), np.arange(rows.num_rows))
 
 
+def in_rows(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return kind if pa.types.is_uint64(kind) else pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else kind
+
+
 @settings(deadline=None, max_examples=250)
 @given(tables(), st.sampled_from(FORMATS))
 def test_a_column_handed_back_is_the_column_that_was_given(case: Any, form: str) -> None:
-    """Whatever its type and nulls: type and values are the same after a step, and as the answer of a model."""
+    """Whatever its type and nulls: type and values are the same after a step, and as the answer of a model; numbers of
+    Python, in rows, have no width.
+    """
     table, parts = case
-    if form == "polars" and beyond_polars(table.schema.field("c").type):
+    kind = table.schema.field("c").type
+    if form == "polars" and beyond_polars(kind):
         return
     step = LoadedStep(gm.step(identity, batch_format=form))
     for rows in (table, *parts):
         for found in (step.apply(rows).rows, scored(gm.model(has, batch_format=form), rows)):
-            assert found.schema.field("c").type == table.schema.field("c").type
+            assert found.schema.field("c").type == (in_rows(kind) if form == "rows" else kind)
             assert held(found["c"]) == held(rows["c"])
             assert found["n"].to_pylist() == rows["n"].to_pylist()
 
@@ -440,19 +449,25 @@ def test_exceptions_in_a_list_of_all_rows_are_of_the_rows_at_their_place(tmp_pat
 
 
 @pytest.mark.parametrize("stage", ["model", "step"])
-def test_whole_numbers_of_python_have_no_width(stage: str, tmp_path: Path) -> None:
-    """Answers under the name of a narrow column may be larger than it holds, also where the first ones are not."""
-    values = np.where(np.arange(400) < 300, 5, 20).astype("int8")
-    table = pa.table({"n": values, "k": range(400)})
+@pytest.mark.parametrize("first", [10, 1])
+@pytest.mark.parametrize("kind", ["int8", "float32", "uint64"])
+def test_numbers_of_python_have_no_width(kind: str, first: int, stage: str, tmp_path: Path) -> None:
+    """Answers under the name of a narrow column may be larger or finer than it holds, also where the first ones are not
+    or are those that were given; and beyond 2^63 under the name of a uint64.
+    """
+    large, by = {"int8": (20, 10), "float32": (20, 1.1), "uint64": (2**63, 1)}[kind]
+    table = pa.table({"n": np.where(np.arange(400) < 300, 5, large).astype(kind), "k": range(400)})
+    factors = [first if k < 300 else by for k in range(400)]
 
     def tenfold(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"n": row["n"] * 10} for row in rows]
+        return [{"n": row["n"] * factors[row["k"]]} for row in rows]
 
     made = gm.model(tenfold if stage == "model" else lambda rows: [{"y": 1} for _ in rows], batch_format="rows")
     steps = [] if stage == "model" else [gm.step(tenfold, batch_format="rows")]
     keep = ["k"] if stage == "model" else ["k", "n"]
     report = gm.Job(table, made, gm.sink(str(tmp_path), keep=keep), steps=steps, workers=0, shard_rows=50).run()
-    assert gm.read(report).to_table()["n"].to_pylist() == (values.astype(int) * 10).tolist()
+    found = gm.read(report).to_table()["n"].to_pylist()
+    assert found == [n * by for n, by in zip(table["n"].to_pylist(), factors, strict=True)]
 
 
 def _cast_numpy(batch: dict[str, Any]) -> dict[str, Any]:

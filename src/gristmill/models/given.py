@@ -18,8 +18,9 @@ __all__ = ["handed_back", "same"]
 
 def handed_back(column: pa.ChunkedArray, given: pa.ChunkedArray, batch_format: str) -> pa.ChunkedArray:
     """`given` where `column`, made of what a function returned, has the same values in the form that the batch gave
-    them (a list for a fixed-size one, whole numbers of Python for narrow ones), else `column`: what is of another type
-    than the batch had, the function has cast.
+    them (a list for a fixed-size one), else `column`: what is of another type than the batch had, the function has
+    cast. Numbers in rows are Python's, which have no width: they stay int64 (for uint64 that) and double, as those do
+    that the function may change in other rows.
 
     Arrays and frames of floats say NaN for null: NaN in the place of a null is that null again, row by row. Times that
     a "numpy" batch has without their zone, in UTC, have it again.
@@ -40,13 +41,20 @@ def handed_back(column: pa.ChunkedArray, given: pa.ChunkedArray, batch_format: s
             return lossless(zoned, kind)
         except Lossy:
             return zoned
-    if not column.type.equals(_form(given, batch_format)):
+    form = _form(given, batch_format)
+    if batch_format == "rows" and form is not None and not form.equals(kind) and _number(kind):
+        return column.cast(form) if pa.types.is_null(column.type) else column  # of one type, changed or not
+    if not column.type.equals(form):
         return column
     try:
         found = pa.chunked_array([rebuilt(c, kind, _alike) for c in column.chunks], kind)
     except (Lossy, pa.ArrowException):
         return column
     return given if same(found, given) else column
+
+
+def _number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _form(given: pa.ChunkedArray, batch_format: str) -> pa.DataType | None:
