@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, fitted, is_list
@@ -596,8 +595,7 @@ class _Found:
             if kind is None or found.type.equals(kind):
                 return found
             if pa.types.is_uint64(kind) and pa.types.is_int64(found.type):
-                least = pc.min(found).as_py()  # later ones may need it
-                return found if least is not None and least < 0 else found.cast(kind)
+                return found if (found.drop_null().to_numpy() < 0).any() else found.cast(kind)  # later ones may need it
             if pa.types.is_integer(kind) and pa.types.is_int64(found.type):
                 return found  # Python's have no width: what went in says nothing of what comes out
             if not _known_by_type(kind, values):
