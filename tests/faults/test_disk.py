@@ -223,8 +223,8 @@ def test_fault_30_without_the_lease_too(numbers: str, quick: Path) -> None:
     """Safety does not rest on the lease: with its file taken away under three runs at once, those that see it stop, and
     there is still one result.
     """
-    root, log = str(quick / "out"), str(quick / "calls")
-    arguments: dict[str, Any] = {"source": numbers, "sink": root, "fn": "slow", "args": {"seconds": 0.05, "log": log}}
+    root = str(quick / "out")
+    arguments: dict[str, Any] = {"source": numbers, "sink": root, "fn": "slow", "args": {"seconds": 0.05}}
     racers, lock = [], Path(root, "_gristmill", "lock")
     for _ in range(3):
         racers.append(processes.start("jobs:run", **arguments, workers=1, shard_rows=10, batch_rows=5))
