@@ -17,7 +17,7 @@ from gristmill.commit.places import opened
 from s3server import S3Server, Troubled
 
 RUN = """
-import sys, time
+import os, sys, time
 import gristmill as gm
 
 def slow(batch):
@@ -29,7 +29,8 @@ job = gm.Job(sys.argv[1], slow, gm.sink(sys.argv[3], storage=storage), shard_row
 try:
     job.run()
 except gm.Interrupted as e:
-    sys.exit(e.exit_code)
+    sys.stdout.flush()
+    os._exit(e.exit_code)  # as the command does: see gristmill.cli
 """
 
 
