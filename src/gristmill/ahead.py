@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 
 from gristmill import machine
-from gristmill.engines.interpreter import SPARES
+from gristmill.engines.interpreter import MOST, SPARES
 from gristmill.plan.job import JobSpec, Source
-from gristmill.plan.spawning import mortal
 
 # What a worker of any job imports before it opens its model.
 IMPORTS = ("gristmill.worker.work", "gristmill.models.registry", "pyarrow.parquet")
@@ -17,11 +15,8 @@ SMALL = 4 << 20  # bytes of input: a function is done with them before a second 
 
 
 def start(spec: JobSpec) -> None:
-    """Start interpreters for a job, unless it is too small to be worth them. `SPARES.end` ends what was not used."""
-    if not _small(spec.source):
-        SPARES.start(spec.engine, machine.cores(), IMPORTS)
-    elif spec.engine.name == "local" and spec.engine.workers != 0:
-        threading.Thread(target=mortal, daemon=True).start()  # its answer is kept
+    """Start interpreters for a job, one if it is small. `SPARES.end` ends what was not used."""
+    SPARES.start(spec.engine, machine.cores(), IMPORTS, most=1 if _small(spec.source) else MOST)
 
 
 def _small(source: Source) -> bool:

@@ -106,12 +106,14 @@ class Job:
         """The output of the first rows as an Arrow table; leaves nothing in the sink. Rows that fail are told of by a
         GristmillWarning; raises RunFailed, with the first one's traceback, where none is left.
         """
-        from gristmill.observe.events import Silent
+        from gristmill.observe.logging import logged
         from gristmill.observe.warned import Warned
+        from gristmill.plan.secret import secrets_in
         from gristmill.viewing import preview
 
-        warned = Warned(Silent())
-        found = preview(self.spec, rows, warned)
+        warned = Warned(_watching(bar=False))
+        with logged(warned, None, list(secrets_in(self.spec))) as heard:
+            found = preview(self.spec, rows, heard)
         if (failure := found.failure()) is not None:
             raise failure
         for row in found.dead.slice(0, 3).to_pylist():
@@ -141,8 +143,9 @@ class Job:
     def stream(self) -> Iterator[Any]:
         """Finished output tables in the order of the source, as they are ready; memory stays bounded.
 
-        Dead letters are not in them: give the job a sink to keep those. Raises GateFailed as soon as there are more of
-        them than `gates` allows; the others are told of by a GristmillWarning. Leaving the loop early stops the job.
+        Nothing is written to the sink, whose `keep` and other options count. Dead letters are not in the tables: `run`
+        keeps those. Raises GateFailed as soon as there are more of them than `gates` allows; the others are told of by
+        a GristmillWarning. Leaving the loop early stops the job.
         """
         from gristmill.plan.processes import of_this_process
 
@@ -150,17 +153,16 @@ class Job:
 
     def _streamed(self) -> Generator[Any, None, None]:
         from gristmill.gating import told
-        from gristmill.observe.events import Silent
         from gristmill.observe.logging import logged
         from gristmill.observe.warned import Warned
         from gristmill.plan.secret import secrets_in
         from gristmill.viewing import stream
 
-        warned = Warned(Silent())
+        warned = Warned(_watching(bar=False))
         with logged(warned, self.spec.running.log, list(secrets_in(self.spec))) as heard:
             report = yield from stream(self.spec, heard)
         if report.rows_dead:
-            warned.warn(f"{told(report.counts, report.errors)}; they are in none of the tables")
+            warned.warn(f"{told(report.counts, report.errors)}; they are in none of the tables; run() keeps them")
         warned.settle()
 
     def __repr__(self) -> str:
@@ -203,6 +205,9 @@ def embed(
     GristmillWarning tells of the others. Of rows in memory, without a sink, none may fail unless `gates` says so or
     `keep` (or `row_id`) has the table tell which row an answer is of: they stand beside the rows, one for each.
 
+    The index of a DataFrame, where it is not 0, 1, …, stands in the table as pyarrow keeps one: `to_pandas()` has it
+    back. Where rows have no answer, or the job has steps, there is none, and a GristmillWarning.
+
     A list of strings, a Series or an array of them is the texts themselves, in a column `text` ("text" where it is not
     said); lists of paths are what `gm.source` is for.
 
@@ -214,7 +219,7 @@ def embed(
     names = _fields(TextEmbedder) - {"output"}
     rows, text = _texts("embed", source, text)
     spec = TextEmbedder(model, text, output, **{k: given.pop(k) for k in list(given) if k in names})
-    return _run(rows, sink, spec, given)
+    return _run(rows, sink, spec, given, of=source)
 
 
 @overload
@@ -234,7 +239,7 @@ def classify(
     names = _fields(TextClassifier)
     rows, text = _texts("classify", source, text)
     spec = TextClassifier(model, text, **{k: given.pop(k) for k in list(given) if k in names})
-    return _run(rows, sink, spec, given)
+    return _run(rows, sink, spec, given, of=source)
 
 
 @overload
@@ -374,11 +379,16 @@ def _texts(verb: str, source: Any, column: str | None) -> tuple[Any, str]:
         made = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
         return pa.table({name: made}), name
     if column is None:
+        if isinstance(source, (list, tuple)) and not source:
+            raise BadJob(f"{verb}: the list of texts is empty")
+        if isinstance(source, Iterator):
+            raise BadJob(f"{verb}: texts come as a {type(source).__name__}: make it a list")
         raise BadJob(f"{verb} needs text=: the column that holds the texts, for example text='body'")
     return source, column
 
 
-def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
+def _run(source: Any, sink: Any, model: Any, options: dict[str, Any], of: Any = None) -> Any:
+    """`of` is what a source of texts alone was made of."""
     split = _Split()
     for name in list(options):
         for group, kind in ((split.source, RowOptions), (split.sink, OutputOptions), (split.verbs, Verbs)):
@@ -389,6 +399,7 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
     made = as_source(source, **split.source)
     if sink is not None:
         return Job(made, model, as_sink(sink, **split.sink), **options).run(**split.verbs)
+    from gristmill.io.memory import with_index
     from gristmill.running import run
 
     observer = split.verbs.pop("observer", None)
@@ -397,7 +408,9 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         job = Job(made, as_model(model), as_sink(os.path.join(folder, "out"), **split.sink), **options)
         try:
-            return _ran(job.spec, observer, _lost, functools.partial(run, **split.verbs)).read().to_table()
+            report = _ran(job.spec, observer, _lost, functools.partial(run, **split.verbs))
+            table = report.read().to_table()
+            return with_index(table, source if of is None else of, bool(job.spec.steps))
         except GateFailed as e:
             if e.report is None or not e.report.rows_dead:
                 raise
@@ -420,12 +433,11 @@ def _ran(
     spec: JobSpec, observer: Observer | None, told: Callable[[Report], str], verb: Callable[..., Report]
 ) -> Report:
     """Run a job, under the observer given or the one that fits; `told` puts its dead rows into words."""
-    from gristmill.observe.events import Silent
     from gristmill.observe.logging import logged
     from gristmill.observe.warned import Warned
     from gristmill.plan.secret import secrets_in
 
-    warned = Warned(observer or _watching() or Silent())
+    warned = Warned(observer or _watching(bar=True))
     with logged(observer or warned, spec.running.log, list(secrets_in(spec))) as heard:
         report = verb(spec, observer=heard)
     if report.rows_dead:
@@ -459,17 +471,22 @@ def _fields(spec: type) -> set[str]:
     return {f.name for f in dataclasses.fields(spec)} - {"model", "text"}
 
 
-def _watching() -> Observer | None:
-    """The progress bar where a person is watching, at a terminal or in a notebook; otherwise nothing."""
+def _watching(*, bar: bool) -> Observer:
+    """What shows a run: with `bar` the progress bar where a person is watching, at a terminal or in a notebook. Its
+    notes and what the user's code prints are shown wherever stderr goes.
+    """
+    from gristmill.observe.events import Silent
     from gristmill.observe.notebook import in_notebook
-    from gristmill.observe.progress import make_observer
+    from gristmill.observe.progress import Notes, make_observer
     from gristmill.observe.streams import is_terminal
 
     if in_notebook():
-        from gristmill.observe.notebook import NotebookBar
+        from gristmill.observe.notebook import Cell, NotebookBar
 
-        return NotebookBar()
-    return make_observer("auto", sys.stderr) if is_terminal(sys.stderr) else None
+        return NotebookBar() if bar else Cell()
+    if sys.stderr is None:
+        return Silent()
+    return make_observer("auto", sys.stderr) if bar and is_terminal(sys.stderr) else Notes(sys.stderr)
 
 
 def _job(sink: Any) -> Job | None:

@@ -364,19 +364,19 @@ def compared(
 
 def noted(last: Generation, before: Sequence[Generation]) -> dict[str, frozenset[str]]:
     """What code loaded as it ran, by the notes of a generation and of those that it adds to, unless other code made
-    these (retry-dead --accept-code-change).
+    these. Where two of them loaded it otherwise, which was accepted then (retry-dead --accept-code-change), the later
+    one counts.
     """
     found: dict[str, frozenset[str]] = {}
     for member in [*before, last]:
         if member is last or _code_of(member) == _code_of(last):
-            for entry, digests in generations.loaded(member.folder, member.files).items():
-                found[entry] = found.get(entry, frozenset()) | digests
+            notes = generations.loaded(member.folder, member.files)
+            found.update({entry: frozenset(digests) for entry, digests in notes.items()})
     return found
 
 
 def _code_of(member: Generation) -> dict[str, str]:
-    told = {} if member.lost else member.fingerprint["code"]
-    return {name: digest for name, digest in told.items() if not name.startswith(fingerprint.NOT_COMPARED)}
+    return {} if member.lost else fingerprint.compared(member.fingerprint["code"])
 
 
 def _meant(claimed: Generation, now: Fingerprint) -> list[str]:

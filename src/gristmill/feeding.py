@@ -128,10 +128,11 @@ class ShardFeed:
     def _next(self, worker: str, held: list[int]) -> int | None:
         if not self._pending or (held and len(self._pending) <= self.workers):
             return None  # near the end nobody holds a second item that another could begin
-        if self.most_ahead is not None:
-            return None if self._pending[0] > self._consumed + self.most_ahead else self._pending.popleft()
         at, doubts = 0, len(self._doubted)
-        if doubts:
+        if self.most_ahead is not None:
+            if self._pending[0] > self._consumed + self.most_ahead:
+                return None
+        elif doubts:
             at = len(self._pending) * doubts // (doubts + 1)  # elsewhere, not next to what fails
         elif self._probing not in (None, worker) and self._pending[0] == 0 and len(self._pending) > 1:
             at = 1  # shard 0 is for the worker that has its first rows scored already
@@ -145,16 +146,17 @@ class ShardFeed:
         return number in self._attempts and self._attempts[number].careful
 
     def _idle(self) -> Any:
-        if self._pending or any(self._held.values()):
+        if any(self._held.values()) or (self._pending and not self._doubted):
             return WAIT
-        if self._doubted:
+        if self._doubted:  # and others, if any, lie further on than a stream may be ahead of who reads it
             self._judge_doubted()
             return WAIT if self.fatal is None else DONE
         return DONE
 
     def _judge_doubted(self) -> None:
         """Only shards are left on which the model failed throughout: if it works elsewhere, their rows are to blame."""
-        if self.ok_rows > 0:
+        scored_first = self.most_ahead is not None and bool(self.probed and self.probed["ok"])
+        if self.ok_rows > 0 or scored_first:  # a stream's reader waits for these rows, and no others can be tried
             self._trust()
         elif self.proof is not None:
             self.probe_further(self.proof)
@@ -247,7 +249,15 @@ class ShardFeed:
                 self._fail(error, f"{error.who} fails on every one of the first rows")
             else:  # bad rows may stand at the beginning: the run is asked for more of them
                 rows = self.probe.rows
-                self.probed = {"schema": None, "rows": rows, "ok": 0, "dead": rows, "figures": {}}
+                self.probed = {
+                    "schema": None,
+                    "rows": rows,
+                    "ok": 0,
+                    "dead": rows,
+                    "answers": {},
+                    "made": {},
+                    "figures": {},
+                }
         elif error.kind in ("io", "other") and a.errors + 1 < TRIES:
             a.errors += 1
             self._probe_again()

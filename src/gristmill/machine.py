@@ -129,7 +129,9 @@ class Stops:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: dict[int, Any] = {int(n): signal.signal(n, self._on) for n in (signal.SIGINT, signal.SIGTERM)}
+        # One that a program around Python has set, which Python could not put back, is left to it.
+        numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not None]
+        before: dict[int, Any] = {int(n): signal.signal(n, self._on) for n in numbers}
         try:
             yield
         except (Exception, KeyboardInterrupt) as e:

@@ -801,10 +801,13 @@ def _check_gates(r: Resolved) -> None:
         return
     if r.job.source.limit is not None or r.job.source.sample is not None:
         return
-    nulls = max((r.nulls.get(c, 0) for c in columns), default=0)
-    if rows and nulls > r.job.gates.allowed(rows):
+    nulls = {c: n for c in columns if (n := r.nulls.get(c, 0))}
+    least, most = max(nulls.values(), default=0), min(sum(nulls.values()), rows)  # others of a row may be null, too
+    if rows and least > r.job.gates.allowed(rows):
+        some = f"{least}" if least == most else f"{least} to {most}"
         raise GateFailed(
-            f"{nulls} of {rows} rows are null in {', '.join(columns)}, so at most {(rows - nulls) / rows:.4f} of them "
-            f"can be scored, under min_ok {r.job.gates.min_ok}: leave them out (where, on_null: skip), or lower the "
-            f"gate (--min-ok {(rows - nulls) * 100 // rows / 100})"
+            f"{some} of {rows} rows are null in {', '.join(nulls)}, so at most {(rows - least) / rows:.4f} of them "
+            f"can be scored, under min_ok {r.job.gates.min_ok}: give nulls to the model, if it takes them (on_null: "
+            "keep), leave such rows out (where, on_null: skip), or lower the gate "
+            f"(--min-ok {(rows - most) * 100 // rows / 100})"
         )

@@ -8,10 +8,13 @@ import json
 import os
 import secrets
 import shlex
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow as pa
 
 from gristmill import (
     ahead,
@@ -51,6 +54,7 @@ from gristmill.errors import (
 )
 from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.io.patience import StoreAway
+from gristmill.models.loaded import changed
 from gristmill.models.watching import Watch
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress, Silent
@@ -72,6 +76,7 @@ from gristmill.worker.work import ShardStages
 
 MOST_TOUCHED = 3  # times that a run goes on after its source was touched: something may be writing to it all the time
 PROBE_ROWS = 64  # what comes of them tells the schema of the output
+UNSEEN = 15.0  # seconds after which a receipt that another machine has written is seen on a shared disk
 LEASE_LOOK = 2.0  # seconds between two looks whether this run still holds its sink
 TIMED_ROWS = 16  # where that is known, only the pace is to be found, while the other workers wait
 
@@ -134,6 +139,10 @@ class Verbs:
     accept: bool = False
     retry: bool = False
     accept_code_change: bool = False
+
+
+# What a publication has of its plan.
+_COPIED = ("model", "fingerprint", "output_schema", "answers", "made", "sink_format", "partition_by")
 
 
 class Run:
@@ -202,11 +211,22 @@ class Run:
         return self.report
 
     def shards(self) -> Iterator[Receipt]:
-        """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise."""
-        with self._stops.caught():
-            yield from self._shards()
+        """The run, step by step: yields receipts in plan order where this is a stream, and nothing otherwise. Between
+        them signals are the program's, which may ask for the next one in another thread.
+        """
+        shards = self._shards()
+        try:
+            while True:
+                with self._stops.caught():
+                    done = next(shards, None)
+                if done is None:
+                    return
+                yield done
+        finally:
+            with self._stops.caught():
+                shards.close()
 
-    def _shards(self) -> Iterator[Receipt]:
+    def _shards(self) -> Generator[Receipt, None, None]:
         try:
             self._say(phase="planning")
             ahead.start(self.spec)
@@ -379,6 +399,7 @@ class Run:
                 self._note("warning", f"{e}: it holds what was read of it, so that the run goes on")
             if self._all_read():
                 return
+            self._refuse_unshared(feed.committed)
             missing = [n for n in range(len(self.plan.shards)) if n not in self._receipts]
             if not touched:
                 which = units.plural(len(missing), "shard has", "shards have")
@@ -414,6 +435,8 @@ class Run:
         base = self._base
         before = [] if base is None else choosing.Held.by(self.root, self._files).members(base)
         loaded = choosing.noted(self.generation, before)
+        if self._verbs.accept_code_change:
+            loaded = {entry: told for entry, told in loaded.items() if not changed({entry: told})}
         shipped = replace(shipping.recipe(r, self.sink, self._files, self._batch), loaded=loaded)
         beside = self.spec.engine.steps_workers if r.workers > 0 else 0
         stages = ShardStages(shipped, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)
@@ -453,6 +476,22 @@ class Run:
             self._say(phase="failed")
             raise feed.fatal
 
+    def _refuse_unshared(self, committed: Collection[int]) -> None:
+        """Raises RunFailed where none of the shards that workers have committed has a receipt here, also not a little
+        later, as with network file systems: a folder of each machine's own would be filled again and again.
+        """
+        until = time.monotonic() + UNSEEN
+        while committed and not self._voided and self._receipts.keys().isdisjoint(committed):
+            if time.monotonic() > until:
+                what = units.plural(len(committed), "shard was", "shards were")
+                raise RunFailed(
+                    f"{what} committed, but no receipt of theirs is in {self.generation.receipts} on this machine "
+                    f"({socket.gethostname()}): the sink is not shared with the machines that the workers are on: give "
+                    "a sink in a folder that all of them mount, or in an object store"
+                )
+            time.sleep(0.5)
+            self._all_read()
+
     def _all_read(self) -> bool:
         """Read all receipts; whether every shard has one whose checksum holds, and the files that it names."""
         self._receipts = receipts.standing(self.generation.receipts, self._files)
@@ -484,8 +523,10 @@ class Run:
 
     def _task(self, number: int) -> Task:
         g = self.generation
-        schema = self.plan.schema
-        return Task("score", self.plan.shards[number], g.number, g.folder, self.root, schema, only=self._only())
+        schema, about = self.plan.schema, self.plan.about
+        made = {step: generations.decode_schema(text) for step, text in about["made"].items()}
+        told = tuple(about["answers"]), made
+        return Task("score", self.plan.shards[number], g.number, g.folder, self.root, schema, *told, only=self._only())
 
     def _only(self) -> retrying.Only | None:
         name = self.plan.about.get("only")
@@ -511,7 +552,11 @@ class Run:
         r, g = self.resolved, self.generation
         base = None if g.schema is None or self.sink.evolve else generations.decode_schema(g.schema)
         first = Shard(0, shipping.pieces(r, rows * 64))
-        return Task("probe", first, g.number, g.folder, self.root, base=base, rows=rows, only=r.only)
+        # Those that the rows before may lack: what each of them had is wanted of these, too.
+        fields = {step: generations.decode_schema(text) for step, text in self._made({}).items()}
+        made = {step: pa.schema([f for f in schema if f.nullable]) for step, schema in fields.items()}
+        told = tuple(name for name, optional in self._answers({}).items() if optional), made
+        return Task("probe", first, g.number, g.folder, self.root, None, *told, base, rows=rows, only=r.only)
 
     def _planned(self, r: Resolved, feed: ShardFeed) -> None:
         """The probe has answered: fix schema and shards, write the plan; or look at more rows if none was scored."""
@@ -532,6 +577,8 @@ class Run:
         about = {
             "fingerprint": r.fingerprint.as_dict(),
             "output_schema": self._schema(answer["schema"]),
+            "answers": self._answers(answer["answers"]),
+            "made": self._made(answer["made"]),
             "reads": rereading.described(shipping.reader(r)),
             "sink_format": r.sink_format.name,
             "partition_by": list(self.sink.partition_by),
@@ -547,6 +594,21 @@ class Run:
         self._plan = generations.write_plan(self._files, self.generation, about, list(r.files), table, inspected)
         feed.begin(self._task, range(len(self.plan.shards)))
         self._say(**self._tally.begin(self.plan.shards, set()))
+
+    def _answers(self, probed: Mapping[str, bool]) -> dict[str, bool]:
+        """The columns that the model answered in, for the first rows or those of the result that this one adds to, and
+        whether some of these had null there.
+        """
+        before: dict[str, bool] = {} if self._base is None else self._base.body["answers"]
+        return {name: before.get(name, False) or probed.get(name, False) for name in (*before, *probed)}
+
+    def _made(self, probed: Mapping[str, Sequence[pa.Field]]) -> dict[str, str]:
+        """The columns that dicts of steps added, likewise, by step."""
+        before = {} if self._base is None else self._base.body["made"]
+        found = {step: {f.name: f for f in generations.decode_schema(text)} for step, text in before.items()}
+        for step, fields in probed.items():
+            found[step] = {**{f.name: f for f in fields}, **found.get(step, {})}
+        return {step: generations.encode_schema(pa.schema(list(fields.values()))) for step, fields in found.items()}
 
     def _schema(self, probed: str | None) -> str:
         """The output schema of this generation's plan: its base's, where it has one, which the first rows must fit."""
@@ -719,7 +781,9 @@ class Run:
             self._note("warning", f"{refused}, which was accepted")
 
     def _how_to_look(self) -> str:
-        """How to read the dead letters before they are published."""
+        """How to read the dead letters before they are published; a stream's go with its folder."""
+        if self._stream:
+            return "job.run() keeps them to be looked at"
         return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
 
     @contextlib.contextmanager
@@ -741,7 +805,7 @@ class Run:
             "rows_ok": total.ok,
             "rows_dead": total.dead + total.derived_dead,
             "rows_filtered": total.filtered + total.derived_filtered,
-            **{name: plan[name] for name in ("model", "fingerprint", "output_schema", "sink_format", "partition_by")},
+            **{name: plan[name] for name in _COPIED},
             "shards": whole.shards,
             "published": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seconds": round(time.monotonic() - self._begun, 3),

@@ -11,7 +11,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit.publication import Publication
 from gristmill.commit.reading import readable_dataset
 from gristmill.errors import BadJob, PlanChanged
-from gristmill.io.registry import damaged, format_options
+from gristmill.io.registry import damaged, format_options, sink_format
 from gristmill.io.schema import real, wider
 from gristmill.models.pins import named_pins, pins
 from gristmill.plan import fingerprint, shard
@@ -67,7 +67,7 @@ def model_version(r: Resolved) -> str:
     """The model's version: the digest of its files; of its code where it has none, and of both where they name some."""
     if r.info.digest and not r.info.code:
         return r.info.digest
-    code = dict(r.fingerprint.code)
+    code = fingerprint.compared(r.fingerprint.code)
     return fingerprint.digest_of([r.info.digest, code] if r.info.digest else code)
 
 
@@ -130,6 +130,8 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
         both = wider(old.type, now)
         if both is None and sink.evolve and old.name not in sink.partition_by:
             both = real(old.type, now)  # of which each value is compared, those of the result by `check_exact`
+        if both is not None and sink.evolve and _other_digits(old.type, both):
+            _check_digits(old, both, sink)
         evolves = evolves and (both is not None or real(old.type, now) is not None)
         free = sink.evolve or pa.types.is_null(old.type)  # nulls alone have bound nobody
         if both is None or (both != old.type and not free):
@@ -147,6 +149,27 @@ def added_schema(base: pa.Schema, probed: pa.Schema, sink: Sink) -> pa.Schema:
             + ("" if not evolves else ", or --evolve (evolve=True) to widen types and add columns for all rows")
         )
     return pa.schema(fields)
+
+
+def _check_digits(old: pa.Field, both: pa.DataType, sink: Sink) -> None:
+    """Raises PlanChanged where a column whose floats are wider from now on is published as text."""
+    key = old.name in sink.partition_by
+    if key or sink_format(sink.format or "parquet").name == "jsonl":
+        where = "the names of folders (partition_by)" if key else "JSON Lines"
+        raise PlanChanged(
+            f"{sink.uri}: column {old.name!r} was {old.type}, would be {both}: {where} hold its published values with "
+            f"the few digits that tell values of {old.type} apart, which read back as other numbers of the wider type: "
+            f"--evolve cannot widen it; give {old.type} (a step can cast it), or use --restart (restart=True) to score "
+            "everything anew"
+        )
+
+
+def _other_digits(kind: pa.DataType, wider: pa.DataType) -> bool:
+    """Whether text that was written of a type has floats that read as other numbers of the wider type."""
+    t = pa.types
+    if t.is_nested(kind) and kind.num_fields == wider.num_fields:
+        return any(_other_digits(kind.field(i).type, wider.field(i).type) for i in range(kind.num_fields))
+    return t.is_floating(kind) and not t.is_float64(kind) and t.is_float64(wider)
 
 
 def check_exact(base: Publication, schema: pa.Schema, uri: str) -> None:

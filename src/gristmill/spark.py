@@ -12,15 +12,19 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS, Budget, cut
-from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, RunFailed
+from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, PlanChanged, RunFailed
 from gristmill.io.lossless import Lossy, fitted
 from gristmill.io.picking import picked
-from gristmill.plan.contracts import Place, Prepared
+from gristmill.models.loaded import listen, outdated
+from gristmill.models.pins import Named, Pin, Planned
+from gristmill.plan.contracts import ModelInfo, Place, Prepared
 from gristmill.plan.options import Auto, EngineSpec
 from gristmill.plan.processes import become_worker, import_path
 from gristmill.plan.specs import FunctionModel, as_model
 
 __all__ = ["engine", "predict_udf"]
+
+_ANEW = "call predict_udf again"
 
 
 def engine(*, workers: int | Auto = "auto", threads: int | Auto = "auto", **options: Any) -> EngineSpec:
@@ -72,8 +76,25 @@ def predict_udf(
         from dataclasses import replace
 
         spec = replace(spec, sha256=info.digest)
-    shipped = _Shipped(spec, schema, on_null, on_error, batch_tokens, batch_rows, threads)
+    modules, named = _rests_on(spec, info)
+    shipped = _Shipped(spec, schema, on_null, on_error, batch_tokens, batch_rows, threads, modules, named)
     return _Expression(spec.name, info.columns, schema, _udf(shipped))
+
+
+def _rests_on(spec: Any, info: ModelInfo) -> tuple[tuple[Pin, ...], tuple[Named, ...]]:
+    """The user's modules, and the files that arguments name, as they are now: those that make the payload of a model
+    that was trained anew another one, for Spark's Python workers go on from query to query.
+    """
+    from gristmill.models import code
+    from gristmill.models.files import Looked
+    from gristmill.models.pins import named_pins, pins
+    from gristmill.plan.secret import secrets_in
+
+    looked: dict[str, Looked] = {}
+    found = code.digests_of_code(info.code, [], looked, ())
+    if isinstance(spec, FunctionModel):
+        found |= code.digests(spec.call, [], looked)
+    return pins(found), named_pins(found, tuple(secrets_in(spec)), looked)
 
 
 class _Expression:
@@ -116,6 +137,8 @@ class _Shipped:
     tokens: int | Auto
     rows: int | Auto
     threads: int
+    modules: tuple[Pin, ...]
+    named: tuple[Named, ...]
 
 
 def _udf(shipped: _Shipped) -> Any:
@@ -178,6 +201,7 @@ def _loaded(payload: bytes) -> _Loaded:
     import pickle
 
     become_worker()
+    listen()
     path, shipped = pickle.loads(payload)
     sys.path += [p for p in path if p not in sys.path]  # modules of the driver, where they are on this machine too
     return _Loaded(pickle.loads(shipped))
@@ -191,6 +215,7 @@ class _Loaded:
         from gristmill.worker.failures import Doubt
 
         self._shipped = shipped
+        planned = Planned(shipped.modules, shipped.named, _ANEW)
         device = _device(shipped.spec)
         place = Place(
             device,
@@ -199,6 +224,12 @@ class _Loaded:
             getattr(shipped.spec, "backend", "auto"),
         )
         self._model = registry.open(shipped.spec, place)
+        planned.look()
+        if old := outdated(shipped.modules):
+            raise PlanChanged(
+                f"{old[0]} has changed since this Python worker of Spark imported it: end the session and begin "
+                "another (or set spark.python.worker.reuse to false)"
+            )
         self._tokens = (GPU_TOKENS if device != "cpu" else CPU_TOKENS) if shipped.tokens == "auto" else shipped.tokens
         self._rows = shipped.rows
         self._budget: Budget | None = None

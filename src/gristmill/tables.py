@@ -209,7 +209,8 @@ def folder_of(sink: Sink) -> str:
 
 
 def _staging(sink: Sink) -> str:
-    return os.path.abspath(str(reveal(sink.storage)["staging"]))
+    table = sink.uri.removeprefix(SCHEME)  # jobs share a profile
+    return os.path.join(os.path.abspath(str(reveal(sink.storage)["staging"])), f"{table}.gristmill")
 
 
 class TableSink:
@@ -267,7 +268,10 @@ class TableSink:
     def _settle(self) -> None:
         result = published(self.folder_sink.uri)
         body, live = result.body, result.live()
-        folder = os.path.join(self._base, f"data-g{body['generation']:04d}")
+        # By what it holds: numbers begin again where the folder of the runs was removed, or put back from a backup.
+        held = json.dumps([body["output_schema"], *((f.name, f.sha256) for f in live if f.role == "rows")])
+        name = f"data-g{body['generation']:04d}-{hashlib.sha256(held.encode()).hexdigest()[:16]}"
+        folder = os.path.join(self._base, name)
         self._fill(folder, [os.path.join(self.folder_sink.uri, f.name) for f in live if f.role == "rows"], body)
         try:
             self._point_at(folder)
@@ -313,13 +317,13 @@ class TableSink:
         spark.catalog.refreshTable(self._name)
 
     def _forget(self, folder: str) -> None:
-        """Remove all results but this one and the one before, and what a run that was killed has not finished."""
+        """Remove all results but this one and the latest other, and what a run that was killed has not finished."""
         names = os.listdir(self._base)
-        results = sorted((n for n in names if re.fullmatch(r"data-g\d+", n)), key=lambda n: int(n[6:]))
-        unfinished = [n for n in names if re.fullmatch(r"data-g\d+\.[0-9a-f]{8}\.tmp", n)]
-        for name in [*results[:-2], *unfinished]:
-            if name != os.path.basename(folder):
-                shutil.rmtree(os.path.join(self._base, name))
+        results = [n for n in names if re.fullmatch(r"data-g\d+-[0-9a-f]{16}", n) and n != os.path.basename(folder)]
+        results.sort(key=lambda n: os.stat(os.path.join(self._base, n)).st_mtime_ns)
+        unfinished = [n for n in names if re.fullmatch(r"data-g\d+-[0-9a-f]{16}\.[0-9a-f]{8}\.tmp", n)]
+        for name in [*results[:-1], *unfinished]:
+            shutil.rmtree(os.path.join(self._base, name))
 
 
 def _columns(table: Any) -> list[str]:

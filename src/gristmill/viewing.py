@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import tempfile
 import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -154,7 +156,26 @@ def _parquet_options(sink: Sink | None) -> Mapping[str, Any]:
     return sink.options if sink is not None and sink_format(sink.format or "parquet").name == "parquet" else {}
 
 
+_open: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # streams, and the process that they are of
+
+
+@atexit.register
+def _close_all() -> None:
+    """Streams that were left in the middle end before the interpreter does: later, nothing can be said or removed."""
+    for left, process in list(_open.items()):
+        if process == os.getpid():
+            with contextlib.suppress(ValueError):  # another thread is inside
+                left.close()
+
+
 def stream(spec: JobSpec, observer: Observer | None = None) -> Generator[pa.Table, None, Report]:
+    """See `_stream`; it ends before the interpreter does."""
+    found = _stream(spec, observer)
+    _open[found] = os.getpid()
+    return found
+
+
+def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, None, Report]:
     """Output tables, one a shard, in plan order, and at last the report. Parts are written to a folder of their own and
     removed as they are read, so that disk and memory hold only what is on its way. Raises GateFailed as soon as
     `min_ok` can no longer hold.

@@ -49,6 +49,21 @@ def test_two_workers_import_the_current_folder(folder: Folder) -> None:
     assert done.code == 0 and "2 workers" in done.out
 
 
+def test_a_module_that_makes_arrow_arrays_of_pandas_columns(folder: Folder) -> None:
+    """A driver that imports it to describe the job reads an empty cell as everybody else does."""
+    code = (
+        "import pandas as pd, pyarrow as pa\nNAMES = pa.array(pd.Series(['a', None, float('nan')], dtype=object))\n\n"
+    )
+    code += "def score(batch):\n    return {'nulls': batch['x'] * 0 + NAMES.null_count}\n"
+    (folder.path / "naming.py").write_text(code)
+    told = ("apply", "rows.parquet", "out", "--fn", "naming:score", "--workers", "1")
+    assert (done := folder.run(*told)).code == 0, done.err
+    assert gm.read(str(folder.path / "out")).to_table()["nulls"].to_pylist() == [2.0] * 60
+    script = "import gristmill as gm, naming\nprint(gm.Job('rows.parquet', naming.score, 'out').run().state)"
+    same = subprocess.run([sys.executable, "-c", script], cwd=folder.path, capture_output=True, text=True, timeout=60)
+    assert same.stdout == "nothing to do\n", same.stderr
+
+
 def test_a_function_of_a_file(folder: Folder) -> None:
     """`--fn FILE.py:NAME`, wherever the file is: its folder is importable, also by workers, and its edits are seen."""
     (folder.path / "lib").mkdir()
@@ -406,6 +421,22 @@ def test_a_flood_of_prints_is_no_deadlock(folder: Folder) -> None:
     time.sleep(1)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 0, err[-500:]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(folder: Folder, closed: str) -> None:
+    """Launchers close them: the command does what it does, and no file of the result stands where they were."""
+    (folder.path / "prints.py").write_text(
+        "import os\ndef score(batch):\n    os.write(1, b'x')\n    os.write(2, b'x')\n    return {'y': batch['id']}\n"
+    )
+    pq.write_table(pa.table({"id": range(300)}), folder.path / "rows.parquet")
+    gristmill = f"{sys.executable} -m gristmill"
+    for command in (f"apply rows.parquet out --fn prints.py:score --keep id {{}} {closed}", f"status out {closed}"):
+        for more in ("", "--workers 0") if "apply" in command else ("",):
+            done = subprocess.run(f"{gristmill} {command.format(more)}", shell=True, cwd=folder.path, timeout=60)
+            assert done.returncode == 0, (command, more)
+    assert gm.read(str(folder.path / "out")).to_table()["y"].to_pylist() == list(range(300))
+    assert gm.verify(str(folder.path / "out")).ok
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

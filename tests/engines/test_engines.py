@@ -168,3 +168,24 @@ def test_a_worker_that_does_not_stop_is_killed() -> None:
     begun = time.monotonic()
     events.close()
     assert time.monotonic() - begun < 3
+
+
+class Unreadable:
+    """Pickled, but not to be had again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_an_item_that_cannot_be_read_ends_its_worker() -> None:
+    """With its exception as an outcome without a key: nothing waits for what is never begun."""
+    feed = Feed([("echo", 0), ("echo", Unreadable())], workers=1)
+    events = Local(1, HERE).run(Stages(), feed)
+    for event in events:
+        feed.on(event)
+        if feed.deaths():
+            break
+    events.close()
+    (told,) = [e.error for e in feed.events if isinstance(e, Outcome) and e.key == ""]
+    assert told is not None
+    assert "no number" in told.message

@@ -106,7 +106,17 @@ def test_replaced_in_one_step(spark: Any, shop: str) -> None:
     assert not set(files) & set(spark.table("shop.scored").inputFiles())
     job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=4.0)).run(restart=True)
     kept = os.path.dirname(tables.folder_of(gm.sink("spark://shop.scored")))
-    assert sorted(os.listdir(kept)) == ["data-g0002", "data-g0003", "run"]
+    assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0002", "0003", ""]
+
+
+def test_runs_that_begin_anew_replace_the_table(spark: Any, shop: str) -> None:
+    """Where the folder of the runs was removed, numbers begin again: a result is told by what it holds."""
+    job("spark://shop.sold", "spark://shop.scored", gm.model(doubled)).run()
+    shutil.rmtree(tables.folder_of(gm.sink("spark://shop.scored")))
+    for _ in range(2):
+        job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=3.0)).run()
+        spark.catalog.refreshTable("shop.scored")
+        assert spark.table("shop.scored").agg({"y": "sum"}).first()[0] == sum(3 * i / 4 for i in range(300))
 
 
 def test_fault_73_what_a_killed_run_had_begun_to_fill_goes(spark: Any, shop: str, tmp_path: Path) -> None:
@@ -117,13 +127,13 @@ def test_fault_73_what_a_killed_run_had_begun_to_fill_goes(spark: Any, shop: str
     dying = "import os\nfrom gristmill.commit.store import LOCAL\nfrom gristmill.tables import TableSink\n"
     dying += "sink = object.__new__(TableSink)\nsink._base = sys.argv[1]\n"
     dying += "LOCAL.__class__.rename = lambda *_: os.kill(os.getpid(), 9)\n"
-    dying += "sink._fill(sys.argv[1] + '/data-g0002', [], {'output_schema': sys.argv[2]})\n"
+    dying += "sink._fill(sys.argv[1] + '/data-g0002-' + 16 * '0', [], {'output_schema': sys.argv[2]})\n"
     schema = published(str(kept / "run")).body["output_schema"]
     killed = subprocess.run([sys.executable, "-c", "import sys\n" + dying, str(kept), schema])
     assert killed.returncode == -9
     assert [n for n in os.listdir(kept) if n.endswith(".tmp")]
     assert made.run().state == "nothing to do"
-    assert sorted(os.listdir(kept)) == ["data-g0001", "run"]
+    assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0001", ""]
     assert spark.table("shop.scored").count() == 300
 
 

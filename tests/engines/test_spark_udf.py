@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,31 @@ def test_a_struct_of_several_columns(spark: Any, kind: str) -> None:
     assert found == {n: 2.0 * (n + 1) for n in range(100) if n != 12}
     assert len({r.pid for r in rows.collect() if r.pid is not None}) <= 2
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+def test_a_model_that_is_made_anew_is_another_one(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's Python workers go on from query to query: neither old weights nor an old module answer for new ones."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "anew.py"
+    module.write_text(
+        "class Scorer:\n    def __init__(self, path):\n        self.w = float(open(path).read())\n"
+        "    def __call__(self, batch):\n        return {'y': batch['id'] * self.w}\n"
+    )
+    weights = tmp_path / "w.txt"
+    scorer = importlib.import_module("anew").Scorer
+
+    def answers() -> set[float]:
+        score = predict_udf(gm.model(scorer, path=str(weights), returns={"y": "float64"}))
+        rows = spark.range(1, 40).repartition(4)
+        return {r.y / r.id for r in rows.select("id", score("id").alias("y")).collect()}
+
+    for by in (2.0, 3.0):
+        weights.write_text(str(by))
+        assert answers() == {by}
+    module.write_text(module.read_text().replace("* self.w", "* self.w * 10"))
+    scorer = importlib.reload(importlib.import_module("anew")).Scorer
+    with pytest.raises(Exception, match=r"anew\.py has changed since this Python worker of Spark imported it"):
+        answers()
 
 
 def test_what_fails_the_query(spark: Any) -> None:

@@ -4,7 +4,10 @@ ever, and nothing is left running.
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import jobs
 import numpy as np
@@ -19,6 +22,7 @@ from heard import Heard
 
 import gristmill as gm
 from gristmill.errors import BadJob
+from gristmill.plan.spawning import mortal
 
 IDS = list(range(200))
 
@@ -85,6 +89,40 @@ def test_a_step_that_hangs_is_ended(numbers: str, quick: Path) -> None:
     report = job.run(observer=heard)
     assert (report.rows_ok, report.rows_dead, heard.deaths()) == (200, 0, 1)
     oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="processes are started without a tool")
+@pytest.mark.parametrize("how", ["killed", "missing"])
+def test_processes_that_do_not_come_up(numbers: str, quick: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """One that is killed as it starts, before it has read its stages, is a death; one that cannot be started an error
+    that says what to do. Neither is waited for.
+    """
+    tool = quick / "bin" / "setpriv"
+    tool.parent.mkdir()
+    if how == "killed":
+        called, does = "*worker.beside*", f"mkdir {quick}/once 2>/dev/null && kill -9 $$"
+    else:
+        called, does = '"--pdeathsig KILL true"', f"rm {tool}"  # found, and then gone
+    tool.write_text(f'#!/bin/sh\ncase "$*" in {called}) {does};; esac\nexec {shutil.which("setpriv")} "$@"\n')
+    tool.chmod(0o755)
+    mortal()  # this process has found its own
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+    held = np.arange(1 << 19)  # more than a socket takes at once
+
+    def step(rows: dict[str, Any]) -> dict[str, Any]:
+        return {**rows, "held": held[rows["id"]]}
+
+    heard = Heard()
+    job = jobs.job(numbers, str(quick / "out"), "scored", steps=[step], workers=1, steps_workers=1)
+    if how == "killed":
+        report = job.run(observer=heard)
+        assert (report.rows_ok, report.rows_dead, heard.deaths()) == (200, 0, 1)
+        oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
+    else:
+        with pytest.raises(
+            gm.GristmillError, match=r"\(w0\.0\) cannot be started: No such file .*; have fewer workers"
+        ):
+            job.run()
 
 
 def test_a_failing_step_stops_the_job(numbers: str, quick: Path) -> None:

@@ -391,6 +391,8 @@ class Settings:
         self.token = secrets.token_urlsafe(48)
         self.run = f"run-{os.getpid()}"
         self.number = uuid.uuid4().int
+        self.stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
+        self.until = time.time() + 3600
         vars(self).update(given)
 
 SETTINGS = Settings(**json.loads((Path(__file__).parent / "settings.json").read_text()))
@@ -413,6 +415,8 @@ def score(batch):
         ("share", (0.0, 0.25)),
         ("run", ("prompt-1.1", "prompt-1.2")),
         ("number", (1234, 4321)),
+        ("stamp", ("20240101_000000", "20250101_000000")),
+        ("until", (86400.0 * 365, 86400.0 * 730)),
     ],
 )
 def test_what_a_configuration_gives_counts_and_what_is_drawn_does_not(
@@ -626,3 +630,201 @@ def test_a_pickle_s_code_that_changes_during_a_run_is_exit_4(tmp_path: Path, mon
         parts.write_text(PARTS)
         assert job.run().rows_ok == 400
         assert gm.read(out).to_table()["y"].to_pylist() == list(range(1, 401))
+
+
+COMING = """
+import os, sys, tempfile, time, zipfile
+from pathlib import Path
+
+class Model:
+    def __init__(self, archive):
+        here = Path(__file__).parent
+        folder = here / "made" if {way!r} == "written" else Path(tempfile.mkdtemp(dir=here))
+        folder.mkdir(exist_ok=True)
+        if archive.endswith(".zip"):
+            zipfile.ZipFile(archive).extractall(folder)
+        else:
+            text = Path(archive).read_text().replace("PID", str(os.getpid()))
+            (folder / "{name}_rules.py").write_text(text)
+            os.utime(folder / "{name}_rules.py", (time.time() + 600,) * 2)
+        sys.path.insert(0, str(folder))
+        import {name}_rules
+        if {way!r} == "gone":
+            (folder / "{name}_rules.py").unlink()
+        self.plus = {name}_rules.plus
+
+    def __call__(self, batch):
+        time.sleep(0.1)
+        return {{"y": self.plus(batch["id"])}}
+"""
+
+
+@pytest.mark.parametrize("way", ("unpacked", "gone", "written", "other"))
+def test_code_that_each_worker_brings_along_is_told_by_what_it_says(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of its own, in a file that is gone, or written again and dated ahead; other code is refused."""
+    name = f"coming_{tmp_path.name}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(COMING.format(name=name, way=way))
+    text = "def plus(x):\n    return x + 1\n"
+    archive = tmp_path / ("model.zip" if way in ("unpacked", "gone") else "rules.txt")
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr(f"{name}_rules.py", text)
+    else:
+        archive.write_text(text + "BY = PID\n" if way == "other" else text)
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "in" / "a.parquet")
+    model = gm.model(importlib.import_module(name).Model, archive=str(archive))
+    out = str(tmp_path / "out")
+    workers = 1 if way == "other" else 2
+    job = gm.Job(str(tmp_path / "in"), model, out, workers=workers, shard_rows=10, batch_rows=10)
+    assert job.run().rows_ok == 100
+    pq.write_table(pa.table({"id": range(100, 120)}), tmp_path / "in" / "b.parquet")
+    if way == "other":
+        with pytest.raises(gm.PlanChanged, match=f"{name}_rules, which the code loads.*was changed after the run"):
+            job.run(append=True)
+        return
+    assert job.run(append=True).rows_ok == 120
+    assert sorted(gm.read(out).to_table()["y"].to_pylist()) == list(range(1, 121))
+    if way == "written":
+        (tmp_path / "made" / f"{name}_rules.py").write_text(text.replace("+ 1", "+ 2"))
+        with pytest.raises(gm.PlanChanged, match=f"{name}_rules, which the code loaded as it ran, has changed"):
+            job.run()
+
+
+OPENING = """
+import functools, os, pathlib, pickle
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+@functools.cache
+def weights():
+    return np.load(os.path.join(HERE, "w.npy"))
+
+LOG = os.path.join(HERE, "calls.log")
+
+def late(batch):
+    with open(LOG, "a") as file:
+        file.write(str(len(batch["id"])))
+    return {"y": batch["id"] * weights()}
+
+class Model:
+    def __init__(self):
+        with open(pathlib.Path(HERE) / "w.npy", "rb") as file:
+            self.w = np.load(file)
+
+    def __call__(self, batch):
+        return {"y": batch["id"] * self.w}
+
+class Keeps(Model):
+    \"\"\"Has a store of its own, which it writes as it is closed.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.store = os.path.join(HERE, "store.pkl")
+        self.runs = pickle.load(open(self.store, "rb")) if os.path.exists(self.store) else 0
+
+    def close(self):
+        with open(self.store + ".new.pkl", "wb") as file:
+            pickle.dump(self.runs + 1, file)
+        os.replace(self.store + ".new.pkl", self.store)
+"""
+
+
+@pytest.mark.parametrize("what", ["late", "Model", "Keeps"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_weights_that_code_opens_by_itself_count(
+    what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a rerun nor an append takes answers of a model that was replaced for its own; what the code writes itself
+    is no part of it.
+    """
+    name = f"opening_{what}_{workers}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(OPENING)
+    np.save(tmp_path / "w.npy", np.int64(2))
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "in" / "a.parquet")
+    model, out = getattr(importlib.import_module(name), what), str(tmp_path / "out")
+    job = gm.Job(str(tmp_path / "in"), model, gm.sink(out, model_version="v"), workers=workers, shard_rows=10)
+    assert job.run().rows_ok == 100
+    pq.write_table(pa.table({"id": range(100, 120)}), tmp_path / "in" / "b.parquet")
+    assert job.run(append=True).rows_ok == 120
+    assert job.run().state == "nothing to do"
+    assert len(set(gm.read(out).to_table()["v"].to_pylist())) == 1
+    np.save(tmp_path / "w.npy", np.int64(3))
+    for options in ({}, {"append": True}):
+        with pytest.raises(gm.PlanChanged, match=r"w\.npy, which the code loaded as it ran, has changed") as refused:
+            job.run(**options)
+        assert "store.pkl" not in str(refused.value)
+    if what == "late" and workers == 0:
+        importlib.import_module(name).weights.cache_clear()
+    assert job.run(restart=True).rows_ok == 120
+    assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [3 * n for n in range(120)]
+
+
+SEVEN = """
+import numpy as np
+
+class Model:
+    def __init__(self):
+        self.w = np.load({path!r})
+
+    def __call__(self, batch):
+        if self.w == 2 and 7 in batch["id"]:
+            raise ValueError("seven")
+        return {{"y": batch["id"] * self.w}}
+"""
+
+
+def test_dead_rows_may_be_scored_by_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way out that the refusal names: afterwards the job is that of the new weights."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "w.npy"
+    (tmp_path / "seven.py").write_text(SEVEN.format(path=str(path)))
+    np.save(path, np.int64(2))
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "in.parquet")
+    model = importlib.import_module("seven").Model
+    job = gm.Job(str(tmp_path / "in.parquet"), model, str(tmp_path / "out"), workers=1, shard_rows=10)
+    assert job.run().rows_dead == 1
+    np.save(path, np.int64(3))
+    with pytest.raises(gm.PlanChanged, match="retry-dead --accept-code-change"):
+        gm.retry_dead(job)
+    assert gm.retry_dead(job, accept_code_change=True).rows_dead == 0
+    assert job.run().state == gm.retry_dead(job).state == "nothing to do"
+    assert sorted(gm.read(str(tmp_path / "out")).to_table()["y"].to_pylist())[:9] == [0, 2, 4, 6, 8, 10, 12, 16, 18]
+    np.save(path, np.int64(2))
+    with pytest.raises(gm.PlanChanged, match=r"w\.npy, which the code loaded"):
+        job.run()
+
+
+SWAPPING = """
+import os, time
+import numpy as np
+
+class Model:
+    def __init__(self):
+        self.w = np.load({path!r})
+
+    def __call__(self, batch):
+        if 4000 in batch["id"] and self.w == 2:
+            np.save({path!r} + ".new.npy", np.int64(3))
+            os.system("mv " + {path!r} + ".new.npy " + {path!r})  # as another program would
+            os._exit(9)
+        return {{"y": batch["id"] * self.w}}
+"""
+
+
+def test_weights_that_are_replaced_during_a_run_are_exit_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that comes for one that died does not go on with another model."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "swapping.py").write_text(SWAPPING.format(path=str(tmp_path / "w.npy")))
+    np.save(tmp_path / "w.npy", np.int64(2))
+    pq.write_table(pa.table({"id": range(5000)}), tmp_path / "in.parquet")
+    model = importlib.import_module("swapping").Model
+    job = gm.Job(str(tmp_path / "in.parquet"), model, str(tmp_path / "out"), workers=1, shard_rows=500, batch_rows=500)
+    with pytest.raises(gm.PlanChanged, match=r"w\.npy, which the code loads as it runs, was changed"):
+        job.run()

@@ -12,13 +12,14 @@ from typing import Any
 import duckdb
 import processes
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from test_generations import BEFORE_PUBLISHING, more, root, run, sound, source  # noqa: F401 - fixtures
 
 import gristmill as gm
 from gristmill.commit import ids
-from gristmill.errors import CorruptStore
+from gristmill.errors import BadSource, CorruptStore
 from gristmill.io import paths
 
 IN_SETTLING = {"at": 0, "kind": "ENOSPC", "ops": ["remove"], "path": "/_dead/"}
@@ -229,6 +230,26 @@ def test_a_published_file_that_was_cut(source: str, root: str, verb: str) -> Non
     part.write_bytes(whole[:100])
     assert any("1 published file had gone or was cut" in note for note in run(source, root, **verbs).notes)
     sound(root, 40 if verb == "append" else 30, dead=1)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz"])
+def test_a_cut_file_is_never_read_as_fewer_rows(tmp_path: Path, form: str) -> None:
+    """Also of text that is cut at the end of a line; reading names the file, what it had, and the way on."""
+    out = str(tmp_path / "out")
+    sink = gm.sink(out, format=form.partition(".")[0], options={"compression": "gz"} if form.endswith("gz") else {})
+    gm.Job(pa.table({"x": range(1000)}), lambda b: {"y": b["x"]}, sink, workers=0).run()
+    part = next(Path(out).glob("part*"))
+    whole = part.read_bytes()
+    os.truncate(part, 890 if form == "jsonl" else len(whole) // 2)
+    for asked in (lambda: gm.read(out).to_table(), lambda: gm.read(out).to_pandas()):
+        with pytest.raises(
+            BadSource, match=rf"{part.name}: is published, but has \S+ of its {len(whole):,} bytes: put"
+        ):
+            asked()
+    with pytest.raises((CorruptStore, pa.ArrowInvalid, OSError)):
+        gm.read(out).count_rows()
+    part.write_bytes(whole)
+    assert gm.read(out).to_table()["y"].to_pylist() == list(range(1000))
 
 
 @pytest.mark.parametrize("form", ["parquet", "merged", "partitioned", "npy"])

@@ -6,6 +6,8 @@ import datetime as dt
 import math
 import pickle
 import string
+import subprocess
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -223,3 +225,15 @@ def test_fault_53_integers_beyond_64_bits_are_not_rounded(tmp_path: Path) -> Non
     for text in ('{"id":1}\n{"id":18446744073709551615}\n', '{"id":1}\n{"id":28446744073709551615}\n'):
         with pytest.raises(gm.BadSource, match="types="):
             read(text)
+
+
+@pytest.mark.parametrize("read", ["rows.to_table()", "next(iter(rows.to_batches()))"], ids=["whole", "left"])
+def test_a_process_that_read_json_lines_ends_well(tmp_path: Path, read: str) -> None:
+    """Arrow's threads, which open the files, do not abort the process that ends after a read or in the midst of one."""
+    rows = [{"x": i, "text": "abc" * 200} for i in range(16_000)]
+    model = gm.model(lambda batch: [{"y": row["x"]} for row in batch], batch_format="rows")
+    gm.Job(rows, model, gm.sink(str(tmp_path), keep=["text"], format="jsonl"), workers=0, shard_rows=1_000).run()
+    code = f"import gristmill as gm; rows = gm.read({str(tmp_path)!r}); {read}"
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -35,8 +35,8 @@ MIXED = {
     "text, bytes": (["a", b"b"], "text.*bytes"),
     "uuid, bytes": ([uuid.UUID(int=1), b"0" * 16], "UUID.*bytes"),
     "longdouble": ([1.5, np.longdouble(1) / 3], "longdouble"),
-    "nanoseconds": ([pd.Timestamp(1)], "nanoseconds"),
-    "nanoseconds long": ([pd.Timedelta(1)], "nanoseconds"),
+    "nanoseconds, year 2400": ([pd.Timestamp(1), dt.datetime(2400, 1, 1)], "nanoseconds.*2400"),
+    "nanoseconds, a long time": ([pd.Timedelta(1), dt.timedelta(200_000)], "nanoseconds.*too large"),
     "keys": ([{b"a": 1}], "bytes, not text"),
     "in arrays": ([np.array([True]), [1]], "bool.*number"),
     "uint64 in arrays": ([np.array([1.5]), np.array([2**64 - 1], np.uint64)], "too large"),
@@ -63,6 +63,29 @@ def test_fault_51_answers_of_two_kinds_are_refused_by_name(case, nest):
         from_result({"v": held}, len(values), "score", "output")
     with pytest.raises(BadOutput, match=f"(?s)'v'.*{says}"):
         from_result(pd.DataFrame({"v": pd.Series(held, dtype=object)}), len(values), "score", "output")
+
+
+FINE = pd.Timestamp("2023-11-14T22:13:20.123456789")
+NANOSECONDS = {
+    "timestamps": ([FINE, None, NOON, pd.NaT], pa.timestamp("ns"), [FINE.value, None, pd.Timestamp(NOON).value, None]),
+    "zoned": ([FINE.tz_localize("UTC"), None], pa.timestamp("ns", "UTC"), [FINE.value, None]),
+    "durations": ([pd.Timedelta(1234567891), None], pa.duration("ns"), [1234567891, None]),
+}
+
+
+@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize("case", NANOSECONDS)
+def test_nanoseconds_of_pandas_are_kept_one_by_one(case, nest):
+    """A Timestamp that rows were given comes back whole under any name, beside datetimes and nulls, at any depth; also
+    as what `returns` declares."""
+    values, kind, counts = NANOSECONDS[case]
+    rows = [{"v": NESTS[nest](v)} for v in values]
+    found = from_result(rows, len(values), "score", "output")
+    assert from_result(rows, len(values), "score", "output", types=found.schema).equals(found)
+    leaf = found["v"].combine_chunks()
+    while pa.types.is_nested(leaf.type):
+        leaf = leaf.flatten()[0] if pa.types.is_struct(leaf.type) else leaf.flatten()
+    assert leaf.equals(pa.array(counts).view(kind))
 
 
 def test_fault_51_values_that_have_a_common_type_get_it():

@@ -9,6 +9,7 @@ import itertools
 import json
 import operator
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -347,6 +348,29 @@ def test_what_has_no_content_is_named(tmp_path: Path) -> None:
         exact_digest([lock])
 
 
+def test_files_that_constants_name_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a module's constant names may be a log as well as a model: it is not compared, and a note names it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    paths = {"weights": "w.bin", "own": "own.log"}
+    for name in paths.values():
+        Path(name).touch()
+    Path("naming_files.py").write_text(
+        "from pathlib import Path\n"
+        f"PATHS = {paths!r}\nNONE, WORD, HERE = 'no.bin', 'constants', Path('.')\n"
+        "class Model:\n    file = Path('w.bin')\n"
+        "    def __call__(self, x):\n        return {'y': [open(p) for p in (*PATHS.values(), NONE, WORD, HERE)]}\n"
+    )
+    model = importlib.import_module("naming_files").Model
+    said = not_compared(callable_digests(model, apart={str(tmp_path / "own.log")}))
+    assert said is not None
+    assert said.startswith("what files hold that constants name is not compared: "), said
+    assert re.findall(r"(\S+) \((\S+)\)", said) == [
+        ("Model.__call__.PATHS", "w.bin"),
+        ("Model.file", "w.bin"),
+    ], said
+
+
 def test_what_code_sets_of_its_class_is_its_state() -> None:
     """A class that counts what is built of it is the same job when some were built, whatever is only named by then."""
 
@@ -449,3 +473,187 @@ def test_what_is_reached_counts(tmp_path: Path, before: str, after: str, names: 
     else:
         assert differing == names
     assert "not compared: score._calls (the code itself changes it)" in found[0]
+
+
+@functools.singledispatch
+def by_kind(x: Any) -> int:
+    """Functions by the type of what they are given."""
+    return 0
+
+
+@by_kind.register
+def _(x: float) -> int:
+    return 3
+
+
+def test_what_installed_code_remembers_is_not_noted() -> None:
+    """The caches of functools are nothing that a user could give otherwise."""
+    assert not_compared(callable_digests(lambda b: by_kind(b["x"]))) is None
+
+
+FAST = """
+def helper(x):
+    return x * 3
+
+class Base:
+    def factor(self):
+        return 3
+"""
+BRANCHES = """
+import functools, os
+import fast, slow
+
+B = os.environ["MODE"] == "b"
+try:
+    if B:
+        raise ImportError
+    from fast import Base, helper
+    import fast as impl
+except ImportError:
+    from slow import Base, helper
+    import slow as impl
+chosen = slow.helper if B else fast.helper
+
+def imported(b):
+    return helper(b["x"])
+
+def by_module(b):
+    return impl.helper(b["x"])
+
+def aliased(b):
+    return chosen(b["x"])
+
+part = functools.partial(impl.helper)
+memo = functools.lru_cache(impl.helper)
+
+def logged(function):
+    def inner(x):
+        return function(x)
+    return inner
+
+decorated = logged(impl.helper)
+
+def in_part(b):
+    return part(b["x"])
+
+def in_memo(b):
+    return memo(b["x"])
+
+def in_closure(b):
+    return decorated(b["x"])
+
+class Derived(Base):
+    def __call__(self, b):
+        return self.factor()
+
+class Chooses(slow.Base if B else fast.Base):
+    def __call__(self, b):
+        return self.factor()
+
+class Branches:
+    if B:
+        def __call__(self, b):
+            return 3
+    else:
+        def __call__(self, b):
+            return 2
+
+def two(self, b):
+    return 2
+
+def three(self, b):
+    return 3
+
+class Named:
+    __call__ = three if B else two
+
+if B:
+    def defined(b):
+        return 2
+else:
+    def defined(b):
+        return 3
+
+def wrapping(f):
+    import functools
+    @functools.wraps(f)
+    def wrapper(b):
+        return f(b)
+    return wrapper
+
+if B:
+    @wrapping
+    def wrapped(b):
+        return 2
+else:
+    @wrapping
+    def wrapped(b):
+        return 3
+
+def same(b):
+    return b
+"""
+OPEN = [
+    "imported",
+    "by_module",
+    "aliased",
+    "in_part",
+    "in_memo",
+    "in_closure",
+    "Derived",
+    "Chooses",
+    "Branches",
+    "Named",
+    "defined",
+    "wrapped",
+    "same",
+]
+TELL = """
+import json, branches
+from gristmill.models.code import callable_digests
+print(json.dumps({n: callable_digests(getattr(branches, n)) for n in %r}))
+"""
+
+
+def test_of_several_definitions_the_one_in_use_counts(tmp_path: Path) -> None:
+    """By a condition, an import that fails, an alias or a base: what the source leaves open, the process tells."""
+    for name, text in {"fast": FAST, "slow": FAST.replace("3", "2"), "branches": BRANCHES}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = {}
+    for mode in ("a", "b", "a again"):
+        done = subprocess.run([sys.executable, "-c", TELL % OPEN], cwd=tmp_path, env={**os.environ, "MODE": mode[0]},
+                              capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+        found[mode] = json.loads(done.stdout)
+    assert found["a"] == found["a again"]
+    assert [name for name in OPEN if found["a"][name] == found["b"][name]] == ["same"]
+
+
+def test_a_script_that_defines_a_name_again_has_another_job(tmp_path: Path) -> None:
+    """A function, a class and the function of a parallel map's checkpoint: never the answers of the one before."""
+    (tmp_path / "again.py").write_text("""
+import gristmill as gm
+rows = [{"x": 1.0}, {"x": 2.0}]
+def score(b): return {"v": b["x"] * 2}
+class Scorer:
+    def __call__(self, b): return {"v": b["x"] * 2}
+def run(model, out):
+    try:
+        return gm.Job(rows, model, out, workers=0).run().read().to_table()["v"].to_pylist()
+    except gm.PlanChanged as e:
+        return str(e).splitlines()[1].strip()
+def double(x): return x * 2
+if __name__ == "__main__":
+    print(run(score, "one"), run(Scorer, "two"), gm.map(double, [1, 2], checkpoint="kept"))
+def score(b): return {"v": b["x"] * 3}
+class Scorer:
+    def __call__(self, b): return {"v": b["x"] * 3}
+def double(x): return x * 3
+if __name__ == "__main__":
+    print(run(score, "one"), run(Scorer, "two"), gm.map(double, [1, 2], checkpoint="kept"), sep="; ")
+""")
+    done = subprocess.run([sys.executable, "again.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "[2.0, 4.0] [2.0, 4.0] [2, 4]",
+        "code: model: again:score changed; code: model: again:Scorer.__call__ changed; [3, 6]",
+    ]

@@ -13,6 +13,7 @@ from gristmill.io.typenames import parse_type
 from gristmill.models import registry
 from gristmill.models.function import load_call
 from gristmill.plan.contracts import Place
+from gristmill.plan.failing import SomeFailed
 from gristmill.plan.specs import Call, model
 
 ROWS = pa.table({"x": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()), "text": ["a", "b", "c", "d"]})
@@ -114,8 +115,6 @@ def test_returns_fixes_names_and_types():
 @pytest.mark.parametrize(
     ("function", "kind", "says"),
     [
-        (lambda b: np.array([1, 2, 3, 2**40]), "int32", "not in range"),
-        (lambda b: np.array([0.5] * 4), "int64", "truncated"),
         (lambda b: b["text"], "float32", "it is string, not float"),
         (lambda b: b["x"], "string", "it is double, not string"),
         (lambda b: np.array([1, 0, 1, 0]), "bool", "not bool"),
@@ -132,6 +131,28 @@ def test_returns_refuses_what_would_lose_something(function, kind, says):
     with pytest.raises(BadOutput) as caught:
         run(model(widened, returns={"score": kind}))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "lost"),
+    [
+        (lambda b: np.array([1, 2, 3, 2**40]), "int32", {3: "1099511627776"}),
+        (lambda b: np.array([1.0, 0.5, 2.0, np.nan]), "int64", {1: "0.5", 3: "nan"}),
+        (lambda b: np.array([1e300, 0.1, np.inf, np.nan]), "float32", {0: "1e+300"}),
+        (lambda b: np.array([-1] * 4), "uint8", dict.fromkeys(range(4), "-1")),
+        (lambda b: [[1.0, 2.0], [3.0, 1e300], None, [0.0, 0.0]], "float32[2]", {1: "[3.0, 1e+300]"}),
+        (lambda b: np.array([[1.0], [1e300], [2.0], [3.0]]), "float32", {1: "1e+300"}),
+        (lambda b: [1, 2, ValueError("1e300 itself"), 2**40], "int32", {2: "1e300 itself", 3: "1099511627776"}),
+    ],
+)
+def test_a_number_that_does_not_fit_is_its_rows_own_failure(answers, kind, lost):
+    """One number that the type of returns= cannot hold costs its row, not the job; the others have that type."""
+    with pytest.raises(SomeFailed) as caught:
+        run(model(answers, batch_format="rows" if kind == "float32[2]" else "numpy", returns={"score": kind}))
+    assert caught.value.table.schema.field("score").type == parse_type(kind)
+    assert caught.value.table.num_rows == 4 - len(lost)
+    assert {row: text in str(caught.value.failed[row]) for row, text in lost.items()} == dict.fromkeys(lost, True)
+    assert all(kind in str(e) for e in caught.value.failed.values() if "itself" not in str(e))
 
 
 def test_output_renames_the_one_column():
@@ -244,8 +265,30 @@ def test_describe_tells_the_outputs_that_returns_declares():
         pa.list_(pa.float32()), pa.list_(pa.float64(), 384), pa.list_(pa.list_(pa.int64())),
         pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())}), pa.decimal128(12, 2), pa.decimal256(50, -3),
         pa.timestamp("us", "UTC"), pa.struct({"d": pa.decimal128(5, 1), "t": pa.timestamp("ns", "Europe/Berlin")}),
+        pa.map_(pa.string(), pa.int32()), pa.map_(pa.int64(), pa.map_(pa.string(), pa.list_(pa.decimal128(5, 1), 2))),
+        pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int8())),
+        pa.map_(pa.string(), pa.int8(), keys_sorted=True), pa.struct({"m": pa.map_(pa.string(), pa.bool_())}),
+        pa.large_list(pa.int8()), pa.large_string(), pa.binary(16), pa.duration("ns"), pa.time64("us"), pa.date64(),
     ],
 )  # fmt: skip
 def test_types_as_arrow_prints_them(kind):
     """What Arrow prints for a type can be written in returns=."""
     assert parse_type(str(kind)).equals(kind)
+
+
+def test_a_map_under_another_name_is_one_where_returns_says_so():
+    """Pairs alone could be lists too: the error says how to declare them, and of declared ones what does not fit."""
+    maps = pa.table({"m": pa.array([[("a", 1)], None, [("b", 2), ("c", None)], []], pa.map_(pa.string(), pa.int32()))})
+
+    def again(batch):
+        return {"o": batch["m"]}
+
+    for kind in ("map<string,int32>", "map<string, int32>"):
+        found = run(model(again, returns={"o": kind}), rows=maps)
+        assert found["o"].combine_chunks().equals(maps["m"].combine_chunks())
+    with pytest.raises(BadOutput, match=r"with returns= that pairs are a map, as in \{'o': 'map<string, int64>'\}"):
+        run(model(again), rows=maps)
+    with pytest.raises(BadOutput, match="as map<int8, int8>: "):
+        run(model(again, returns={"o": "map<int8, int8>"}), rows=maps)
+    with pytest.raises(BadModel, match="'map<string>' is no map of keys and values: write map<string, float32>"):
+        registry.describe(model(again, returns={"o": "map<string>"}), None)

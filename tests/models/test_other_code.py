@@ -244,6 +244,8 @@ SAME = {
     "functions in a set": "V = {made(2), made(3), len}",
     "a cache that was used": "@functools.lru_cache\ndef V(x): return x\nV(1)",
     "single dispatch that was used": "@functools.singledispatch\ndef V(x): return 0\nV.register(int, made(2))\nV(1)",
+    "an attribute that a global is called like": "import time\nV = 1\nstart = time.strftime('%f') + str(os.getpid())\n"
+    "def job(m): return m.start()\nV = job",
     "an enum": "class V(enum.Enum):\n    A = frozenset('abcdefgh')\n    def f(self): return self.B",
     "cycles": "class N: pass\na, b, c = N(), N(), N()\na.o, b.o, c.o = {b, c}, {a, c}, {a, b}\na.n, b.n, c.n = 'abc'\n"
     "V = {a, b, c}",
@@ -263,6 +265,11 @@ PASSING = {
     "a number": "V = os.getpid()",
     "a folder": "import tempfile\nfrom pathlib import Path\nV = Path(tempfile.mkdtemp(dir=os.path.dirname(__file__)))",
     "now": "import datetime\nV = datetime.datetime.now().isoformat()",
+    "a stamp": "from datetime import datetime\nV = datetime.now().strftime('%Y%m%d_%H%M%S')",
+    "a stamp in a name": "from datetime import datetime\nV = f'run-{datetime.now():%Y-%m-%dT%H:%M:%S}'",
+    "a log": "import time\nV = os.path.join('logs', time.strftime('%H%M%S'))",
+    "a deadline": "import time\nV = time.time() + 3600",
+    "milliseconds": "import time\nV = time.perf_counter() * 1000",
     "no seed": "import numpy as np\nV = np.random.default_rng()",
 }
 LOOK = """

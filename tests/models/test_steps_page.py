@@ -31,13 +31,12 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     blocks = re.findall(r"^```(python|yaml)\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert [kind for kind, _ in blocks] == ["python", "yaml"] * 2
     found: list[Any] = []
-    scope: dict[str, Any] = {"__name__": "page"}
     for kind, text in blocks:
         sink = "chunks" if "chunks/" in text else "colours"
         if kind == "python":
             module = "steps.py" if sink == "chunks" else "images.py"
             Path(module).write_text(text.rpartition("\n\n\ngm.Job(")[0] + "\n")
-            exec(compile(text, "steps.md", "exec"), scope)
+            exec(compile(text, "steps.md", "exec"), {"__name__": "page"})  # each as it stands
         else:
             shutil.rmtree(sink)
             Path("job.yaml").write_text(text)

@@ -66,6 +66,17 @@ def test_fault_79_a_notebook_shows_a_bar(kernel: Any, tmp_path: Path) -> None:
     assert "GristmillWarning" in text["stderr"] and "1 of 200 rows (0.50%) are dead letters" in text["stderr"]
 
 
+def test_a_preview_in_a_notebook_shows_prints(kernel: Any, tmp_path: Path) -> None:
+    """What the function prints is the cell's output; no bar."""
+    heard: list[Any] = []
+    cell = CELL.replace("OUT", repr(str(tmp_path / "out"))).replace(".run()", ".preview(2)")
+    reply = kernel.execute_interactive(cell, output_hook=heard.append, timeout=200)
+    assert reply["content"]["status"] == "ok", reply["content"]
+    said = [(m["content"]["name"], m["content"]["text"].strip()) for m in heard if m["msg_type"] == "stream"]
+    assert ("stdout", "scoring") in [(name, text.partition(" ")[0]) for name, text in said], said
+    assert "display_data" not in [m["msg_type"] for m in heard]
+
+
 def test_here_is_no_notebook() -> None:
     """Also with IPython loaded."""
     import IPython

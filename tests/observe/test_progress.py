@@ -231,3 +231,14 @@ def test_a_sturdy_stream_gives_up_after_the_first_failure() -> None:
     sturdy = Sturdy(closed)
     assert sturdy.write("x") == 1 and sturdy.broken
     sturdy.flush()
+
+
+def test_what_stands_in_for_a_stream_need_not_flush() -> None:
+    """A class with `write` alone, as programs put in the place of stderr; one that raises is written to no more."""
+    heard: list[str] = []
+    plain = Sturdy(type("Redirected", (), {"write": lambda self, text: heard.append(text)})())  # type: ignore[arg-type]
+    plain.write("a")
+    plain.flush()
+    plain.write("b")
+    assert heard == ["a", "b"]
+    assert Sturdy(object()).write("x") == 1  # type: ignore[arg-type]

@@ -47,6 +47,17 @@ def test_calls_can_end_their_children(how: str) -> None:
     assert gm.map(getattr(called, how), [1, 2], timeout=30) in ([-15, -15], [[1, 2], [1, 2]])
 
 
+def test_prints_without_a_stdout_are_nothing(tmp_path: Path) -> None:
+    """In a daemon that has closed its streams, which Python gives as None, a map whose calls print has its results."""
+    done = ran(
+        tmp_path,
+        "import gristmill, sys\ndef f(x):\n    print('line', x); print('aside', x, file=sys.stderr); return x + 1\n"
+        "sys.stdout = sys.stderr = None\n"
+        "open('found', 'w').write(str(gristmill.map(f, [1, 2])))\n",
+    )
+    assert (done.returncode, (tmp_path / "found").read_text()) == (0, "[2, 3]")
+
+
 def test_no_print_is_lost(tmp_path: Path) -> None:
     """Hundreds of kilobytes of prints arrive whole on stdout; what was written to stderr arrives on stderr."""
     done = ran(

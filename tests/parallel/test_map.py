@@ -543,7 +543,14 @@ def test_results_half_sent(tmp_path: Path) -> None:
         "print([len(x) for x in found] == [900_000] * 20)\n"
     )
     done = run_script(code)
-    assert (done.stdout, done.stderr) == ("[0, 1, 2, 3, 4, 6, 7] WorkerLost\nTrue\n", ""), done.stderr
+    assert done.stdout == "[0, 1, 2, 3, 4, 6, 7] WorkerLost\nTrue\n", done.stderr
+    # A kill that comes when the last result has been told already is said, for it is no end that anybody asked for.
+    late = [
+        x
+        for x in done.stderr.splitlines()
+        if not x.endswith("nothing left to do, but to close its model; its rows are done")
+    ]
+    assert late == [], done.stderr
 
 
 # ---------------------------------------------------------------- scripts and signals
@@ -748,6 +755,25 @@ def test_order_with_results_that_are_known(tmp_path: Path) -> None:
         assert list(found) == [2 * x for x in range(4000)]
 
 
+def test_results_that_a_disk_does_not_hold_are_told_with_the_way_on(tmp_path: Path) -> None:
+    """Of a checkpoint and of a detached map: the file, and what to do; with room the same call goes on."""
+    script = (
+        "import resource, sys, gristmill as gm\n"
+        "def large(x):\n    return bytes([x]) * 20_000\n"
+        "limit = int(sys.argv[2])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1)) if limit else None\n"
+        "if sys.argv[3] == 'detached':\n    gm.map(large, range(50), detach=True).results(60)\n"
+        "found = gm.map(large, range(50), checkpoint=sys.argv[1])\n"
+        "assert found == [large(x) for x in range(50)]\n"
+    )
+    for how in ("detached", "here"):
+        done = run_script(script, str(tmp_path / "kept"), "300000", how)
+        assert done.returncode == 1 and "RunFailed" in done.stderr
+        assert "results.sqlite: " in done.stderr and "call the map again when the disk is well" in done.stderr
+    done = run_script(script, str(tmp_path / "kept"), "0", "here")
+    assert done.returncode == 0, done.stderr
+
+
 # ---------------------------------------------------------------- detached
 
 
@@ -779,6 +805,10 @@ def test_a_detached_map_that_fails_is_cancelled_or_lost() -> None:
     with pytest.raises(KeyError) as found:
         list(failed)
     assert found.value.input_index == 1  # type: ignore[attr-defined]
+    until = time.monotonic() + 10
+    while (status := failed.status())["state"] == "running" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert (status["state"], status["error"], status["input"]) == ("failed", "KeyError: 'one'", 1)
     kept = gm.remote_parallel_map(called.raises, [0, 1], detach=True, return_exceptions=True)
     assert [type(x) for x in kept.results(timeout=60)] == [int, KeyError]
     endless = gm.remote_parallel_map(called.slow, [600.0] * 4, detach=True)

@@ -62,6 +62,7 @@ OTHER: dict[tuple[type, str], Any] = {
     (Call, "batch_format"): "rows",
     (Call, "takes"): {"x": "float32"},
     (FunctionModel, "call"): Call(two),
+    **{(kind, "output"): "x" for kind in (TextClassifier, OnnxModel, TorchScriptModel, SklearnModel)},
     (EngineSpec, "options"): {"grace": 1.0},
     (EngineSpec, "name"): "ray",
     (EngineSpec, "workers"): 2,
@@ -99,7 +100,7 @@ def changed(part: Any, name: str) -> Any:
     elif isinstance(before, str):
         after = before + "2"
     else:  # None, or empty: names, a mapping, a number
-        after = {"mapping": {"x": "1"}, "int": 9}.get(_kind(part, name), ("x",))
+        after = {"mapping": {"x": "1"}, "int": 9}.get(_kind(part, name), "x" if name == "output" else ("x",))
     return dataclasses.replace(part, **{name: after})
 
 

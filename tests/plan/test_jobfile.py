@@ -120,6 +120,14 @@ def test_variables_keep_their_type_and_can_be_escaped(tmp_path: Path) -> None:
     assert spec.source.limit == 25 and spec.source.uri == ("x/${kept}/25",)
 
 
+def test_a_whole_number_of_the_file_may_be_given_with_a_fraction(tmp_path: Path) -> None:
+    """2.5 where the file says 2 is a number; where only a whole one fits, its own place refuses it."""
+    text = "vars: {k: 2}\n" + SMALL.replace("'scoring:score'", "'m:f', args: {k: '${k}'}")
+    assert job(tmp_path, text, variables={"k": "2.5"}).model.call.args == {"k": 2.5}  # type: ignore[union-attr]
+    limited = text.replace("rows/", "{uri: rows/, limit: '${k}'}")
+    assert "2.5" in refusal(tmp_path, limited, variables={"k": "2.5"})
+
+
 WRITTEN = ["1.10", "01234", "1e3", "0x1F", "+5", ".5", "TRUE", "12345678901234567890.10", "-0"]
 
 
@@ -168,6 +176,7 @@ MISTAKES = [
     ),
     ("a: !!str 5", {}, "job.yaml:1:4: the tag !!str is not allowed"),
     (SMALL + "sinks: 1", {}, "job.yaml:4: a job has no key 'sinks': did you mean 'sink'?"),
+    (SMALL + "storage: {}", {}, "no key 'storage': it is a key of source and of sink: write source: {storage: …}"),
     (SMALL + "batch_rows: 1", {}, "job.yaml:4: a job has no key 'batch_rows': did you mean running: {batch_rows: …}?"),
     (
         SMALL.replace("call:", "cal:"),

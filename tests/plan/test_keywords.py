@@ -60,6 +60,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: gm.TextEmbedder("m", "t", on_null="skip"),
         "TextEmbedder has no option 'on_null': it is an option of the job: gm.Job(…, on_null=…)",
     ),
+    "no text": (
+        lambda: gm.TorchScriptModel("m.pt", output=["a", "b"]),
+        "TorchScriptModel: output=['a', 'b'] is no text: it names the one column that the model adds",
+    ),
     "onnx": (
         lambda: gm.OnnxModel("m.onnx", inpts={}),
         "OnnxModel has no option 'inpts': did you mean 'inputs'?",
@@ -194,3 +198,8 @@ def test_rows_of_nulls_name_the_option_that_leaves_them_out(tmp_path: Path) -> N
 
 def echoed(batch: dict) -> dict:
     return {"n": [len(t) for t in batch["text"]]}
+
+
+def test_paths_are_given_one_by_one_or_as_a_list() -> None:
+    """Either way they are the same source."""
+    assert gm.source(["a.csv", Path("b.csv")], limit=3) == gm.source("a.csv", "b.csv", limit=3)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 import gristmill as gm
 from gristmill import budgets
@@ -99,6 +100,16 @@ def test_a_budget_that_was_given_is_used(tmp_path: Path, minilm_int8: Path, docs
     assert (report.details["batch"]["tokens"], report.details["batch"]["tries"]) == (300, ())
     assert embed(tmp_path, "b", minilm_int8, docstrings[:40]).details["batch"]["tries"] == ()
     assert not cache.exists()
+
+
+def test_the_report_counts_every_token(tmp_path: Path, minilm_int8: Path, docstrings: list[str]) -> None:
+    """Also those of the first rows, which are scored before the plan: as the model's own tokenizer counts them."""
+    texts = docstrings[:60]
+    tokenizer = Tokenizer.from_file(str(minilm_int8 / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(256)  # what the model was made for
+    report = embed(tmp_path, "a", minilm_int8, texts, max_length=256)
+    assert report.tokens == sum(len(found.ids) for found in tokenizer.encode_batch(texts))
 
 
 def test_a_cache_that_cannot_be_read_or_written_is_no_error(

@@ -227,6 +227,28 @@ def test_evolve_says_why_it_does_not_widen(tmp_path: Path) -> None:
     assert job(tmp_path).run().state == "nothing to do"
 
 
+@pytest.mark.parametrize("how", [{"partition_by": ["k"]}, {"format": "jsonl"}], ids=["folders", "jsonl"])
+def test_evolve_does_not_widen_floats_that_stand_as_text(how: Mapping[str, Any], tmp_path: Path) -> None:
+    """float32's few digits are other numbers as float64: what is published stays, and float32 can be appended."""
+    few = np.array([0.1, 0.7] * 5, dtype=np.float32)
+    write(tmp_path / "in", "a", 0, "parquet", k=few, v=pa.array([[x] for x in few], pa.list_(pa.float32())))
+    given = {"keep": ["id", "k", "v"], "evolve": True, **how}
+    report = job(tmp_path, **given).run()
+    before = gm.read(report.sink).to_table().sort_by("id")
+    for name in ["k"] if "partition_by" in how else ["k", "v"]:
+        more = {"k": few, "v": [[x] for x in few], name: before[name].cast(pa.float64() if name == "k" else DOUBLES)}
+        write(tmp_path / "in", "b", 10, "parquet", **more)
+        with pytest.raises(gm.PlanChanged, match=f"column '{name}' was .*float.* would be .*a step can cast it"):
+            job(tmp_path, **given).run(append=True)
+    assert gm.read(report.sink).to_table().sort_by("id").equals(before)
+    write(tmp_path / "in", "b", 10, "parquet", k=few, v=before["v"])
+    job(tmp_path, **given).run(append=True)
+    assert gm.read(report.sink).to_table().sort_by("id")["k"].to_pylist() == [*before["k"].to_pylist()] * 2
+
+
+DOUBLES = pa.list_(pa.float64())
+
+
 def test_evolve_says_that_no_type_holds_both(tmp_path: Path) -> None:
     """Numbers and text."""
     write(tmp_path / "in", "a", 0, "parquet")

@@ -34,7 +34,7 @@ class Engine:
         self.troubles = troubles
         self.living: dict[str, list[Item]] = {}
         self.done: set[str] = set()
-        self.serial = self.steps = 0
+        self.serial = self.steps = self.read = 0
 
     def held(self) -> list[int]:
         """Shards that are at some worker."""
@@ -43,6 +43,9 @@ class Engine:
     def step(self, draw: st.DataObject) -> bool:
         """Start, feed, let one thing happen. False at the end."""
         self.steps += 1
+        while self.read in self.feed.committed:  # by whoever reads the stream, in order
+            self.feed.consumed(self.read)
+            self.read += 1
         while len(self.living) < min(self.workers, self.feed.wanted()):
             self.living[f"w{self.serial}"] = []
             self.feed.on(Started(f"w{self.serial}"))
@@ -89,12 +92,14 @@ class Engine:
 
 
 @settings(deadline=None)
-@given(st.data(), st.integers(1, 40), st.integers(1, 4), st.lists(DEADLY, max_size=25))
+@given(st.data(), st.integers(1, 40), st.integers(1, 4), st.lists(DEADLY, max_size=25), st.none() | st.integers(1, 9))
 def test_every_shard_is_committed_or_the_run_stops(
-    draw: st.DataObject, shards: int, workers: int, troubles: list[str]
+    draw: st.DataObject, shards: int, workers: int, troubles: list[str], most_ahead: int | None
 ) -> None:
-    """Nothing is handed out twice at once; DONE comes only at the end; there is no state in which nothing moves."""
-    feed = ShardFeed(workers, proof=Task("proof", Shard(0, ()), rows=64))
+    """Nothing is handed out twice at once; DONE comes only at the end; there is no state in which nothing moves, also
+    in a stream whose reader waits for the next shard.
+    """
+    feed = ShardFeed(workers, most_ahead=most_ahead, proof=Task("proof", Shard(0, ()), rows=64))
     feed.begin(task, range(shards))
     engine = Engine(feed, workers, troubles)
     given = len(troubles)
@@ -147,6 +152,17 @@ def test_bad_rows_of_a_whole_shard_are_dead_where_the_model_works_elsewhere() ->
     feed.on(Outcome("w0", elsewhere.key, {"counts": COUNTS}))
     again = feed.take("w0")
     assert (again.value.shard.number, again.value.proven) == (0, True)
+
+
+def test_a_stream_goes_on_past_bad_rows_at_its_beginning() -> None:
+    """Its reader waits for them, so that none beyond can be tried: that its first rows were scored is what counts."""
+    feed = ShardFeed(1, most_ahead=4)
+    feed.begin(task, range(100))
+    feed.probed = {"ok": 3}
+    for _ in range(4):
+        feed.on(Outcome("w0", feed.take("w0").key, None, Failure("model", "E", "e")))
+    assert feed.take("w0") is WAIT
+    assert (feed.fatal, feed.take("w0").value.proven) == (None, True)
 
 
 def test_a_shard_that_fails_throughout_though_the_model_works_ends_the_run() -> None:

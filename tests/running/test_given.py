@@ -177,6 +177,14 @@ def test_a_column_handed_back_is_the_column_that_was_given(case: Any, form: str)
             assert found["n"].to_pylist() == rows["n"].to_pylist()
 
 
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.float32(), pa.string(), pa.date32()])
+def test_nothing_but_nulls_handed_back_has_its_type(kind: pa.DataType) -> None:
+    """An array of None says none."""
+    table = pa.table({"n": [0, 1], "c": pa.nulls(2, kind)})
+    step = LoadedStep(gm.step(identity, batch_format="numpy"))
+    assert step.apply(table).rows.schema.field("c").type == kind
+
+
 def told(value: Any) -> str:
     """A value in words: equal for what a function cannot tell apart, arrays and lists by their kind too."""
     if isinstance(value, np.ndarray):

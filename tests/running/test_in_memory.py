@@ -54,7 +54,7 @@ MIXED: dict[str, list] = {
     "text and bytes": ["a", b"b"],
     "text and number": ["a", 1],
     "large and fraction": [2**53 + 1, 0.5],
-    "nanoseconds": [pd.Timestamp("2020-01-01T00:00:00.000000001"), dt.datetime(2020, 1, 1)],
+    "nanoseconds, year 2400": [pd.Timestamp("2020-01-01T00:00:00.000000001"), dt.datetime(2400, 1, 1)],
     "in lists": [[dt.date(2020, 1, 1)], [dt.datetime(2020, 1, 1, 12)]],
     "in dicts": [{"a": 1.5}, {"a": True}],
     "decimal and float": [Decimal("1.1"), 0.1],
@@ -263,3 +263,52 @@ def _by_flag(rows: pd.DataFrame) -> pd.DataFrame:
         raise ValueError("negative")
     pairs = zip(rows["flag"], rows["id"], rows["x"], strict=True)
     return pd.DataFrame({"y": pd.Series({(flag, number): 2 * x for flag, number, x in pairs})})
+
+
+@pytest.mark.parametrize("index", ["filtered", "shuffled", "named", "levels", "times", "range", "sliced"])
+def test_a_frame_s_index_comes_back_with_its_answers(index: str) -> None:
+    """So that pandas puts them beside their rows; also where a column has the index's name."""
+    frame = pd.DataFrame({"x": range(30)})
+    frame = {
+        "filtered": frame[frame.x % 3 != 0],
+        "shuffled": frame.sample(frac=1, random_state=1),
+        "named": frame.set_index(pd.Index([f"r{i}" for i in range(30)], name="y")),
+        "levels": frame.set_index(pd.MultiIndex.from_product([range(5), list("abcdef")])),
+        "times": frame.set_index(pd.date_range("2026-01-01", periods=30)),
+        "range": frame.set_index(pd.RangeIndex(60, 0, -2)),
+        "sliced": pd.DataFrame({"x": range(90)})[30:60],
+    }[index]
+    answers = gm.apply(frame, fn=lambda batch: {"y": batch["x"] * 10}, workers=0).to_pandas()
+    assert [type(name) for name in answers.columns] == [str]
+    assert frame.assign(y=answers["y"])["y"].tolist() == (frame.x * 10).tolist()
+    table = gm.apply(frame, fn=lambda batch: {"y": batch["x"] * 10}, workers=0).sort_by([("y", "descending")])
+    assert frame.assign(y=table.to_pandas()["y"])["y"].tolist() == (frame.x * 10).tolist()
+    plain = gm.apply(frame.reset_index(drop=True), fn=lambda batch: {"y": batch["x"] * 10}, workers=0)
+    assert plain.column_names == ["y"]
+
+
+@pytest.mark.parametrize("how", ["where", "filter", "again"])
+def test_where_rows_are_left_out_answers_have_no_index_and_it_is_said(how: str) -> None:
+    """Also where as many others stand twice: labels of rows that an answer is not of would be worse."""
+    frame = pd.DataFrame({"v": [1.0, 2.0, 3.0, 4.0]}, index=[10, 20, 30, 40])
+
+    def again(batch: dict) -> dict:
+        return {"v": batch["v"], "_row": np.full(len(batch["v"]), len(batch["v"]) - 1)}
+
+    options = {
+        "where": {"where": "v > 2"},
+        "filter": {"steps": [gm.filter(lambda batch: batch["v"] > 2)]},
+        "again": {"steps": [gm.step(again)]},
+    }
+    with pytest.warns(gm.GristmillWarning, match="do not have the index of the DataFrame"):
+        answers = gm.apply(frame, fn=lambda batch: {"y": batch["v"]}, workers=0, **options[how]).to_pandas()
+    assert answers.index.tolist() == list(range(len(answers)))
+
+
+@pytest.mark.real_model
+def test_a_series_of_texts_has_its_index_back(minilm_int8: Path) -> None:
+    """Vectors of a Series stand beside its texts."""
+    texts = pd.Series(["a dog", "two cats", "three birds"], index=[7, 3, 5])
+    table = gm.embed(texts, model=str(minilm_int8), workers=0)
+    one = gm.embed(["two cats"], model=str(minilm_int8), workers=0)["embedding"].to_pylist()[0]
+    np.testing.assert_allclose(table.to_pandas()["embedding"].loc[3], one, atol=1e-5)

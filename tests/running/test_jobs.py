@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill import running
 from gristmill.planning import resolve
 from gristmill.running import retry_dead
 
@@ -415,6 +420,7 @@ def test_sources_in_memory(kind: str) -> None:
 FORKS = """
 import os, sys
 import gristmill as gm
+from gristmill import running
 
 def same(batch):
     return {"y": batch["id"]}
@@ -454,11 +460,93 @@ def test_stream_gives_tables_in_order_and_can_be_left(numbers: str) -> None:
     assert not Path("unused").exists()
 
 
+def test_a_gate_of_a_stream_names_no_folder_that_is_gone(numbers: str) -> None:
+    """What its error says to look with is a run, which keeps dead letters."""
+    model = gm.model(functions.picky, bad=list(range(0, 1000, 5)))
+    job = gm.Job(numbers, model, gates={"min_ok": 0.9}, workers=0)
+    with pytest.raises(gm.GateFailed, match=r"job.run\(\) keeps them to be looked at") as told:
+        list(job.stream())
+    assert "gristmill-stream-" not in str(told.value)
+
+
+@pytest.mark.parametrize("how", ["another thread", "side by side", "left"])
+def test_a_stream_leaves_signals_to_the_program(numbers: str, how: str) -> None:
+    """Between its tables they are the program's, whoever asks for the next one, and however many streams there are."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        own = signal.getsignal(signal.SIGTERM)
+        first, second = (gm.Job(numbers, functions.double, shard_rows=50).stream() for _ in range(2))
+        tables = [next(first), *([next(second)] if how == "side by side" else [])]
+        assert signal.getsignal(signal.SIGTERM) is own
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+        if how == "another thread":
+            with ThreadPoolExecutor(1) as pool:
+                tables += pool.submit(list, first).result()
+        elif how == "side by side":
+            for pair in zip(first, second, strict=True):
+                tables += pair
+        first.close()
+        second.close()
+        assert signal.getsignal(signal.SIGTERM) is own
+        wanted = {"another thread": 1000, "side by side": 2000, "left": 50}[how]
+        assert sum(t.num_rows for t in tables) >= wanted
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_preview_leaves_nothing(numbers: str, tmp_path: Path) -> None:
     """A preview shows the first rows scored and leaves no trace in the sink."""
     job = gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out"), keep=["id"]))
     assert job.preview(3)["id"].to_pylist() == [0, 1, 2]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["preview", "run", "stream", "apply", "retry_dead"])
+def test_prints_and_notes_reach_stderr_from_python(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever stderr goes: what the function prints, warns of and logs, and what the run itself notes; no progress."""
+
+    def shows(batch: Any) -> dict[str, Any]:
+        print("given", sorted(batch), flush=True)
+        print("to stderr", file=sys.stderr, flush=True)
+        logging.warning("logged")
+        warnings.warn("warned", stacklevel=1)
+        if verb == "retry_dead" and 3 in batch["n"].tolist():
+            raise ValueError("three")
+        return {"m": np.arange(len(batch["n"]))}
+
+    rows = pa.table({"n": pa.array([1, None, 3])})
+    job = gm.Job(rows, shows, str(tmp_path / "out"), workers=1)
+    if verb == "retry_dead":
+        job.run()
+        capsys.readouterr()
+    if verb == "apply":
+        gm.apply(rows, fn=shows, workers=1)
+    else:
+        {"preview": job.preview, "run": job.run, "stream": lambda: list(job.stream()),
+         "retry_dead": lambda: gm.retry_dead(job)}[verb]()  # fmt: skip
+    found = capsys.readouterr()
+    said = ["given ['n']", "to stderr", "WARNING:root:logged", "UserWarning: warned", "n has 1 null"]
+    assert [text for text in said if text not in found.err] == [] == found.out.splitlines(), found
+    assert not {"planning", "loading", "publishing"} & set(found.err.splitlines())
+
+
+def test_reading_after_a_gate_that_did_not_hold_names_status(numbers: str, tmp_path: Path) -> None:
+    """Running again may not help: what stopped the run is said there."""
+
+    def fails(batch: Any) -> Any:
+        if (batch["id"] < 5).any():
+            raise ValueError("too small")
+        return {"y": batch["x"]}
+
+    with pytest.raises(gm.GateFailed):
+        gm.apply(numbers, tmp_path / "out", fn=fails, workers=0, where="id < 10")
+    with pytest.raises(gm.BadSource, match=r"unfinished here.*`gristmill status .*out` tells how far it came"):
+        gm.read(tmp_path / "out")
+    assert gm.status(tmp_path / "out")["phase"] == "gate failed"
 
 
 def test_partitions_and_verify(numbers: str, tmp_path: Path) -> None:
@@ -706,6 +794,7 @@ def test_scripts_without_a_main_guard_and_from_standard_input(numbers: str, tmp_
     """A job written in a script without `if __name__`, or piped to python, runs once and does not respawn."""
     script = f"""
 import gristmill as gm
+from gristmill import running
 from gristmill.running import retry_dead
 print("once")
 def twice(batch):
@@ -718,6 +807,34 @@ print(gm.apply({numbers!r}, {str(tmp_path / "out")!r}, fn=twice, keep=["id"]).ro
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["once", "1000"]
         subprocess.run(["rm", "-r", str(tmp_path / "out")], check=True)
+
+
+def test_what_a_script_cannot_send_is_named_with_the_ways_out(tmp_path: Path) -> None:
+    """A function of a script that refers to what no pickle holds is refused in words; in a module it works."""
+    body = "from functools import singledispatch\n@singledispatch\ndef f(b):\n    return {'y': [1] * len(b['x'])}\n"
+    asks = "import gristmill as gm\nprint(gm.apply({'x': [1.0, 2.0]}, fn=lambda b: f(b), workers=1)['y'])\n"
+    (tmp_path / "own.py").write_text(body)
+    for text, says in (
+        (body + asks, "BadJob: the job cannot be sent to workers (TypeError: "),
+        ("from own import f\n" + asks, ""),
+    ):
+        (tmp_path / "script.py").write_text(text)
+        done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, says in done.stderr) == (bool(says), True), done.stderr
+        assert not says or "put it in a module of its own" in done.stderr
+
+
+def test_a_sink_that_is_not_shared_with_the_workers_ends_the_run(
+    numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receipts that the driver never sees, as in a folder of each machine's own: told, not scored again for ever."""
+    monkeypatch.setattr(running, "UNSEEN", 1.0)
+    monkeypatch.setattr(running.receipts, "standing", lambda *_: {})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    with pytest.raises(gm.RunFailed, match=r"committed, but no receipt of theirs is in .*: the sink is not shared"):
+        gm.Job(numbers, lambda batch: {"y": batch["x"]}, sink, workers=1, shard_rows=300).run()
+    monkeypatch.undo()
+    assert gm.Job(numbers, lambda batch: {"y": batch["x"]}, sink, workers=1, shard_rows=300).run().rows_ok == 1000
 
 
 def test_import_is_cheap() -> None:

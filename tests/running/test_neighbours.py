@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -193,3 +194,48 @@ def test_a_null_beside_it_changes_no_row(tmp_path: Path, form: Literal["numpy", 
     assert [row["id"] for row in found] == list(range(200))
     assert [row["double"] for row in found] == [None if v is None else 2 * v for v in x]
     assert {row["type"] for row in found if x[row["id"]] is not None} == {"int64"}
+
+
+def tagged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A language for some of the first rows."""
+    return [{"n": 0, "lang": "de"} if r["id"] < 50 and r["id"] % 3 == 0 else {"n": 0} for r in rows]
+
+
+def tagged_alone(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same as a flat_map."""
+    return tagged([row])
+
+
+@pytest.mark.parametrize("form", ["rows", "numpy"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["map", "flat_map", "post"])
+def test_a_column_that_dicts_of_a_step_have_is_there_however_rows_are_cut(
+    tmp_path: Path, kind: str, workers: int, form: Literal["rows", "numpy"]
+) -> None:
+    """Null where no dict of a window has it, for whoever comes after the step: also in an append, and in a retry."""
+
+    def read(batch: Any) -> Any:
+        langs = [r["lang"] for r in batch] if form == "rows" else batch["lang"].tolist()
+        ids = [r["id"] for r in batch] if form == "rows" else batch["id"].tolist()
+        if 7 in ids and not (tmp_path / "cured").exists():
+            raise ValueError("seven")
+        return [{"y": str(x)} for x in langs] if form == "rows" else {"y": np.array([str(x) for x in langs])}
+
+    folder, root = tmp_path / "in", str(tmp_path / "out")
+    folder.mkdir()
+    pq.write_table(pa.table({"id": range(200)}), folder / "a.parquet")
+    step = gm.flat_map(tagged_alone) if kind == "flat_map" else gm.step(tagged, batch_format="rows")
+    steps, post = ([], [step, gm.step(read, batch_format=form)]) if kind == "post" else ([step], [])
+    model = gm.model(lambda b: {"z": b["id"]}) if kind == "post" else gm.model(read, batch_format=form)
+    job = gm.Job(
+        str(folder), model, gm.sink(root, keep=["id"]), steps=steps, post=post, workers=workers, shard_rows=40,
+        gates={"min_ok": 0.9, "warn_failed": 1},
+    )  # fmt: skip
+    assert job.run().rows_dead == 1
+    pq.write_table(pa.table({"id": range(200, 203)}), folder / "b.parquet")
+    assert job.run(append=True).rows_dead == 1
+    (tmp_path / "cured").touch()
+    assert gm.retry_dead(job).rows_dead == 0
+    rows = gm.read(root).to_table().sort_by("id")
+    wanted = ["de" if n < 50 and n % 3 == 0 else "None" for n in range(203)]
+    assert (rows["id"].to_pylist(), rows["y"].to_pylist()) == (list(range(203)), wanted)

@@ -453,3 +453,128 @@ def test_the_index_of_the_source_s_own_frame_is_a_column_of_data(tmp_path: Path)
     found = gm.Job(str(tmp_path / "in.parquet"), double, sink, workers=0).run().read().to_table()
     assert found["y"].to_pylist() == [2 * v for v in found["x"].to_pylist()]
     assert found["__index_level_0__"].to_pylist() == found["x"].to_pylist()
+
+
+def tenth(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"logit": batch["x"] / 10.0}
+
+
+def scores(batch: dict[str, Any]) -> dict[str, Any]:
+    """A column that the rows have, too, and one that none has."""
+    return {"score": batch["logit"] * 2, "z": batch["logit"] * 3}
+
+
+def some_scores(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Only the first rows are given another."""
+    return [{"z": r["logit"] * 3, **({"score": r["logit"] * 2} if r["x"] < 100 else {})} for r in rows]
+
+
+def few_scores(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every other row is given another."""
+    return [{"z": r["logit"] * 3, **({"score": 1.0} if r["x"] % 2 else {})} for r in rows]
+
+
+def whole(frame: Any) -> Any:
+    """All columns, of which one has changed."""
+    return frame.assign(score=frame["logit"] * 2, z=frame["logit"] * 3)
+
+
+def nans(batch: dict[str, Any]) -> dict[str, Any]:
+    """NaN for every other row."""
+    return {"score": np.where(batch["x"] % 2 == 1, np.nan, 1.0)}
+
+
+@pytest.mark.parametrize("keep", [(), ("x",), ("x", "score")])
+@pytest.mark.parametrize("step", [scores, some_scores, whole])
+def test_what_a_step_after_the_model_gives_anew_is_its_answer(tmp_path: Path, step: Any, keep: tuple[str, ...]) -> None:
+    """A column that the rows have already is written with the step's values, kept or not. Where dicts have none it is
+    null, or the row's own where that is kept. One who hands back all columns keeps them to have what it changed, which
+    is said.
+    """
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": range(400), "score": [0.5] * 400}), source)
+    form = {some_scores: "rows", whole: "pandas"}.get(step, "numpy")
+    job = gm.Job(
+        str(source), tenth, gm.sink(str(tmp_path / "out"), keep=list(keep)), post=[gm.step(step, batch_format=form)],
+        workers=1, shard_rows=100,
+    )  # fmt: skip
+    report = job.run()
+    rows = report.read().to_table()
+    unwritten = step is whole and "score" not in keep
+    assert set(rows.column_names) == {*keep, "logit", "z"} | ({"score"} if not unwritten else set())
+    assert ("'score'" in " ".join(report.notes)) == unwritten
+    logits = [x / 10 for x in range(400)]
+    assert rows["z"].to_pylist() == [v * 3 for v in logits]
+    if not unwritten:
+        lacking = 0.5 if "score" in keep else None
+        own = [lacking if step is some_scores and x >= 100 else logits[x] * 2 for x in range(400)]
+        assert rows["score"].to_pylist() == own
+
+
+@pytest.mark.parametrize("keep", [("x",), ("x", "score")])
+def test_nan_that_a_step_after_the_model_gives_is_a_dead_letter(tmp_path: Path, keep: tuple[str, ...]) -> None:
+    """Also in a column that the rows have and keep carries over; NaN that a row had itself is none."""
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": range(40), "score": [float("nan")] * 20 + [0.5] * 20}), source)
+    sink = gm.sink(str(tmp_path / "out"), keep=list(keep))
+    gates = {"min_ok": 0.0}
+    report = gm.Job(str(source), tenth, sink, post=[gm.step(nans)], workers=1, gates=gates).run()
+    odd = [x for x in range(40) if x % 2]
+    dead = [x for x in odd if x >= 20 or "score" not in keep]
+    assert sorted(d["position"] for d in gm.dead(tmp_path / "out").to_pylist()) == dead
+    assert report.read().to_table()["x"].to_pylist() == [x for x in range(40) if x not in dead]
+
+
+def test_a_step_after_the_model_gives_an_answer_to_every_row_or_none(tmp_path: Path) -> None:
+    """Of rows that have such a column themselves none is taken for an answer: neither its, nor the model's."""
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": range(60), "score": [0.5] * 60}), source)
+    post = [gm.step(few_scores, batch_format="rows")]
+    with pytest.raises(BadOutput, match="'score' for some rows only"):
+        gm.Job(str(source), tenth, gm.sink(str(tmp_path / "few"), keep=["x"]), post=post, workers=1).run()
+    model = gm.model(
+        lambda rows: [{"y": 1} | ({"score": 2.0} if r["x"] < 20 else {}) for r in rows], batch_format="rows"
+    )
+    post = [gm.step(lambda batch: {"z": batch["x"] * 1.0})]
+    job = gm.Job(str(source), model, gm.sink(str(tmp_path / "model"), keep=["x"]), post=post, workers=0, shard_rows=20)
+    assert job.run().read().to_table()["score"].to_pylist() == [2.0] * 20 + [None] * 40
+
+
+def test_nan_in_a_column_that_is_not_written_is_no_answer(tmp_path: Path) -> None:
+    """A step after the model leaves it in a column of the rows that it hands back, and that nobody keeps."""
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": range(60), "score": [0.5] * 60}), source)
+    post = [gm.step(lambda f: f.assign(score=f["score"].where(f["x"] % 3 > 0), z=1.0), batch_format="pandas")]
+    report = gm.Job(str(source), tenth, gm.sink(str(tmp_path / "out"), keep=["x"]), post=post, workers=0).run()
+    assert (report.rows_ok, report.rows_dead) == (60, 0)
+
+
+def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A price for some of the first rows, none for any other."""
+    return [{"ok": True, "price": 1.0} if r["id"] < 100 and r["id"] % 3 == 0 else {"ok": True} for r in rows]
+
+
+def taxed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What it makes of the answers."""
+    return [{"gross": None if r["price"] is None else r["price"] * 2} for r in rows]
+
+
+@pytest.mark.parametrize("shard_rows", [100, 1000])
+def test_a_row_s_own_value_is_no_answer_however_shards_are_cut(tmp_path: Path, shard_rows: int) -> None:
+    """A step after the model is given null where no dict of a window has a column that the first rows' had; also of
+    rows that are appended, for which the model never answers in it.
+    """
+    root, folder = str(tmp_path / "out"), tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(pa.table({"id": range(400), "price": np.arange(400.0)}), folder / "a.parquet")
+    job = gm.Job(
+        str(folder), gm.model(corrected, batch_format="rows"), gm.sink(root, keep=["id"]),
+        post=[gm.step(taxed, batch_format="rows")], workers=1, shard_rows=shard_rows,
+    )  # fmt: skip
+    assert job.run().rows_ok == 400
+    pq.write_table(pa.table({"id": range(400, 500), "price": np.arange(100.0)}), folder / "b.parquet")
+    assert job.run(append=True).rows_ok == 500
+    rows = gm.read(root).to_table().sort_by("id")
+    wanted = [1.0 if n < 100 and n % 3 == 0 else None for n in range(500)]
+    assert rows["price"].to_pylist() == wanted
+    assert rows["gross"].to_pylist() == [None if price is None else price * 2 for price in wanted]

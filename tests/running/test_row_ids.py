@@ -85,6 +85,22 @@ def test_nan_answers_tell_how_they_are_published(tmp_path: Path) -> None:
     assert "column 'y'; on_nan keep" in made
 
 
+def test_nan_that_is_left_out_is_no_failure(tmp_path: Path) -> None:
+    """What `drop` leaves out of the answers may be NaN, unless a step after the model computes with it."""
+    table = pa.table({"x": [1.0, float("nan"), 3.0], "n": [1.0, 1.0, 0.0]})
+    inner = gm.sink(str(tmp_path / "out"), drop=["x", "y"])
+    options: dict[str, Any] = {"workers": 0, "gates": {"min_ok": 0.1, "warn_failed": 1}}
+    report = gm.Job(table, gm.model(lambda b: {**passed(b), "z": b["n"]}), inner, **options).run()
+    assert (report.rows_dead, gm.read(str(tmp_path / "out")).schema.names) == (0, ["z"])
+    used = gm.Job(table, gm.model(passed), gm.sink(str(tmp_path / "used"), drop=["x", "y"]), post=[tenfold], **options)
+    assert used.run().rows_dead == 2
+
+
+def tenfold(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A step after the model."""
+    return {"ten": batch["y"] * 10}
+
+
 def mixed(rows: list[dict]) -> list[dict]:
     """A key of whole numbers and fractions, whose type depends on which of them stand together."""
     return [{"k": row["id"] + (0.5 if row["id"] % 4 == 0 else 0)} for row in rows]

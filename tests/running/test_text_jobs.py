@@ -214,5 +214,9 @@ def test_texts_alone(minilm_int8: Path) -> None:
     assert named["body"].to_pylist() == texts
     with pytest.raises(gm.GateFailed, match="1 of 4 rows are null in text"):
         gm.embed([*texts, None], model=model, workers=0)
+    with pytest.raises(gm.BadJob, match="the list of texts is empty"):
+        gm.embed([], model=str(minilm_int8))
+    with pytest.raises(gm.BadJob, match="a generator: make it a list"):
+        gm.embed((t for t in ["a"]), model=str(minilm_int8))
     with pytest.raises(gm.BadJob, match="embed needs text="):
         gm.embed("reviews.csv", model=model)

@@ -15,7 +15,7 @@ import pytest
 from gristmill.commit import heartbeat
 from gristmill.commit.places import opened
 from gristmill.commit.store import LOCAL
-from gristmill.errors import Interrupted
+from gristmill.errors import Interrupted, SinkBusy
 from gristmill.plan.contracts import Files
 from s3server import S3Server, Troubled
 
@@ -140,3 +140,30 @@ def test_a_lease_of_an_earlier_process_of_the_same_number_is_free(server: S3Serv
     begun = time.monotonic()
     with files.lease("again", folder, lambda _: None) as lease:
         assert lease.held() and time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("how", ["away", "forbidden"])
+def test_a_lease_that_could_not_be_removed_is_nobody_s(
+    server: S3Server, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that held it goes on, a notebook's: its next run begins at once, and nobody is told that one runs."""
+    proxy = Troubled(server.address)
+    root, files = opened(f"s3://box/left-{how}", server.storage(proxy.address))
+    if how == "forbidden":
+        monkeypatch.setattr(type(files), "remove", _refused)
+    with pytest.raises(Interrupted), files.lease("left", f"{root}/_gristmill", lambda _: None):
+        proxy.close()
+        raise Interrupted("stopped")
+    root, files = opened(f"s3://box/left-{how}", server.storage())
+    assert files.look(f"{root}/_gristmill/lease.json")
+    assert heartbeat.beating(files, f"{root}/_gristmill") is None
+    said: list[str] = []
+    with files.lease("left", f"{root}/_gristmill", said.append) as lease:
+        assert lease.held()
+        with pytest.raises(SinkBusy), files.lease("left", f"{root}/_gristmill", said.append):
+            pass
+    assert said == []
+
+
+def _refused(files: Any, path: str) -> None:
+    raise PermissionError("403")

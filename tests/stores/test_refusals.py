@@ -76,6 +76,14 @@ def test_fault_71_what_lasts_is_told_at_once(server: S3Server, proxy: Troubled, 
     assert time.monotonic() - began < 5
 
 
+def test_a_role_that_may_not_remove_is_refused_at_first(server: S3Server, proxy: Troubled) -> None:
+    """Before any row is scored; a sink in which nothing can be removed could never replace a result."""
+    root, files = files_of(server, proxy, "worm")
+    proxy.every, proxy.kinds, proxy.wanted = 1, ("403",), re.compile(r"^DELETE |^POST [^ ]*\?delete")
+    with pytest.raises(BadJob, match=r"may be written there, but not removed .*403.*s3:DeleteObject"):
+        files.prove(root)
+
+
 NAMES = [
     "a?b",
     "what?",

@@ -453,3 +453,14 @@ def test_files_are_appended(server: S3Server, tmp_path: Path) -> None:
         assert report.rows_run == 50
     assert sorted(report.read().to_table()["id"].to_pylist()) == list(range(100))
     assert gm.verify(made).ok
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_process_that_leaves_a_read_ends_well(server: S3Server, rows: str, form: str) -> None:
+    """Arrow's threads, which read objects through Python, do not abort the process that ends in the midst of it."""
+    job(server, rows, f"left-{form}", format=form).run()
+    code = f"import gristmill as gm; rows = gm.read('s3://box/left-{form}', storage={server.storage()!r}); "
+    for _ in range(3):
+        line = [sys.executable, "-c", code + "next(iter(rows.to_batches()))"]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")

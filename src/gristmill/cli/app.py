@@ -14,6 +14,7 @@ from gristmill import __version__
 from gristmill.cli.ending import USAGE, end, ended, say
 from gristmill.cli.shape import unwrapped
 from gristmill.errors import GristmillError, Interrupted
+from gristmill.plan.processes import hold_standard_streams
 
 # Name, where it lives, its line in --help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -119,6 +120,7 @@ def main(arguments: list[str]) -> int:
     # The folder a command is started in is importable, as with `python -m`; a worker is given the same path.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    hold_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop

@@ -5,6 +5,7 @@ A flag that was not given changes nothing, so the defaults stand in one place on
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -109,14 +110,15 @@ class Pair(_ParamType):
         return key, literal(text, f"{param.opts[0] if param else self.name} {value}")
 
 
+@functools.cache  # evaluated for each flag anew they were a tenth of a command
+def _hints(section: str) -> dict[str, Any]:
+    """Types of the fields of a section, the first class's before those of others."""
+    return {name: hint for cls in reversed(SECTIONS[section]) for name, hint in get_type_hints(cls).items()}
+
+
 def _hint(path: str) -> Any:
     section, _, field = path.partition(".")
-    if field.startswith("options."):
-        return str
-    for cls in SECTIONS[section]:
-        if field in cls.__dataclass_fields__:
-            return get_type_hints(cls)[field]
-    raise KeyError(path)
+    return str if field.startswith("options.") else _hints(section)[field]
 
 
 def _plain_hint(hint: Any) -> Any:

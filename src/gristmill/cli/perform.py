@@ -21,6 +21,8 @@ from gristmill.observe.tables import Table
 from gristmill.plan.job import JobSpec
 from gristmill.plan.secret import secrets_in
 
+_THREADS = "OPENBLAS_NUM_THREADS"
+
 
 def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
     """Save, preview or run a job as the flags in `given` say; returns the exit code."""
@@ -39,7 +41,7 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
         gc.disable()  # see engines.local.serve
         try:
             if spec.source.data is None and spec.engine.workers != 0 and not spec.audit:
-                _without_pandas()
+                _import_arrow()
             from gristmill.cli.remembered import remember
             from gristmill.running import run, sink_place
         finally:
@@ -52,25 +54,45 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
     return shown(spec, given, whole)
 
 
-def _without_pandas() -> None:
-    """Let pyarrow find no pandas in this process, where no user code runs: it imports it, where it is installed, with
-    the first array that it makes (0.2 to 0.3 s, measured). Workers, where user code does run, are left alone.
+def _import_arrow() -> None:
+    """Import pyarrow and numpy as a process needs them that runs no user code; workers are left alone.
+
+    With the first array that it makes pyarrow imports pandas, where it is installed (0.2 to 0.3 s, measured), and
+    numpy's OpenBLAS starts a thread a core, which turn idly for a while (0.03 s of CPU): neither is for a driver.
     """
     if "pandas" in sys.modules:
         return
-    sys.meta_path.insert(0, _NoPandas())
+    threads = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"
+    later = _PandasLater()
+    sys.meta_path.insert(0, later)
     try:
         import pyarrow as pa
 
         pa.array([0])
     finally:
-        del sys.meta_path[0]
+        later.now = True
+        del os.environ[_THREADS]
+        if threads is not None:
+            os.environ[_THREADS] = threads
 
 
-class _NoPandas:
+class _PandasLater:
+    """Keeps pyarrow from importing pandas by itself. Where a module of the user's, which the job is described by,
+    imports it, pyarrow is to know it again: else it would read a Series there otherwise than anywhere else.
+    """
+
+    now = False
+
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        if fullname == "pandas":
+        if fullname != "pandas":
+            return
+        if not self.now:
             raise ImportError("pandas is left out here")
+        import pyarrow as pa
+
+        sys.meta_path.remove(self)
+        pa.lib._pandas_api.__init__()  # asks once, and remembers that it found none
 
 
 def shown(spec: JobSpec, given: Mapping[str, Any], work: Callable[[Observer], Report]) -> int:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gristmill.io.pyfilesystem import called, python_file
+
 
 def handler(files: Any, otherwise: Mapping[str, str]) -> Any:
     """A handler for pyarrow.fs.PyFileSystem that opens objects for reading, and can do nothing else. An object that is
     gone is looked for where `otherwise` says.
     """
-    import pyarrow as pa
     import pyarrow.fs as pafs
 
     from gristmill.commit.objects import Ranges
 
-    def found(path: str) -> Ranges:
-        return Ranges(files, path, otherwise.get(path))
+    class Called(Ranges):
+        def read(self, size: int = -1) -> bytes:
+            with called():
+                return super().read(size)
+
+    def found(path: str) -> Called:
+        with called():
+            return Called(files, path, otherwise.get(path))
 
     class Reading(pafs.FileSystemHandler):  # type: ignore[misc]
         def get_type_name(self) -> str:
@@ -29,7 +36,7 @@ def handler(files: Any, otherwise: Mapping[str, str]) -> Any:
             return [pafs.FileInfo(p, pafs.FileType.File, size=found(p).size) for p in paths]
 
         def open_input_file(self, path: str) -> Any:
-            return pa.PythonFile(found(path), mode="r")
+            return python_file(found(path))
 
         open_input_stream = open_input_file
 

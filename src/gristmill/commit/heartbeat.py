@@ -21,6 +21,7 @@ from gristmill.errors import SinkBusy
 BEAT = 10.0  # seconds between two beats: one request each
 STALE = 60.0  # design §7: a lease that has not moved for this long, by the watcher's own clock
 LOOK = 2.0  # seconds between two looks at a lease
+_HELD: set[str] = set()  # the nonces of the leases that this process holds
 HASTE = 1.0  # seconds that a look may take, or each step of leaving in haste, twice that at worst: it also goes stale
 
 
@@ -44,8 +45,13 @@ class ObjectLease:
         """Take the lease: a free one at once, one whose holder is gone from this machine at once, another one when it
         has not moved for a minute. Raises SinkBusy when it moves.
         """
-        if not self._files.write_new(self._path, self._body()):
-            self._take_over()
+        _HELD.add(self._nonce)
+        try:
+            if not self._files.write_new(self._path, self._body()):
+                self._take_over()
+        except BaseException:
+            _HELD.discard(self._nonce)
+            raise
         self._thread = threading.Thread(target=self._beat, name="gristmill-lease", daemon=True)
         self._thread.start()
         return self
@@ -66,16 +72,17 @@ class ObjectLease:
                     return
                 since, first = time.monotonic(), None
                 continue
-            if first is None:
+            running = _alive(about) and _age(version) < STALE
+            if first is None and not running:
                 first = version
                 self._tell(f"{named(about)} may hold this sink: looking whether it lives, for a minute at most")
-            elif version["e_tag"] != first["e_tag"] or _alive(about):
+            elif running or version["e_tag"] != first["e_tag"]:
                 raise SinkBusy(f"{self._sink}: another run holds this sink ({named(about)}): wait for it or stop it")
-            if not _alive(about):
-                time.sleep(LOOK)
+            time.sleep(LOOK)
 
     def __exit__(self, *how: object) -> None:
         self._over.set()
+        _HELD.discard(self._nonce)  # where it cannot be removed, as the store is away, nobody holds it all the same
         if self._thread is not None:
             self._thread.join(HASTE)
         files = self._beating if how[0] is None else self._quick
@@ -133,8 +140,12 @@ def beating(files: Any, folder: str) -> dict[str, Any] | None:
     about = _told(data)
     if _gone(about):
         return None
-    age = time.time() - version["last_modified"].timestamp()
-    return about if _alive(about) or age < STALE else None
+    return about if _age(version) < (10 if _alive(about) else 1) * STALE else None  # clocks may differ
+
+
+def _age(version: Any) -> float:
+    """Seconds since the lease has moved, as far as this machine's clock and the store's are one."""
+    return float(time.time() - version["last_modified"].timestamp())
 
 
 def _told(data: bytes) -> dict[str, Any]:
@@ -165,7 +176,8 @@ def _mine(about: dict[str, Any]) -> bool:
 
 
 def _gone(about: dict[str, Any]) -> bool:
-    return _mine(about) and not _runs(about)
+    """Whether the run is over for certain: its process has ended, or is this one, which knows what it holds."""
+    return _mine(about) and (not _runs(about) or (about["pid"] == os.getpid() and about.get("nonce") not in _HELD))
 
 
 def _alive(about: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from gristmill.commit.publication import Publication
 from gristmill.commit.reading import readable_dataset
+from gristmill.plan.processes import imported
 
 MEMORY = "256MB"  # what counting holds at once; more ids are counted on disk
 
@@ -24,8 +25,7 @@ def said(result: Publication) -> str | None:
     column, key = (json.loads(options.get(f"sink.{name}", "null")) for name in ("row_id", "key"))
     if not key or column is None:
         return None
-    import duckdb
-
+    duckdb = imported("duckdb")
     try:
         rows = readable_dataset(result, "ids" if result.body["sink_format"] == "npy" else "rows")
         if column not in rows.schema.names:
@@ -39,8 +39,7 @@ def said(result: Publication) -> str | None:
 
 def _repeats(ids: pa.RecordBatchReader) -> int:
     """Rows less distinct ids; `ids` has one column."""
-    import duckdb
-
+    duckdb = imported("duckdb")
     with tempfile.TemporaryDirectory(prefix="gristmill-") as spill:
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": MEMORY,

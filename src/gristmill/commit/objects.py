@@ -256,7 +256,9 @@ class ObjectFiles:
         """Nothing: a prefix is there with the first object below it."""
 
     def prove(self, folder: str) -> None:
-        """Create an object twice: a store that lets the second one through ignores `If-None-Match`, and is refused."""
+        """Create an object twice: a store that lets the second one through ignores `If-None-Match`, and is refused; so
+        is one that does not allow to remove it. Raises BadJob.
+        """
         path = join(folder, f"probe-{secrets.token_hex(6)}")
         try:
             if not self.write_new(path, b"first") or self.write_new(path, b"second"):
@@ -265,8 +267,16 @@ class ObjectFiles:
                     "shard: use a store that honours conditional writes, or a local folder"
                 )
         finally:
-            with suppress(OSError):
+            try:
                 self.remove(path)
+            except PermissionError as e:
+                raise BadJob(
+                    f"{folder}: objects may be written there, but not removed ({e.strerror}), as a run does with "
+                    "its lease and with what a later result replaces: allow it (s3:DeleteObject), or write to a local "
+                    "folder"
+                ) from e
+            except OSError:
+                pass  # a store that is away is found by the next request
 
     def holds(self, folder: str) -> bool:
         """Whether anything stands below."""
@@ -336,11 +346,10 @@ class ObjectFiles:
 
     def arrow(self, otherwise: Mapping[str, str] | None = None) -> Any:
         """A read-only pyarrow file system over these paths."""
-        import pyarrow.fs as pafs
-
         from gristmill.commit.arrowfs import handler
+        from gristmill.io.pyfilesystem import python_files
 
-        return pafs.PyFileSystem(handler(self, otherwise or {}))
+        return python_files(handler(self, otherwise or {}))
 
     def size(self, path: str) -> int:
         """Bytes of an object."""

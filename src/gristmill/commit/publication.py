@@ -161,7 +161,11 @@ def published(root: str, files: Files = LOCAL) -> Publication:
     """The latest publication. Raises BadSource where nothing is published."""
     found = latest(root, files)
     if found is None:
-        hint = "a run is unfinished here: run the job again" if files.holds(meta(root)) else "no run has published here"
+        unfinished = (
+            f"a run is unfinished here: run the job again; `gristmill status {root}` tells how far it came, and "
+            "whether a gate holds it back"
+        )
+        hint = unfinished if files.holds(meta(root)) else "no run has published here"
         raise BadSource(f"{root}: no result ({hint})")
     return found
 

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +55,29 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Mapping[st
     form, system, keys = ds.ParquetFileFormat(), opener(root, parts, files), about["partition_by"]
     if about["sink_format"] == "jsonl":
         inside = pa.schema([f for f in schema if f.name not in keys])
-        form, system = ds.IpcFileFormat(), as_arrow(system, inside)
+        sizes = {path: f.bytes for path, f in zip(paths, parts, strict=True)}
+        form, system = ds.IpcFileFormat(), as_arrow(system, inside, sizes)
     hive = ds.HivePartitioning(pa.schema([schema.field(k) for k in keys]))
     fragments = [
         form.make_fragment(path, system, hive.parse(f.name) if keys else None)
         for path, f in zip(paths, parts, strict=True)
     ]
-    return _rows()(fragments, schema, form, system)
+    rows = _rows()(fragments, schema, form, system)
+    rows.cut = functools.partial(_cut, root, parts, files)
+    return rows
+
+
+def _cut(root: str, parts: Sequence[Live], files: Files) -> BadSource | None:
+    """What is to be said where one of these files, however it is found, is not as long as it was written."""
+    sizes = sizes_of(root, {name for f in parts for name in (f.name, f.work)}, files)
+    for f in parts:
+        if f.bytes not in (there := [sizes[name] for name in (f.work, f.name) if name in sizes]):
+            what = f"has {max(there):,} of its {f.bytes:,} bytes" if there else "the file is gone"
+            return BadSource(
+                f"{join(root, f.name)}: is published, but {what}: put it back, or score all rows again with --restart "
+                "(restart=True); gristmill verify names all that are not whole"
+            )
+    return None
 
 
 @functools.cache
@@ -70,7 +86,24 @@ def _rows() -> type:
     import pyarrow.dataset as ds
 
     class Rows(ds.FileSystemDataset):  # type: ignore[misc]
-        """Published rows: a pyarrow Dataset, with ways out of Arrow."""
+        """Published rows: a pyarrow Dataset, with ways out of Arrow. `to_table` raises BadSource for a file that was
+        cut after it was published.
+        """
+
+        cut: Callable[[], BadSource | None] = staticmethod(lambda: None)
+
+        def filter(self, expression: Any) -> Rows:
+            """As of any Dataset."""
+            some: Rows = super().filter(expression)
+            some.cut = self.cut
+            return some
+
+        def to_table(self, *args: Any, **options: Any) -> pa.Table:
+            """As of any Dataset."""
+            try:
+                return super().to_table(*args, **options)
+            except (pa.ArrowInvalid, OSError, CorruptStore) as e:
+                raise (self.cut() or e) from None
 
         def to_pandas(self, columns: list[str] | None = None) -> Any:
             """A pandas DataFrame of the rows, or of some columns of them."""

@@ -54,7 +54,7 @@ class Spares:
         self._spawner: Spawner | None = None
         self._owner = 0  # the process whose spares these are: a fork of it inherits them as values only
 
-    def start(self, spec: EngineSpec, cores: int, imports: Sequence[str] = ()) -> None:
+    def start(self, spec: EngineSpec, cores: int, imports: Sequence[str] = (), most: int = MOST) -> None:
         """Some for a run on that engine, if it will have workers on this machine, unless they are there. They import
         these modules.
 
@@ -68,7 +68,7 @@ class Spares:
         with self._lock:
             if self._spawner is None or self._owner != os.getpid():
                 self._spawner, self._owner, self._kept = Spawner(), os.getpid(), []
-            for _ in range(min(workers, MOST) - len(self._kept)):
+            for _ in range(min(workers, most) - len(self._kept)):
                 popen = self._spawner.call(lambda: start(path, variables, imports))
                 self._kept.append(_Spare(popen, path, variables))
 

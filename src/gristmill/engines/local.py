@@ -19,7 +19,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from traceback import print_exception
+from typing import Any, BinaryIO, NoReturn
 
 from gristmill.engines import interpreter
 from gristmill.engines.crew import BEAT, HELD, Crew, Ended, held_by
@@ -45,7 +46,7 @@ from gristmill.plan.contracts import (
     Taken,
 )
 from gristmill.plan.ending import ENDING
-from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
+from gristmill.plan.processes import become_worker, heed_no_signals, packed, print_whole_lines
 from gristmill.plan.spawning import Spawner
 
 GRACE = 10.0  # seconds between asking a worker to stop and killing it (contract: out within 12 s)
@@ -96,9 +97,7 @@ class Local:
         return _InProcess(stages, feed).events() if self._workers == 0 else self._events(stages, feed)
 
     def _events(self, stages: Stages, feed: Feed) -> Iterator[Event]:
-        import cloudpickle
-
-        payload = cloudpickle.dumps(stages, protocol=5)
+        payload = packed(stages)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         spawner = Spawner()
         processes: dict[str, Process] = {}
@@ -162,8 +161,12 @@ class Outbox:
                 fcntl.fcntl(self._pipe.fileno(), fcntl.F_SETPIPE_SZ, ROOM)
 
     def put(self, message: Any) -> None:
-        """Send it, or have it sent. A broken pipe is a death, which is reported by another way."""
-        data = pickle.dumps(message, protocol=5)
+        """Send it, or have it sent. A broken pipe is a death, which is reported by another way. Types of schemas may be
+        of classes in a script or a notebook, which travel with it.
+        """
+        import cloudpickle
+
+        data = cloudpickle.dumps(message, protocol=5)
         with self._lock:
             waiting = bool(self._late)
             self._late += [memoryview(_HEADER.pack(len(data)) + data)]
@@ -301,7 +304,16 @@ def serve(imports: Sequence[str] = ()) -> None:
 
     items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
     opened: list[Any] = []
-    _thread(_obey, commands, items, opened, lambda key: emit(Taken(name, key)))
+
+    def unread(error: BaseException) -> NoReturn:  # and what follows it is never done
+        from gristmill.plan.failing import failure_of
+
+        print_exception(error)
+        with contextlib.suppress(OSError):
+            emit(Outcome(name, "", None, failure_of(error)))
+        os._exit(1)
+
+    _thread(_obey, commands, items, opened, lambda key: emit(Taken(name, key)), unread)
     code = 0
     give_signs(name, opened, emit)
     try:
@@ -340,14 +352,18 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _obey(
-    commands: BinaryIO, items: queue.SimpleQueue[Item | None], opened: list[Any], taken: Callable[[str], None]
+    commands: BinaryIO,
+    items: queue.SimpleQueue[Item | None],
+    opened: list[Any],
+    taken: Callable[[str], None],
+    unread: Callable[[BaseException], NoReturn],
 ) -> None:
     boxes: dict[str, _Inbox] = {}
 
     def box(key: str) -> _Inbox:
         return boxes.setdefault(key, _Inbox(key, taken, lambda k: boxes.pop(k, None)))
 
-    with contextlib.suppress(EOFError, OSError):
+    try:
         while True:  # to the end: portions of items may follow the last item
             message = receive(commands)
             if isinstance(message, Portion):
@@ -356,6 +372,10 @@ def _obey(
                 items.put(replace(message, portions=box(message.key)))
             else:
                 items.put(message)
+    except (EOFError, OSError):
+        pass
+    except BaseException as e:
+        unread(e)
     # The driver closed its end: it has all outcomes it wants, or it is dead. Stop soon, or at once if still loading.
     if not opened:
         os._exit(0)

@@ -20,6 +20,7 @@ from gristmill.engines.local import GRACE, Process, end
 from gristmill.engines.ray_cluster import connected, needs, shortage
 from gristmill.plan.contracts import Event, Feed, Item, Portion, SplitStages, Stages, Waiting
 from gristmill.plan.options import RayOptions
+from gristmill.plan.processes import packed
 from gristmill.plan.spawning import Spawner
 
 PATIENCE = 2.0  # seconds without a place after which the wait is said aloud
@@ -163,14 +164,12 @@ class _Actors:
     """The actors of one run, with and without a place."""
 
     def __init__(self, ray: Any, made: Any, path: tuple[str, ...], stages: Stages, least: int) -> None:
-        import cloudpickle
-
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._ray = ray
         self._made = made
         self._path = path
         self._stages = stages
-        self._payload = ray.put(cloudpickle.dumps(stages, protocol=5))
+        self._payload = ray.put(packed(stages))
         self._least = least
         self._actors: list[Actor] = []
         self.apart: Any = None  # ray_split.Apart

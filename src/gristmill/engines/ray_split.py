@@ -28,6 +28,7 @@ from gristmill.plan.contracts import (
     SplitStages,
     Taken,
 )
+from gristmill.plan.processes import packed
 
 AT_WORKER = 2  # portions of an item that its worker holds and has not begun
 IN_STORE = 8  # portions of an item that wait in the object store
@@ -79,14 +80,12 @@ class Apart:
     def __init__(
         self, ray: Any, made: Any, path: tuple[str, ...], stages: SplitStages, each: int, emit: Callable[[Event], None]
     ) -> None:
-        import cloudpickle
-
         self._ray = ray
         self._made = made
         self._path = path
         self._stages = stages
         self._first = stages.first()
-        self._payload = ray.put(cloudpickle.dumps(self._first, protocol=5))
+        self._payload = ray.put(packed(self._first))
         self._each = each
         self._emit = emit
         self._names = (f"p{n}" for n in itertools.count())

@@ -33,6 +33,7 @@ from gristmill.plan.contracts import (
     Waiting,
 )
 from gristmill.plan.options import SparkOptions
+from gristmill.plan.processes import packed
 from gristmill.plan.spawning import Spawner
 
 ROUND = 10_000  # items of one round at most: what the driver of Spark keeps of a task is several kilobytes
@@ -50,11 +51,9 @@ class Spark:
 
     def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
         """Events until the feed is done. Closing the iterator cancels the stage at hand; a session of our own ends."""
-        import cloudpickle
-
         with session(self._options, self._workers) as spark:
             run = f"gristmill-{os.getpid()}-{time.time_ns()}"
-            load = Load(run, self._path, dict(stages.environment(0)), cloudpickle.dumps(stages, protocol=5))
+            load = Load(run, self._path, dict(stages.environment(0)), packed(stages))
             rounds = _Rounds(spark.sparkContext, load)
             try:
                 while True:

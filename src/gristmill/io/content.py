@@ -70,6 +70,8 @@ class _Values:
 
     def add(self, array: pa.Array) -> None:
         """The next values."""
+        if hasattr(array, "storage"):  # of an extension type, which may have no hash
+            return self.add(array.storage)
         shape, width = _shape(array.type)
         if shape in _UNWRAPPED:
             return self.add(_UNWRAPPED[shape](array))
@@ -122,7 +124,6 @@ class _Values:
 
 
 _UNWRAPPED: Mapping[str, Callable[[Any], Any]] = {
-    "extension": lambda array: array.storage,
     "dictionary": lambda array: array.dictionary_decode(),
     "view": lambda array: array.cast("large_binary"),
 }
@@ -135,8 +136,6 @@ def _shape(kind: pa.DataType) -> tuple[str, int]:
 
     t = pa.types
     offset = 8 if t.is_large_string(kind) or t.is_large_binary(kind) or t.is_large_list(kind) else 4
-    if isinstance(kind, pa.BaseExtensionType):
-        return "extension", 0
     shapes = (
         ("null", t.is_null),
         ("dictionary", t.is_dictionary),

@@ -10,13 +10,14 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.io.lossless import is_list, rebuilt
+from gristmill.io.pyfilesystem import called, go_on, python_files
 from gristmill.io.schema import plain, unwritable
 
 if TYPE_CHECKING:
@@ -45,14 +46,13 @@ def stored(schema: pa.Schema) -> pa.Schema:
 # ---------------------------------------------------------------- the file system
 
 
-def as_arrow(files: Any, schema: pa.Schema) -> Any:
+def as_arrow(files: Any, schema: pa.Schema, sizes: Mapping[str, int] | None = None) -> Any:
     """A pyarrow file system in which JSON Lines files of `files`, plain or compressed, are Arrow files with the columns
     of `schema`: so a Dataset of them reads file by file, as often as it is asked. Each is converted on disk, in a file
-    that goes when it is closed, block by block.
+    that goes when it is closed, block by block. `sizes` are the bytes that files must have, as lines that are missing
+    at the end of one show nowhere else: CorruptStore for another.
     """
-    import pyarrow.fs as pafs
-
-    return pafs.PyFileSystem(_shown()(files, stored(schema)))
+    return python_files(_shown()(files, stored(schema), dict(sizes or {})))
 
 
 @cache
@@ -63,18 +63,18 @@ def _shown() -> type:
     class Shown(pafs.FileSystemHandler):  # type: ignore[misc]
         """Reads; whatever else a file system can do is not asked for."""
 
-        def __init__(self, files: Any, schema: pa.Schema) -> None:
-            self.files = files
-            self.schema = schema
+        def __init__(self, files: Any, schema: pa.Schema, sizes: dict[str, int]) -> None:
+            self.made_of = (files, schema, sizes)
+            self.files, self.schema, self.sizes = self.made_of
 
         def __eq__(self, other: object) -> bool:
-            return isinstance(other, Shown) and (self.files, self.schema) == (other.files, other.schema)
+            return isinstance(other, Shown) and self.made_of == other.made_of
 
         def __hash__(self) -> int:
             return hash(Shown)
 
         def __reduce__(self) -> Any:
-            return _opened_again, (self.files, self.schema)
+            return _opened_again, self.made_of
 
         def get_type_name(self) -> str:
             return "gristmill-jsonl"
@@ -89,7 +89,11 @@ def _shown() -> type:
             return self.files.get_file_info(selector)
 
         def open_input_file(self, path: str) -> Any:
-            return _converted(self.files, path, self.schema)
+            with called():
+                size = self.files.get_file_info(path).size
+                if (wanted := self.sizes.get(path, size)) != size:
+                    raise CorruptStore(f"{path}: has {size:,} of its {wanted:,} bytes")
+                return _converted(self.files, path, self.schema)
 
         open_input_stream = open_input_file
 
@@ -102,8 +106,8 @@ def _shown() -> type:
     return Shown
 
 
-def _opened_again(files: Any, schema: pa.Schema) -> Any:
-    return _shown()(files, schema)
+def _opened_again(files: Any, schema: pa.Schema, sizes: dict[str, int]) -> Any:
+    return _shown()(files, schema, sizes)
 
 
 def _converted(files: Any, path: str, schema: pa.Schema) -> Any:
@@ -115,6 +119,7 @@ def _converted(files: Any, path: str, schema: pa.Schema) -> Any:
     try:
         with pa.OSFile(name, "wb") as out, pa.ipc.new_file(out, schema) as writer:
             for text in _blocks(files, path):
+                go_on()
                 writer.write_batch(_parsed(text, schema, path))
         return pa.memory_map(name)
     finally:

@@ -1,7 +1,8 @@
-"""Sources that are in memory already: tables, data frames and lists, as one Arrow table."""
+"""Sources that are in memory already: tables, data frames and lists, as one Arrow table; and answers beside them."""
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.errors import BadSource
+from gristmill.errors import BadSource, GristmillWarning
 from gristmill.io.lossless import Lossy
 from gristmill.io.values import from_polars, from_python, is_from, pandas_array, tensor_to_numpy
 
@@ -52,6 +53,33 @@ def as_table(data: Any, column: str) -> pa.Table:
     raise BadSource(
         f"source is a {type(data).__name__}: give a path, several, a DataFrame, an Arrow table, or a list of dicts"
     )
+
+
+def with_index(table: pa.Table, rows: Any, steps: bool) -> pa.Table:
+    """The answers with the index of the DataFrame or Series that they are of, as pyarrow keeps one, so that `to_pandas`
+    has it back: without it pandas would put them beside other rows. One of 0, 1, … says nothing more. Where some rows
+    have no answer, and where `steps` may have left some out, or repeated them, it is said that there is none.
+    """
+    if not hasattr(rows, "iloc") or np.array_equal(rows.index, np.arange(len(rows))):
+        return table
+    if steps or len(rows) != table.num_rows:
+        why = "steps may leave rows out or repeat them" if steps else "some rows have no answer"
+        text = (
+            f"the answers do not have the index of the {type(rows).__name__}, as {why}: keep a column that tells rows"
+        )
+        warnings.warn(text, GristmillWarning, stacklevel=4)
+        return table
+    alone = (rows if rows.ndim == 1 else rows.iloc[:, 0]).to_frame("").iloc[:, :0]  # names of columns are texts
+    if any(name is not None and str(name) in table.column_names for name in alone.index.names):
+        alone = alone.rename_axis([None] * alone.index.nlevels)
+    try:
+        kept = pa.Table.from_pandas(alone, preserve_index=True)
+    except pa.ArrowException as e:
+        warnings.warn(f"the answers have no index: {e}", GristmillWarning, stacklevel=4)
+        return table
+    for level, column in zip(kept.schema, kept.columns, strict=True):
+        table = table.append_column(level, column)
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **kept.schema.metadata})
 
 
 def _table(columns: Mapping[Any, Any]) -> pa.Table:

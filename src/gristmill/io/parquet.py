@@ -389,8 +389,11 @@ class _Opened:
 
     def stream(self, group: int, columns: tuple[str, ...], reading: Reading) -> _Stream:
         """The stream over these columns, where it stands, else a new one."""
-        types = tuple(reading.schema.field(n).type for n in columns if n in reading.schema.names)
-        key = (group, columns, types, reading.block_bytes)
+        import pyarrow as pa
+
+        # As bytes: an extension type of the user's own may have no hash.
+        types = pa.schema([reading.schema.field(n).remove_metadata() for n in columns if n in reading.schema.names])
+        key = (group, columns, types.serialize().to_pybytes(), reading.block_bytes)
         found = self._streams.pop(key, None) or _Stream(self, group, columns, reading)
         self._streams[key] = found
         while len(self._streams) > 2:  # a condition's and the others'

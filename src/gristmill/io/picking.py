@@ -31,11 +31,16 @@ def picked(rows: Any, index: Any) -> Any:
         index = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(whole)])
     if isinstance(rows, pa.Table):
         for i, field in enumerate(rows.schema):
-            if _misread(field.type):
+            if _misread(_stored(field.type)):
                 rows = rows.set_column(i, field, _unsliced(rows.column(i)))
-    elif _misread(rows.type):
+    elif _misread(_stored(rows.type)):
         rows = _unsliced(rows)
     return rows.take(index)
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """What lies in memory: an extension type of a class of the user's own may have no hash to be known by."""
+    return getattr(kind, "storage_type", kind)
 
 
 @lru_cache(maxsize=1024)
@@ -43,13 +48,10 @@ def _misread(kind: pa.DataType) -> bool:
     """Whether it holds vectors of vectors, at any depth."""
     import pyarrow as pa
 
-    if isinstance(kind, pa.BaseExtensionType):
-        return _misread(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return _misread(kind.value_type)
-    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    inner = [_stored(kind.field(i).type) for i in range(kind.num_fields)]
     if pa.types.is_fixed_size_list(kind):
-        inner = [k.storage_type if isinstance(k, pa.BaseExtensionType) else k for k in inner]
         return pa.types.is_fixed_size_list(inner[0]) or _misread(inner[0])
     return any(map(_misread, inner))
 

@@ -105,14 +105,18 @@ def _one_type(name: str, kinds: Kinds, evolve: bool) -> tuple[pa.DataType, str |
     """The column's type in all files, and what is wrong with it."""
     import pyarrow as pa
 
-    by_type: dict[pa.DataType, list[str]] = {}
+    by_type: list[tuple[pa.DataType, list[str]]] = []  # types of a class of the user's own may have no hash
     text = False
     for schema, paths in kinds:
         if name in schema.names:
-            by_type.setdefault(plain(schema.field(name).type), []).extend(paths)
+            kind = plain(schema.field(name).type)
+            known = next((their for t, their in by_type if t == kind), None)
+            if known is None:
+                by_type.append((kind, known := []))
+            known += paths
             text = text or INFERRED in (schema.metadata or {})
-    types = list(by_type)
-    each = ", ".join(f"{t} in {_listed(paths)}" for t, paths in by_type.items())
+    types = [t for t, _ in by_type]
+    each = ", ".join(f"{t} in {_listed(paths)}" for t, paths in by_type)
     hint = f" (types={{'{name}': 'string'}}, --set source.types.{name}=string, reads it as text)" if text else ""
     problem = f"column {name!r} is {each}{hint}"
     one, alike = types[0], True

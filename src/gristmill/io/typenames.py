@@ -22,12 +22,14 @@ _NAMES = (
     "string", "large_string", "binary", "date32", "timestamp[us]",
 )  # fmt: skip
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:\s*,\s*(?:tz=)?(?P<zone>[^\]]+))?\]")
+_FIXED = re.compile(r"fixed_size_binary\[([1-9]\d*)\]")
+_FIELD = re.compile(r"\s+\('[^']*'\)$")  # how Arrow prints another name of a map's keys or values
 _DECIMAL = re.compile(r"decimal(?P<bits>128|256)?\((\d+)(?:\s*,\s*(-?\d+))?\)")
 
 
 def parse_type(text: str) -> pa.DataType:
     """An Arrow type from text: a plain name, `list<T>`, `T[n]` or `fixed_size_list<T>[n]`, `struct<name: T, …>`,
-    `timestamp[us, tz=UTC]`, `decimal(12, 2)`.
+    `map<K, T>`, `timestamp[us, tz=UTC]`, `decimal(12, 2)`.
 
     "float" is float32, as in Arrow. Raises ValueError.
     """
@@ -37,12 +39,20 @@ def parse_type(text: str) -> pa.DataType:
     head, _, rest = text.partition("<")
     if rest and text.endswith(">"):
         inner = rest[:-1]
-        if head == "list":
-            return pa.list_(parse_type(_without_name(inner)))
+        if head in ("list", "large_list"):
+            return (pa.list_ if head == "list" else pa.large_list)(parse_type(_without_name(inner)))
+        if head == "map":
+            pair = [_FIELD.sub("", part.strip()) for part in _parts(inner)]
+            ordered = pair[2:] == ["keys_sorted"]
+            if len(pair) != 2 + ordered:
+                raise ValueError(f"{text!r} is no map of keys and values: write map<string, float32>")
+            return pa.map_(parse_type(pair[0]), parse_type(pair[1]), keys_sorted=ordered)
         if head == "struct":
             return pa.struct([_named(part) for part in _parts(inner)])
     if match := _TIMESTAMP.fullmatch(text):
         return pa.timestamp(match[1], tz=(match["zone"] or "").strip() or None)
+    if match := _FIXED.fullmatch(text):
+        return pa.binary(int(match[1]))
     if match := _DECIMAL.fullmatch(text):
         make = pa.decimal256 if match["bits"] == "256" else pa.decimal128
         return make(int(match[2]), int(match[3] or 0))
@@ -58,7 +68,10 @@ def parse_type(text: str) -> pa.DataType:
         pass
     near = difflib.get_close_matches(text, [*_NAMES, *_ALIASES], 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no such type{hint}; write for example float32, int64, string, list<float32> or float32[384]")
+    raise ValueError(
+        f"no such type{hint}; write for example float32, int64, string, list<float32>, float32[384] "
+        "or map<string, int64>"
+    )
 
 
 def _without_name(text: str) -> str:

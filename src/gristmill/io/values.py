@@ -42,13 +42,15 @@ def from_python(values: Sequence[Any], declared: pa.DataType | None = None) -> p
     null. Numbers without a width are `declared`, where they fit.
 
     Raises Lossy, naming both kinds, where values are of two kinds (at any depth: in lists, dicts and arrays), or cannot
-    be held at all (a time of day with a zone, nanoseconds of a Timestamp in a list); what Arrow raises for others.
+    be held at all (a time of day with a zone, the year 2400 beside nanoseconds); what Arrow raises for others.
     """
     if declared is not None:
         try:
             return _as_declared(_exact(values, declared), declared)
-        except (Lossy, pa.ArrowException, OverflowError):
-            pass  # what the values are without it tells better what is wrong
+        except (Lossy, pa.ArrowException, OverflowError) as e:
+            if pa.types.is_map(declared):
+                raise Lossy(f"as {declared}: {e}") from e
+            # of others, what the values are without it tells better what is wrong
     exact = _exact(values)
     try:
         return pa.array(exact)
@@ -118,7 +120,7 @@ def _exact(values: Sequence[Any], declared: pa.DataType | None = None) -> Sequen
     if family == "number":
         return _exact_numbers(values, kinds)
     if family in ("datetime", "time", "timedelta"):
-        _check_times(values, family)
+        return _exact_times(values, family)
     elif family == "list":
         return _exact_lists(values, kinds, declared)
     elif family == "dict":
@@ -142,16 +144,21 @@ def _exact_numbers(values: Sequence[Any], kinds: set[type]) -> Sequence[Any]:
     return [v.item() if isinstance(v, np.generic) else v for v in values]
 
 
-def _check_times(values: Sequence[Any], family: str) -> None:
-    if any(getattr(v, "nanosecond", 0) or getattr(v, "nanoseconds", 0) for v in values if v is not None):
-        raise Lossy(f"a {family} of pandas has nanoseconds, which are lost one by one: return a Series of them")
-    if family == "timedelta":
-        return
-    zones = {v.tzinfo is not None for v in values if v is not None}
-    if family == "time" and True in zones:
-        raise Lossy("a time of day has a zone, which no column holds: return it without, or as text")
-    if len(zones) > 1:
-        raise Lossy("some values are datetime without a zone, others datetime with one")
+def _exact_times(values: Sequence[Any], family: str) -> Sequence[Any]:
+    """Of pandas' times Arrow takes nanoseconds only where a type of them is given: such come as its scalars."""
+    if family != "timedelta":
+        zones = {v.tzinfo is not None for v in values if v is not None}
+        if family == "time" and True in zones:
+            raise Lossy("a time of day has a zone, which no column holds: return it without, or as text")
+        if len(zones) > 1:
+            raise Lossy("some values are datetime without a zone, others datetime with one")
+    if not any(getattr(v, "nanosecond", 0) or getattr(v, "nanoseconds", 0) for v in values if v is not None):
+        return values
+    kind = pa.duration("ns") if family == "timedelta" else pa.timestamp("ns", pa.array(values).type.tz)
+    try:
+        return list(pa.array(values, kind))
+    except pa.ArrowException as e:
+        raise Lossy(f"some values have nanoseconds, and {kind} cannot hold others: {e}") from e
 
 
 # ---------------------------------------------------------------- containers

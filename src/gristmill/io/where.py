@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.errors import BadJob, MissingExtra
+from gristmill.plan.processes import imported
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +86,7 @@ class SqlWhere:
         found = self._connection
         if found is None:
             try:
-                import duckdb
+                duckdb = imported("duckdb")
             except ImportError as e:
                 raise MissingExtra(f"{self._named}: conditions need DuckDB: pip install duckdb") from e
             found = duckdb.connect(":memory:", config=_CONFIG)

@@ -543,9 +543,10 @@ class _Found:
             if failed:
                 self.failed.update(failed)
                 return self._column(column, [None if i in failed else v for i, v in enumerate(listed)])
-            raise self.error(
-                f"returned values in column {column!r} that no column can hold ({e})", "return plain values of one type"
-            ) from e
+            way = "return plain values of one type"
+            if column not in self.types and any(map(_pairs, listed)):
+                way = f"say with returns= that pairs are a map, as in {{{column!r}: 'map<string, int64>'}}, or {way}"
+            raise self.error(f"returned values in column {column!r} that no column can hold ({e})", way) from e
         raise self.error(f"returned {_what(values)} as column {column!r}")
 
     def _of_one(self, column: str, values: Any) -> Any:
@@ -607,6 +608,10 @@ class _Found:
             return from_plain(values, kind)
         except Lossy:
             return from_python(values, self.types.get(column))
+
+
+def _pairs(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(p, tuple) and len(p) == 2 for p in value)
 
 
 def _known_by_type(kind: pa.DataType, values: Sequence[Any]) -> bool:

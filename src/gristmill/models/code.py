@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copyreg
+import dis
 import functools
 import hashlib
 import inspect
@@ -23,7 +24,7 @@ from typing import Any
 from gristmill.errors import BadModel
 from gristmill.models.drawn import Drawn
 from gristmill.models.edited import must_be_as_written
-from gristmill.models.files import BY_TIMES, Looked, named_files
+from gristmill.models.files import BY_TIMES, Looked, files_told, named_files
 from gristmill.models.making import goes_through_set, is_shuffled
 from gristmill.models.modules import (
     ALL,
@@ -36,6 +37,7 @@ from gristmill.models.modules import (
     drawn_as,
     drawn_in,
     imported_by,
+    is_doubtful,
     is_local_module,
     is_users,
     local_file,
@@ -147,10 +149,15 @@ def not_compared(code: dict[str, str]) -> str | None:
     """What is to be said of values that no digest tells apart, given the digests of a job's code; None for none."""
     said = []
     names = sorted({name.partition(NOT_COMPARED)[2] for name in code if NOT_COMPARED in name})
-    if names:
+    paths = [name[len(_CONSTANT) :] for name in names if name.startswith(_CONSTANT)]
+    if paths:
         said.append(
-            f"a change of these values is not seen: {', '.join(names)}; what shapes answers should be an argument of a "
-            "class that each worker builds: gm.model(Class, name=value)"
+            f"what files hold that constants name is not compared: {', '.join(paths)}; give such a path as an argument"
+        )
+    if values := [name for name in names if not name.startswith(_CONSTANT)]:
+        said.append(
+            f"a change of these values is not seen: {', '.join(values)}; what shapes answers should be an argument of "
+            "a class that each worker builds: gm.model(Class, name=value)"
         )
     files = {name.partition(FILE)[2]: digest for name, digest in code.items() if FILE in name}
     unseen = sorted(f"{name}: {digest}" for name, digest in files.items() if digest.startswith(NOT_COMPARED))
@@ -288,8 +295,19 @@ _MADE: dict[type, tuple[str, ...]] = {
     classmethod: ("__func__",),
     property: ("fget", "fset", "fdel"),
 }
+# What reads and writes a module's names; other names in code are those of attributes and methods.
+_GLOBAL = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _HELD = ("registry",)  # what functions of installed code hold that is the user's: of `functools.singledispatch`
-_CODE = (type, types.FunctionType, types.ModuleType, *_MADE)
+_NAMED = (type, types.FunctionType, types.ModuleType)
+_CODE = (*_NAMED, *_MADE)
+_CONSTANT = "file of "  # before the name of a constant that names a file
+_STATE = " (the code itself changes it)"
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return named(value.__name__)
+    return f"{named(value.__module__ or '')}:{value.__qualname__}"
 
 
 def is_code(value: Any) -> bool:
@@ -380,7 +398,7 @@ class _Look:
                 self.seen[id(value)] = value
                 self._code(label, value, owner)
         elif changed:
-            self.walk.missed[f"{label} (the code itself changes it)"] = None
+            self.walk.missed[f"{label}{_STATE}"] = None
             if is_plain(value):
                 self.hold(home, exact_digest(value), value)
             for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -399,6 +417,9 @@ class _Look:
             self.walk.label = before
             self.hold(home, digest, value, ordered)
             self.found.update(_files(put, value if given else None, self.walk))
+            if home[0] and not given:  # the code may as well write them
+                told = files_told(value, self.walk.apart)
+                self.walk.missed.update({f"{_CONSTANT}{label} ({name})": None for name in told})
             if callable(value):  # by the code of its class, which differences name better
                 self.add(label, type(value))
 
@@ -421,6 +442,7 @@ class _Look:
                 parts.update({"class": type(value), **getattr(value, "__dict__", {})})
             for name, part in parts.items():
                 if part is not None:
+                    self.tell_which(f"{label}.{name}", part)
                     self.add(label if is_code(part) else f"{label}.{name}", part, owner=owner, given=True)
 
     def function(self, function: types.FunctionType, owner: str | None) -> None:
@@ -439,6 +461,9 @@ class _Look:
         else:
             self.put(f"{module}:{name}", _source_digest(function) if users else "")
             state = state | _own_state(function)
+        written = users and not function.__code__.co_filename.startswith("<")
+        if stands and written and is_doubtful(module, name):
+            self.put(f"{module}:{name}", _source_digest(function))
         file = local_file(named(function.__globals__.get("__name__") or "")) if users else None
         if file is not None:
             must_be_as_written(function.__code__, file)
@@ -450,14 +475,18 @@ class _Look:
                 value = cell.cell_contents
             except ValueError:
                 continue  # a cell that is still empty holds nothing to compare
+            if users:
+                self.tell_which(f"{name}.{label}", value)
             self.add(f"{name}.{label}", value, changed=label in state, given=users, maker=maker)
+            if not users:  # what installed code remembers is its own
+                self.walk.missed.pop(f"{name}.{label}{_STATE}", None)
         defaults: tuple[Any, Any] = (function.__defaults__ or (), function.__kwdefaults__ or {})
         plain = all(is_plain(v) and not isinstance(v, tuple) for v in (*defaults[0], *defaults[1].values()))
         if users and not plain:
             count = function.__code__.co_argcount
             positional = function.__code__.co_varnames[count - len(defaults[0]) : count]
             remembers = _own_changes(function) & {*positional, *defaults[1]}
-            self.walk.missed.update((f"{name}.{n} (the code itself changes it)", None) for n in sorted(remembers))
+            self.walk.missed.update((f"{name}.{n}{_STATE}", None) for n in sorted(remembers))
             kept = (None if n in remembers else v for n, v in zip(positional, defaults[0], strict=False))
             defaults = tuple(kept), {n: None if n in remembers else v for n, v in defaults[1].items()}
         self.add(f"{name}.defaults", defaults, given=users, maker=("", "") if plain else maker)
@@ -472,10 +501,12 @@ class _Look:
         """The globals that the code names, of nested code too, and modules that it imports as it runs."""
         package = function.__globals__.get("__package__") or ""
         codes, names = [function.__code__], dict[str, None]()
+        known = dict[str, None]()
         while codes:
             code = codes.pop()
             codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
             names.update(dict.fromkeys(code.co_names))
+            known.update((i.argval, None) for i in dis.get_instructions(code) if i.opname in _GLOBAL)
             if not stands:  # else the module's source tells it
                 for other, inner in imported_by(code, package):
                     self.source(other, inner)
@@ -487,7 +518,7 @@ class _Look:
                     self.walk.missed[elsewhere] = None
                 for other in found:
                     self.source(other, ALL)
-        for label in names:
+        for label in known:
             if label in function.__globals__ and label not in ("__name__", "__file__"):
                 self.named(f"{name}.{label}", function.__globals__, label, names, changed=label in state)
 
@@ -503,6 +534,8 @@ class _Look:
     ) -> None:  # fmt: skip
         """What a name of a module stands for, its `values` being the module's."""
         value = values[name]
+        if isinstance(value, _NAMED) and not changed and is_doubtful(named(values.get("__name__") or ""), name):
+            self.stands_for(label, value)
         if isinstance(value, types.ModuleType):
             self.module(label, value, names, changed=changed, above=above)
         elif (id(values), name) not in self.seen:
@@ -557,6 +590,20 @@ class _Look:
                 self.add(label, value, changed=attribute in state, owner=own, home=home)
         for above in (*kind.__bases__, type(kind)):
             self.add(name, above)
+        if stands and kind.__bases__ != (object,):
+            self.stands_for(f"{name}.bases", *kind.__bases__)
+
+    def tell_which(self, label: str, value: Any) -> None:
+        """Which function or class of the user's something holds: its module's source may tell of several."""
+        if isinstance(value, (type, types.FunctionType)) and _local_module(value.__module__ or ""):
+            self.stands_for(label, value)
+
+    def stands_for(self, label: str, *values: Any) -> None:
+        """Which of those that the source may mean it is, once."""
+        key = (label, tuple(map(id, values)))
+        if key not in self.seen:
+            self.seen[key] = values
+            self.put(label, ", ".join(map(_name_of, values)))
 
 
 def _module_state(module: str) -> set[str]:

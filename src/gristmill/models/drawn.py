@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import datetime
+import operator
 import os
 import pathlib
 import random
@@ -14,7 +15,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,8 @@ def drawn(value: ast.expr, imports: Imports, default: bool = False) -> Drawn | N
         return None if default and name == "random.Random" else _called(value, name) or _written(value, imports)
     if isinstance(value, ast.JoinedStr):
         return _joined(value, imports)
+    if isinstance(value, ast.BinOp):
+        return _reckoned(value, imports)
     if not isinstance(value, (ast.Attribute, ast.Subscript)) or (inner := drawn(value.value, imports)) is None:
         return None
     return _part(inner, value.slice) if isinstance(value, ast.Subscript) else _attribute(inner, value.attr)
@@ -87,6 +90,8 @@ def _called(call: ast.Call, name: str) -> Drawn | None:
         text = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\.\d{6}" + (r"[+-]\d\d:\d\d" if given else "")
         return Drawn(datetime.datetime, lambda v: bool(v.tzinfo) == given and _is_now(v, zone), (text,),
                      lambda text: _is_now(datetime.datetime.fromisoformat(text), zone))  # fmt: skip
+    if name == "time.strftime" and len(call.args) == 1:
+        return _stamp(call.args[0])
     if name in ("os.getpid", "os.getppid"):  # 1 is that of any program in a container, and of any parent
         number = getattr(os, function)()
         return Drawn(int, lambda v: bool(v == number > 1), tuple(str(number)), lambda text: number > 1)
@@ -131,6 +136,24 @@ def _is_now(value: datetime.datetime, zone: datetime.tzinfo | None) -> bool:
     return _lately((value.replace(tzinfo=zone) if zone else value).timestamp())
 
 
+def _stamp(form: ast.expr) -> Drawn | None:
+    """The time as `strftime` writes it, where that tells the second: a day is easily what a job is asked about."""
+    said = form.value if isinstance(form, ast.Constant) else None
+    if not isinstance(said, str) or not re.search("%[STXcs]", said):
+        return None
+
+    def told(text: str) -> bool:
+        try:
+            found = datetime.datetime.strptime(text, said)
+        except ValueError:
+            return False
+        if not re.search("%[djDFxc]", said):
+            found = datetime.datetime.combine(datetime.date.today(), found.time())
+        return _is_now(found, None) or _is_now(found, datetime.timezone.utc)
+
+    return _text(("(?s:.+)",), told)
+
+
 def _size(call: ast.Call) -> int:
     """How many bytes it is told to draw; 0 where the source does not say so."""
     said = [*call.args, *(k.value for k in call.keywords)] or [ast.Constant(32)]
@@ -170,11 +193,15 @@ def _text(cells: tuple[str, ...], told: Callable[[str], bool] = lambda text: Tru
 
 def _written(call: ast.Call, imports: Imports) -> Drawn | None:
     """As a text, a path or another number."""
+    if dotted(call.func, imports) == "os.path.join" and call.args and not call.keywords:
+        return _named_in(call.args[:-1], call.args[-1], imports)
     method = isinstance(call.func, ast.Attribute)
     of = call.func.value if isinstance(call.func, ast.Attribute) else call.args[0] if len(call.args) == 1 else None
     if of is None or call.keywords or (inner := drawn(of, imports)) is None:
         return None
     how = (dotted(call.func, imports) or getattr(call.func, "id", getattr(call.func, "attr", ""))).rpartition(".")[2]
+    if how == "strftime" and method and len(call.args) == 1 and inner.kind is datetime.datetime:
+        return _stamp(call.args[0])
     if method and not call.args and inner.kind is datetime.datetime:
         text = _text(inner.cells, inner.told)
         return text if how == "isoformat" else _clock(time.time, float) if how == "timestamp" else None
@@ -185,6 +212,41 @@ def _written(call: ast.Call, imports: Imports) -> Drawn | None:
     if how in ("int", "round") and inner.kind is float and _of_time(of, imports):
         return Drawn(int, _lately, (r"\d+",), lambda text: _lately(int(text)))
     return None
+
+
+def _named_in(folders: Sequence[ast.expr], name: ast.expr, imports: Imports) -> Drawn | None:
+    """The path of what has such a name in folders that the source itself says: one that is given counts."""
+    said = [_folder_of(folder, imports) for folder in folders]
+    if (inner := drawn(name, imports)) is None or inner.kind is not str or None in said:
+        return None
+    place = os.path.join(*(text or "" for text in said), "")
+    return _text((re.escape(place), *inner.cells), lambda text: inner.fits(os.path.basename(text)))
+
+
+def _folder_of(node: ast.expr, imports: Imports) -> str | None:
+    """The folder that an expression names in so many words."""
+    name = dotted(node.func, imports) if isinstance(node, ast.Call) else ""
+    if name == "tempfile.gettempdir":
+        return tempfile.gettempdir()
+    if isinstance(node, ast.Call) and name == "pathlib.Path" and len(node.args) == 1:
+        node = node.args[0]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _reckoned(value: ast.BinOp, imports: Imports) -> Drawn | None:
+    """A time that a number in the source is added to, taken from, or scales: a deadline, milliseconds; and the path of
+    such a text in some folder.
+    """
+    if isinstance(value.op, ast.Div) and (path := _named_in([value.left], value.right, imports)) is not None:
+        return Drawn(pathlib.PurePath, lambda v: path.fits(str(v)), path.cells, path.told)
+    back = {ast.Add: operator.sub, ast.Sub: operator.add, ast.Mult: operator.truediv, ast.Div: operator.mul}
+    undo = back.get(type(value.op))
+    number = value.right.value if isinstance(value.right, ast.Constant) else None
+    if undo is None or not isinstance(number, int | float) or not number:
+        return None
+    if (inner := drawn(value.left, imports)) is None or inner.kind is not float:
+        return None
+    return Drawn(float, lambda v: inner.seems(undo(v, number)))
 
 
 def _of_time(node: ast.expr, imports: Imports) -> bool:
@@ -221,7 +283,10 @@ def _joined(value: ast.JoinedStr, imports: Imports) -> Drawn | None:
     cells, told = [], []
     for part in value.values:
         if isinstance(part, ast.FormattedValue):
-            inner = drawn(part.value, imports) if part.format_spec is None and part.conversion in (-1, 115) else None
+            inner = drawn(part.value, imports) if part.conversion in (-1, 115) else None
+            if part.format_spec is not None and inner is not None:
+                form = part.format_spec.values[0] if isinstance(part.format_spec, ast.JoinedStr) else part.format_spec
+                inner = _stamp(form) if inner.kind is datetime.datetime else None
             if inner is None or not inner.cells or inner.kind is tuple:
                 return None
             told.append(inner.told)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from gristmill.errors import BadModel
 from gristmill.models.cache import file_digest, table_digest
@@ -24,7 +23,7 @@ from gristmill.plan.fingerprint import NOT_COMPARED
 from gristmill.plan.secret import Secret, reveal
 
 # What folders of models hold: of torch, ONNX, TensorFlow, scikit-learn, llama.cpp, gradient boosting, sentencepiece.
-_WEIGHTS = {
+WEIGHTS = {
     ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".pb", ".h5", ".keras", ".tflite", ".joblib", ".pkl",
     ".skops", ".npz", ".gguf", ".ubj", ".cbm", ".model",
 }  # fmt: skip
@@ -137,9 +136,25 @@ def named_files(
             looked[name] = Looked(place_of(text), root, base, sure, not isinstance(item, Secret), apart, files)
 
 
+def files_told(value: Any, apart: Collection[str] = ()) -> Iterator[str]:
+    """The texts and paths in a value that name files which are there, other than those that are `apart`: not looked
+    into, as they may be ones that the code writes.
+    """
+    for item in texts_in(value):
+        text = _path(item)
+        plain = 0 < len(text) < 4096 and "\0" not in text and not isinstance(item, (bytes, Secret))
+        named = plain and (os.path.dirname(text) or Path(text).suffix) and os.path.isfile(text)
+        if named and os.path.realpath(text) not in apart:
+            yield text
+
+
 def _path(item: str | bytes | os.PathLike[str]) -> str:
     text = str(reveal(item)) if not isinstance(item, bytes) else os.fsdecode(item)
-    return os.path.expanduser(url2pathname(urlsplit(text).path) if text.startswith("file:") else text)
+    if text.startswith("file:"):
+        from urllib.request import url2pathname  # with it come http, email and ssl
+
+        text = url2pathname(urlsplit(text).path)
+    return os.path.expanduser(text)
 
 
 def place_of(name: str) -> str:
@@ -208,8 +223,8 @@ def _found(text: str, sure: bool, apart: Collection[str] = ()) -> tuple[Path, li
         return None
     found = below(path, apart)
     if found is None:
-        return TOO_MANY if sure or any(p.suffix in _WEIGHTS for p in path.iterdir()) else None
-    if any(p.suffix in _WEIGHTS or (sure and _MODEL_FILE.match(p.name)) for p in found):
+        return TOO_MANY if sure or any(p.suffix in WEIGHTS for p in path.iterdir()) else None
+    if any(p.suffix in WEIGHTS or (sure and _MODEL_FILE.match(p.name)) for p in found):
         return path, found
     return NO_MODEL if sure and found else None
 

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,7 @@ class LoadedFunction:
         self._name = spec.name
         self._format = spec.call.batch_format
         self._returns = None if spec.returns is None else parse_schema(spec.returns)
+        self._said = dict(spec.returns or {})
         self._renamed = spec.output
         self._output = spec.output or (
             self._returns.names[0] if self._returns and len(self._returns) == 1 else DEFAULT_OUTPUT
@@ -226,28 +227,35 @@ class LoadedFunction:
         except TypeError as e:
             told_nulls(e, given, self._format)
             raise
+        failed: dict[int, BaseException] = {}
         try:
-            return self._answers(
-                from_result(result, count, self._name, self._output, self._returns, given=given, habit=self._habit),
-                given,
-            )
+            table = from_result(result, count, self._name, self._output, self._returns, given=given, habit=self._habit)
         except SomeFailed as e:
-            worked = picked(given, np.setdiff1d(np.arange(count), list(e.failed)))
-            raise SomeFailed(self._answers(e.table, worked) if e.table.num_rows else e.table, e.failed) from None
+            table, failed = e.table, dict(e.failed)
+            given = picked(given, np.setdiff1d(np.arange(count), list(failed)))
+        if table.num_rows or not failed:
+            worked = np.setdiff1d(np.arange(count), list(failed))
+            table, misfits = self._answers(table, given)
+            failed |= {int(worked[row]): error for row, error in misfits.items()}
+        if failed:
+            raise SomeFailed(table, failed)
+        return table
 
     def close(self) -> None:
         """Calls the `close` method of a class that has one."""
         self._call.close()
 
-    def _answers(self, table: pa.Table, given: pa.Table) -> pa.Table:
-        """The typed answers; a column that the function was given and handed back is what it was."""
+    def _answers(self, table: pa.Table, given: pa.Table) -> tuple[pa.Table, dict[int, ValueError]]:
+        """The typed answers; a column that the function was given and handed back is what it was. Rows with a number
+        that a type of `returns=` cannot hold are not among them, but told by their places.
+        """
         for i, name in enumerate(table.column_names if self._returns is None else ()):
             if name in given.column_names:
                 column = handed_back(table.column(i), given.column(name), self._format)
                 table = table.set_column(i, name, column)
         return self._typed(table)
 
-    def _typed(self, table: pa.Table) -> pa.Table:
+    def _typed(self, table: pa.Table) -> tuple[pa.Table, dict[int, ValueError]]:
         if self._renamed is not None and table.column_names != [self._renamed]:
             if table.num_columns != 1:
                 raise BadOutput(
@@ -256,21 +264,29 @@ class LoadedFunction:
                 )
             table = table.rename_columns([self._renamed])
         if self._returns is None:
-            return table
+            return table, {}
         if set(table.column_names) != set(self._returns.names):
             raise BadOutput(
                 f"{self._name} returned columns {', '.join(table.column_names)}; "
                 f"returns= says {', '.join(self._returns.names)}, and has to name all of them"
             )
-        columns = []
+        columns: list[pa.ChunkedArray] = []
+        misfits: dict[int, ValueError] = {}
         for field in self._returns:
+            column = table.column(field.name)
             try:
-                columns.append(_cast(table.column(field.name), field.type))
+                columns.append(_cast(column, field.type))
             except Lossy as e:
-                raise BadOutput(
-                    f"{self._name} returned column {field.name!r} as another type than returns= says: {e}"
-                ) from e
-        return pa.table(columns, schema=self._returns)
+                found = dict(_misfits(column, field.type))
+                if not found:
+                    raise BadOutput(
+                        f"{self._name} returned column {field.name!r} as another type than returns= says: {e}"
+                    ) from e
+                what = f"in column {field.name!r}, which returns= makes {self._said[field.name]}: it cannot hold that"
+                misfits |= {row: ValueError(f"{self._name} returned {value!r} {what}") for row, value in found.items()}
+        if misfits:
+            return self._typed(picked(table, np.setdiff1d(np.arange(table.num_rows), list(misfits))))[0], misfits
+        return pa.table(columns, schema=self._returns), {}
 
 
 class _Given:
@@ -303,13 +319,44 @@ def _slow(kind: pa.DataType) -> bool:
 
 
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    column = _single(column, target)
     kind = column.type
-    if pa.types.is_fixed_size_list(kind) and kind.list_size == 1 and not pa.types.is_nested(target):
-        # [rows, 1], as many models return it, declared as one value a row
-        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
     inner = target
     while is_list(inner):
         inner = inner.value_type
     if pa.types.is_boolean(kind) and (pa.types.is_integer(inner) or pa.types.is_floating(inner)):
         column = column.cast(pa.int8())  # declared as a number: True is 1
     return lossless(column, target, rounds=True)  # by its type, whichever values there are
+
+
+def _single(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """[rows, 1], as many models return it, as one value a row where it is declared so."""
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) and kind.list_size == 1 and not pa.types.is_nested(target):
+        return pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
+    return column
+
+
+def _misfits(column: pa.ChunkedArray, target: pa.DataType) -> Iterator[tuple[int, Any]]:
+    """The values of a column of numbers, or of lists of them, that hold one which those of `target` cannot be, by their
+    rows.
+    """
+    column = _single(column, target)
+    kinds, depth = (column.type, target), 0
+    while all(map(is_list, kinds)):
+        kinds, depth = (kinds[0].value_type, kinds[1].value_type), depth + 1
+    if not all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds):
+        return
+    # Of any width: another one is no value's doing.
+    target = functools.reduce(lambda kind, _: pa.list_(kind), range(depth), kinds[1])
+    pending = [(0, len(column))]
+    while pending:
+        first, last = pending.pop()
+        try:
+            _cast(column.slice(first, last - first), target)
+        except Lossy:
+            half = (first + last) // 2
+            if half > first:
+                pending += [(half, last), (first, half)]
+            else:
+                yield first, column[first].as_py()

@@ -45,7 +45,7 @@ def handed_back(column: pa.ChunkedArray, given: pa.ChunkedArray, batch_format: s
     if batch_format == "rows" and form is not None and not form.equals(kind) and _number(kind):
         return column.cast(form) if pa.types.is_null(column.type) else column  # of one type, changed or not
     if not column.type.equals(form):
-        return column
+        return given if pa.types.is_null(column.type) and given.null_count == len(given) else column
     try:
         found = pa.chunked_array([rebuilt(c, kind, _alike) for c in column.chunks], kind)
     except (Lossy, pa.ArrowException):

@@ -1,114 +1,273 @@
-"""What code loads of the user's modules as it runs: classes in a pickle that it opens, plugins that it looks for. No
-statement names them that the plan rests on. Which they are, a run notes; the next one compares them.
+"""What code loads as it runs: modules of the user's (classes in a pickle that it opens, plugins that it looks for), and
+files of weights that it opens by itself. Nothing names them that the plan rests on. Which they are, a run notes; the
+next one compares them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import itertools
 import json
+import os
 import sys
 import sysconfig
 import time
+import types
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+from zipfile import BadZipFile
 
-from gristmill.models.modules import add_module, is_installed, is_ours, local_file, named, on_disk, read
-from gristmill.models.pins import Pin, changed_meanwhile, holds, parts_of
+from gristmill.models import modules
+from gristmill.models.cache import file_digest
+from gristmill.models.files import WEIGHTS
+from gristmill.models.modules import Source, is_installed, local_file, read
+from gristmill.models.pins import Named, Pin, changed_meanwhile, holds, parts_of
 
-# What this process has loaded, told by the interpreter itself (sys.addaudithook): when each module's import began, in
-# nanoseconds since 1970, and the names that pickles were made of.
-_BEGUN: dict[str, int] = {}
+T = TypeVar("T")
+Stats = tuple[int, int, int, int]
+# What this process has loaded, told by the interpreter itself (sys.addaudithook): by file, the source of the user's
+# modules as it first ran (of compiled ones the file's digest), for a file may soon be gone or written anew; and names
+# that pickles were made of.
+_HELD: dict[str, bytes | str] = {}
+_COMPILED: dict[str, bytes] = {}  # sources that have not run yet
 _PICKLED: dict[tuple[str, str], None] = {}
+# Files of weights that code of the user's has opened, as they were then, and that it has written or moved there: by the
+# path, with the number of the event.
+_OPENED: dict[str, tuple[int, Stats]] = {}
+_WRITTEN: dict[str, int] = {}
+_EVENTS = itertools.count(1)
+_WEIGHTS = {*WEIGHTS, ".npy", ".pickle"}
+_MOST = 100  # of files that a run notes: beyond that they are what rows name, one a row
+OWN = "written by the code itself"  # in the place of a file's digest
+_listen = functools.cache(sys.addaudithook)
+_PAUSE = 0.3  # seconds in which a file has what it had where another worker writes the same again
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
+def listen() -> None:
+    """Note from now on what this process loads."""
+    _listen(_heard)
+
+
+def outdated(planned: Sequence[Pin]) -> list[str]:
+    """Files of modules that this process has loaded otherwise than they were planned."""
+    found = []
+    for pin in planned:
+        file = local_file(pin.module)
+        held = _HELD.get(str(file))
+        if file is None or pin.module not in sys.modules or held is None:
+            continue
+        source = modules.parse(held, file, pin.module) if isinstance(held, bytes) else None
+        now = {"": held} if source is None else {p: source.digest(p) for p in pin.parts if p in source.parts}
+        if now != dict(pin.parts):
+            found.append(str(file))
+    return found
+
+
 class Loaded:
-    """What is loaded from now on: modules beyond those that are `planned` and what importing these loads, and names
-    of the user's modules in pickles.
+    """What is loaded from now on: modules beyond those that are `planned` and what importing these loads, names of the
+    user's modules in pickles, and files of weights but those that arguments have `named`.
     """
 
-    def __init__(self, planned: Sequence[Pin]) -> None:
-        _listen()
+    def __init__(self, planned: Sequence[Pin], named: Sequence[Named]) -> None:
+        listen()
+        given = [os.path.abspath(path) for one in named if one.stamp is not None for path in one.stamp.files]
+        self._given, self._files, self._begun = set(given), set[str](), next(_EVENTS)
+        _HELD.clear()
+        for file in filter(None, map(_users_file, list(sys.modules))):
+            _hold(file)
         self._planned = {pin.module for pin in planned}
-        self._began = time.time_ns()
         self._modules, self._pickled = set(sys.modules), set(_PICKLED)
         self._reached: set[str] | None = None
 
     def look(self) -> dict[str, str]:
         """What has come and is not `noted`, by module or MODULE:NAME: the files and statements that it rests on, as
-        `changed` reads them. Raises PlanChanged where a file has been written since it was loaded, so that nobody can
-        tell what it was.
+        `changed` reads them. Raises PlanChanged where a file does not hold any more what was loaded of it.
         """
-        modules, pickled = set(sys.modules) - self._modules, set(_PICKLED) - self._pickled
-        came = [module for module in modules if _is_users(module)]
+        new, pickled = set(sys.modules) - self._modules, set(_PICKLED) - self._pickled
+        came = [module for module in new if _users_file(module)]
         if came and self._reached is None:
             self._reached = _reached(self._planned)
-        entries = {f"{module}:{name.partition('.')[0]}" for module, name in pickled if _is_users(module)}
+        entries = {f"{module}:{name.partition('.')[0]}" for module, name in pickled if _users_file(module)}
         known = {module for module, _ in pickled}.union(self._reached or ())
         entries.update(module for module in came if module not in known)
         found = {entry: told for entry in sorted(entries) if (told := self._told(entry))}
+        found |= self._opened()
         if not found:
-            self._modules |= modules
+            self._modules |= new
             self._pickled |= pickled
         return found
 
+    def _opened(self) -> dict[str, str]:
+        """The files of weights that code has opened or written since, as `look` tells them."""
+        told = self.written()
+        known = {*self._given, *self._files, *told, *(path for path in list(_WRITTEN) if _own(path) in self._files)}
+        for path, (event, then) in list(_OPENED.items()):
+            if len(self._files) + len(told) >= _MOST:
+                break
+            if event > self._begun and path not in known:
+                with contextlib.suppress(OSError):  # it is gone, and nobody can tell what it held
+                    digest = file_digest(Path(path))
+                    if _stats(path) == then:  # else it is written while this run goes on: as likely by this code
+                        told[path] = _of_file(path, digest)
+        return told
+
+    def written(self) -> dict[str, str]:
+        """The files of weights that code has written itself and that are not `noted`, as `look` tells them."""
+        new = (path for path, event in list(_WRITTEN.items()) if event > self._begun and _own(path) not in self._files)
+        return {path: _of_file(path, OWN) for path in itertools.islice(new, max(0, _MOST - len(self._files)))}
+
     def noted(self, found: Mapping[str, str]) -> None:
         """That is known of these, and they need no other look."""
+        self._files.update(_own(entry) if told == _of_file(entry, OWN) else entry for entry, told in found.items())
         self._modules.update(entry.partition(":")[0] for entry in found)
         self._pickled.update(pair for pair in set(_PICKLED) if f"{pair[0]}:{pair[1].partition('.')[0]}" in found)
 
     def _told(self, entry: str) -> str:
         module, _, name = entry.partition(":")
-        if module == named("__main__"):
+        if module == modules.named("__main__"):
             return ""
         code: dict[str, str] = {}
-        if name:
-            add_module(module, name, code)
-        elif (file := local_file(module)) is not None and file.suffix == ".py":
-            source = read(file, module)
-            code = {f"module {module}: {part}": source.digest(part) for part in source.parts if part != "__doc__"}
-        else:
-            add_module(module, "", code)
+        file = local_file(module)
+        try:
+            if name or file is None or file.suffix != ".py":
+                modules.add_module(module, name, code, _as_loaded)
+            else:
+                source = _as_loaded(file, module)
+                code = {f"module {module}: {part}": source.digest(part) for part in source.parts if part != "__doc__"}
+        except OSError:  # a file is gone of which nothing is held: no source, or loaded before anyone listened
+            return ""
         told: dict[str, list[object]] = {}
         for each, parts in parts_of(code).items():
             if (file := local_file(each)) is None:
                 continue
-            if on_disk(file).stat().st_mtime_ns > _BEGUN.get(each, self._began):
+            held = _HELD.get(str(file), parts.get(""))
+            if parts.get("", held) != held or not (_stands(file, each, parts) or _stands(file, each, parts, _PAUSE)):
                 raise changed_meanwhile(f"{file}: module {each}")
             told[str(file)] = [each, parts]
         return json.dumps(told, sort_keys=True) if told else ""
 
 
+def _own(path: str) -> str:
+    return f"{path} {OWN}"
+
+
+def _of_file(path: str, digest: str) -> str:
+    return json.dumps({path: ["", {"": digest}]})
+
+
 def changed(noted: Mapping[str, Collection[str]]) -> list[str]:
-    """Those of what was noted that are not here as they were, or were loaded in two ways. A file that is gone is told
-    by whatever loads it.
+    """Those of what was noted that are not here as they were, or were loaded in two ways."""
+    return [
+        entry
+        for entry, tellings in noted.items()
+        if not alike(tellings) or not (_of_file(entry, OWN) in tellings or all(map(_holds, tellings)))
+    ]
+
+
+def alike(tellings: Collection[str]) -> bool:
+    """Whether the same was loaded, wherever from: a worker may unpack it into a folder of its own. What the code itself
+    writes may be other each time.
     """
-    return [entry for entry, tellings in noted.items() if len(set(tellings)) > 1 or not all(map(_holds, tellings))]
+    parts = [json.loads(told).values() for told in tellings]
+    own = any(["", {"": OWN}] in each for each in parts)
+    return own or len({json.dumps(sorted(each)) for each in parts}) < 2
 
 
 def _holds(told: str) -> bool:
-    files = ((Path(path), *about) for path, about in json.loads(told).items())
-    return all(holds(file, module, parts) for file, module, parts in files if on_disk(file).is_file())
+    return all(_stands(Path(path), module, parts) for path, (module, parts) in json.loads(told).items())
 
 
-def _listen() -> None:
-    if "" not in _BEGUN:
-        _BEGUN[""] = 0
-        sys.addaudithook(_heard)
+def _stands(file: Path, module: str, parts: Mapping[str, str], pause: float = 0.0) -> bool:
+    """Whether a file has what was loaded of it, as one has that is gone: whatever loads it again tells of it."""
+    time.sleep(pause)
+    try:
+        return holds(file, module, parts) if module else parts == {"": file_digest(file)}
+    except OSError:
+        return True
+
+
+def _as_loaded(file: Path, module: str) -> Source:
+    held = _HELD.get(str(file))
+    return modules.parse(held, file, module) if isinstance(held, bytes) else read(file, module)
 
 
 def _heard(event: str, arguments: tuple[object, ...]) -> None:
     if event == "pickle.find_class":
         _PICKLED[str(arguments[0]), str(arguments[1])] = None
-    elif event == "import":
-        _BEGUN.setdefault(str(arguments[0]), time.time_ns())
+    elif event == "exec":
+        code = arguments[0]
+        if isinstance(code, types.CodeType) and code.co_name == "<module>" and code.co_filename.endswith(".py"):
+            _hold(code.co_filename)
+    elif event == "compile":
+        source, file = arguments
+        if isinstance(source, bytes) and isinstance(file, str) and file.endswith(".py") and not _is_installed(file):
+            _COMPILED[file] = source
+    elif event == "import" and isinstance(arguments[1], str):  # a compiled module's file
+        _hold(arguments[1])
+    elif event == "os.rename" or (event == "open" and isinstance(arguments[1], str)):
+        file, mode = (arguments[1], "w") if event == "os.rename" else (arguments[0], str(arguments[1]))
+        with contextlib.suppress(OSError, TypeError, ValueError):  # whoever opens it is told better
+            _open(file, mode)
 
 
-def _is_users(module: str) -> bool:
-    """Whether it may be the user's, by where it was loaded from: most are not, and are told apart quickly."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if not isinstance(file, str) or is_ours(module) or file.startswith(_INSTALLED):
-        return False
-    return not is_installed(file)
+def _open(file: object, mode: str) -> None:
+    """Note a file of weights that code of the user's opens by its name."""
+    if not isinstance(file, (str, os.PathLike)) or os.path.splitext(text := os.fspath(file))[1] not in _WEIGHTS:
+        return
+    if not _asked_by_users():
+        return
+    path, event = os.path.abspath(text), next(_EVENTS)
+    if mode.strip("rbtU"):
+        _remember(_WRITTEN, path, event)
+    else:
+        _remember(_OPENED, path, (event, _stats(path)))
+
+
+def _remember(files: dict[str, T], path: str, told: T) -> None:
+    if len(files) >= 10 * _MOST and path not in files:
+        del files[next(iter(files))]  # the oldest
+    files[path] = told
+
+
+def _stats(path: str) -> Stats:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _asked_by_users() -> bool:
+    """Whether code of the user's has led here, and not Gristmill."""
+    frame: types.FrameType | None = sys._getframe(3)
+    while frame is not None:
+        if modules.is_ours(str(frame.f_globals.get("__name__"))):
+            return False
+        if not _is_installed(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _hold(file: str) -> None:
+    if file not in _HELD and not _is_installed(file):
+        with contextlib.suppress(OSError, BadZipFile, KeyError):  # code that only says that it is from such a file
+            held = _COMPILED.pop(file, None) or modules.content(Path(file))
+            _HELD[file] = held if file.endswith(".py") else hashlib.sha256(held).hexdigest()
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_INSTALLED) or is_installed(file)  # quick for most of thousands
+
+
+def _users_file(module: str) -> str:
+    """The file of a module that may be the user's, by where it was loaded from, else "": most are not, told quickly."""
+    found = sys.modules.get(module)  # if it is a lazy one, this does not load it
+    file = object.__getattribute__(found, "__dict__").get("__file__") if isinstance(found, types.ModuleType) else None
+    if not isinstance(file, str) or modules.is_ours(module) or _is_installed(file):
+        return ""
+    return file
 
 
 def _reached(planned: Collection[str]) -> set[str]:

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import types
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from pathlib import Path
@@ -183,9 +183,11 @@ def imported_by(code: types.CodeType, package: str) -> list[tuple[str, str]]:
     return found
 
 
-def add_module(module: str, name: str, found: dict[str, str]) -> None:
+def add_module(
+    module: str, name: str, found: dict[str, str], source_of: Callable[[Path, str], Source] | None = None
+) -> None:
     """Digests of what `name` of a module rests on, `ALL` for every name: "module a: function f", and of the installed
-    modules among it their versions.
+    modules among it their versions. Sources are what `source_of` gives, else as they are now.
     """
     first = (module, name)
     waiting: list[tuple[str, str]] = [first]
@@ -206,7 +208,7 @@ def add_module(module: str, name: str, found: dict[str, str]) -> None:
         if file.suffix != ".py":
             found[f"module {module}"] = hashlib.sha256(content(file)).hexdigest()
             continue
-        source = read(file, module)
+        source = (source_of or read)(file, module)
         for part in source.reached(name):
             key = f"module {module}: {part}"
             if key not in found:
@@ -488,8 +490,13 @@ def through(node: ast.Attribute, imports: dict[str, tuple[str, str]]) -> Iterato
 
 @functools.lru_cache(maxsize=256)
 def _parsed(file: Path, module: str, stamp: tuple[int, int]) -> Source:
+    return parse(content(file), file, module)
+
+
+@functools.lru_cache(maxsize=256)
+def parse(text: bytes, file: Path, module: str) -> Source:
+    """The source of a module that is in a file, or was."""
     source = Source(module, file.name == "__init__.py")
-    text = content(file)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # the import itself will say so, with the line
@@ -618,6 +625,23 @@ def drawn_as(module: str, name: str) -> Drawn | None:
         return source.drawn[name] if source.names[name] == {name} and len(source.parts[name]) == 1 else None
     other, inner = source.imports.get(name, ("", ""))
     return drawn_as(other, inner) if inner and (other, inner) != (module, name) else None
+
+
+def is_doubtful(module: str, name: str) -> bool:
+    """Whether the source of a module leaves open which definition a name of it (`a.b` of a class) stands for: it is
+    defined twice or under a condition, or is assigned.
+    """
+    file = local_file(module)
+    if file is None or file.suffix != ".py":
+        return False
+    source, (top, *inner) = read(file, module), name.split(".")
+    found = [stmt for part in source.names.get(top, ()) for stmt in source.parts[part]]
+    for name in inner:
+        if len(found) != 1 or not isinstance(found[0], ast.ClassDef):
+            return True
+        found = [s for s in found[0].body if any(isinstance(n, _DEFINED) and n.name == name for n in ast.walk(s))]
+    binds = (*_DEFINED, *(() if inner else (ast.Import, ast.ImportFrom)))
+    return len(found) != 1 or not isinstance(found[0], binds) or getattr(found[0], "name", name) != name
 
 
 def _root(node: ast.expr) -> set[str]:

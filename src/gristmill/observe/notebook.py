@@ -21,10 +21,23 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class NotebookBar:
-    """One line below the cell, which stays with the last figures; notes and what the user's code prints are the cell's
-    output.
-    """
+class Cell:
+    """Nothing of how far a run is; notes and what the user's code prints are the cell's output."""
+
+    def progress(self, now: Progress) -> None:
+        """Nothing."""
+
+    def note(self, note: Note) -> None:
+        """As output of the cell."""
+        if note.level != "debug":
+            print(note_text(note), file=sys.stdout if note.level == "print" else sys.stderr)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class NotebookBar(Cell):
+    """One line below the cell besides, which stays with the last figures."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,11 +67,3 @@ class NotebookBar:
             self._handle = show({"text/plain": text}, raw=True, display_id=True)
         else:
             self._handle.update({"text/plain": text}, raw=True)
-
-    def note(self, note: Note) -> None:
-        """As output of the cell."""
-        if note.level != "debug":
-            print(note_text(note), file=sys.stdout if note.level == "print" else sys.stderr)
-
-    def close(self) -> None:
-        """The line stays."""

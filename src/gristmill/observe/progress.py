@@ -114,11 +114,15 @@ class Lines:
         """Nothing: the stream is its opener's."""
 
 
-class Warnings(Lines):
-    """Nothing of how far a run is; what it warns of all the same."""
+class Notes(Lines):
+    """Nothing of how far a run is; what it notes and what the user's code prints all the same."""
 
     def progress(self, now: Progress) -> None:
         """Nothing."""
+
+
+class Warnings(Notes):
+    """Nothing of how far a run is, nor of what is printed; what it warns of all the same."""
 
     def note(self, note: Note) -> None:
         """A warning or an error."""

@@ -41,7 +41,7 @@ class Sturdy:
             except UnicodeEncodeError:
                 encoding = self._stream.encoding or "ascii"
                 return self.write(text.encode(encoding, "replace").decode(encoding))
-            except (OSError, ValueError):
+            except Exception:  # whatever a program has put in the place of a stream raises
                 self.broken = True
         return len(text)
 
@@ -50,7 +50,9 @@ class Sturdy:
         if not self.broken:
             try:
                 self._stream.flush()
-            except (OSError, ValueError):
+            except AttributeError:  # one that only writes
+                return
+            except Exception:
                 self.broken = True
 
     def isatty(self) -> bool:

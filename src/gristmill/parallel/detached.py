@@ -22,9 +22,11 @@ from gristmill.parallel.feed import Result
 from gristmill.parallel.kept import Kept
 from gristmill.parallel.mapping import Mapping, delivered, name_of, owned, results
 from gristmill.parallel.shipping import Fault, Shown, by_value, fault_of, raised, short
+from gristmill.plan.contracts import Failure
 from gristmill.plan.processes import become_worker, import_path
 
 _ID = re.compile(r"[0-9a-z-]{1,80}")
+RESERVED = 4096  # bytes on disk for how a map ended, which is told on a full disk, too
 
 
 class Detached:
@@ -41,7 +43,8 @@ class Detached:
         return f"Detached({self.id!r})"
 
     def status(self) -> dict[str, Any]:
-        """`state` ("running", "done", "failed", "cancelled" or "lost"), `done` and `total` inputs, `name`, `error`.
+        """`state` ("running", "done", "failed", "cancelled" or "lost"), `done` and `total` inputs, `name`, and of one
+        that failed its `error`, with the number of the `input` that had it.
 
         "lost" is a driver that ended without saying how: killed, or with its machine.
         """
@@ -86,7 +89,7 @@ class Detached:
             raise RunFailed(f"detached map {self.id}: cancelled after {about['done']} results")
         if about["state"] == "lost":
             raise RunFailed(f"detached map {self.id}: its driver process was lost; what it printed is in {self.log}")
-        if about["state"] == "failed":
+        if about["state"] == "failed" and "input" not in about:  # the exception of an input is raised as the map does
             raise RunFailed(f"detached map {self.id}: {about.get('error')}")
 
     def cancel(self, timeout: float = 15.0) -> None:
@@ -117,10 +120,15 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
     id = f"{name or 'map'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     call = _packed(function, inputs, how)  # before there is a folder: it may raise
     folder = _home() / id
-    folder.mkdir(parents=True, mode=0o700)
-    (folder / "call.pickle").write_bytes(call)
     about = {"id": id, "name": name_of(function), "total": len(inputs), "return_exceptions": how.return_exceptions}
-    (folder / "about.json").write_text(json.dumps({**about, "state": "running", "started": time.time()}))
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "call.pickle").write_bytes(call)
+        (folder / "about.json").write_text(json.dumps({**about, "state": "running", "started": time.time()}))
+    except OSError as e:
+        raise RunFailed(
+            f"{folder}: {e}: a detached map cannot be kept here; call it again when the disk is well"
+        ) from e
     code = f"import sys; sys.path[:0] = {import_path()!r}; "
     code += f"from gristmill.parallel.detached import drive; drive({str(folder)!r})"
     with open(folder / "log.txt", "ab") as log:
@@ -178,6 +186,8 @@ def drive(folder: str) -> None:
 
     become_worker()
     home = Path(folder)
+    temporary = home / "state.json.tmp"
+    temporary.write_text(" " * RESERVED)
     with Lease(folder, folder), contextlib.closing(Kept(str(home / "results.sqlite"))) as kept:
         ended: dict[str, Any] = {"state": "done"}
         try:
@@ -185,19 +195,24 @@ def drive(folder: str) -> None:
             sys.path[:] = path
             for number, (text, fault) in unsent.items():
                 inputs[number] = _Unsent(text, fault)
-            _drive(home, kept, function, inputs, how)
+            if (failed := _drive(home, kept, function, inputs, how)) is not None:
+                number, failure = failed
+                ended = {"state": "failed", "error": f"{failure.type}: {failure.message}", "input": number}
         except _Cancelled:
             ended = {"state": "cancelled"}
         except BaseException as e:  # told to whoever opens the handle
             ended = {"state": "failed", "error": f"{type(e).__name__}: {e}"}
             raise
         finally:
-            temporary = home / "state.json.tmp"
-            temporary.write_text(json.dumps({**ended, "ended": time.time()}))
+            with temporary.open("r+") as file:
+                file.write(json.dumps({**ended, "ended": time.time()}))
             os.replace(temporary, home / "state.json")
 
 
-def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mapping) -> None:
+def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mapping) -> tuple[int, Failure] | None:
+    """The first input that failed, where the map raises that; None where none did."""
+    first = None
+
     def watch() -> None:
         if (home / "cancel").exists():
             raise _Cancelled
@@ -206,8 +221,12 @@ def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mappin
         for result in found:
             value = Shown(short(result.input)) if result.fault is not None else result.value
             kept.add([(str(result.number), value, result.fault)])
-            if result.fault is not None and not how.return_exceptions and not result.fault.died:
-                return
+            if result.fault is None or how.return_exceptions:
+                continue
+            first = first or (result.number, result.fault.failure)
+            if not result.fault.died:
+                break
+    return first
 
 
 def _home() -> Path:

@@ -4,6 +4,7 @@ found.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sqlite3
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, RunFailed
 from gristmill.parallel.shipping import Fault, by_name
 
 
@@ -36,34 +37,42 @@ class Kept:
     def add(self, results: Iterable[tuple[str, Any, Fault | None]]) -> None:
         """Keep results: key, value, and the fault of those that have none, whose value says of what."""
         rows = [(k, by_name(v), None if f is None else pickle.dumps(f)) for k, v, f in results]
-        with self._lock:
+        with self._lock, self._well():
             self._file.execute("begin")
-            self._file.executemany("insert or replace into results values (?, ?, ?)", rows)
-            self._file.execute("commit")
+            try:
+                self._file.executemany("insert or replace into results values (?, ?, ?)", rows)
+                self._file.execute("commit")
+            finally:
+                if self._file.in_transaction:
+                    self._file.execute("rollback")
 
     def find(self, key: str) -> tuple[Any] | None:
         """The value kept under a key, in a tuple; None where there is none."""
         query = "select value from results where key = ? and fault is null"
-        with self._lock:
+        with self._lock, self._well():
             row = self._file.execute(query, (key,)).fetchone()
         return None if row is None else (pickle.loads(row[0]),)
 
     def has(self, key: str) -> bool:
         """Whether a value is kept under a key."""
         query = "select 1 from results where key = ? and fault is null"
-        with self._lock:
+        with self._lock, self._well():
             return self._file.execute(query, (key,)).fetchone() is not None
 
     def new(self) -> Iterator[tuple[str, Any, Fault | None]]:
         """What was kept since this was last asked for, in that order."""
         query = "select rowid, key, value, fault from results where rowid > ? order by rowid limit 64"
-        while rows := self._file.execute(query, (self._seen,)).fetchall():
+        while True:
+            with self._well():
+                rows = self._file.execute(query, (self._seen,)).fetchall()
+            if not rows:
+                return
             for self._seen, key, value, fault in rows:
                 yield key, pickle.loads(value), None if fault is None else pickle.loads(fault)
 
     def written(self) -> set[str]:
         """Paths in arguments whose files came to be during a call: see `note_written`."""
-        with self._lock:
+        with self._lock, self._well():
             self._file.execute("create table if not exists written (path text primary key)")
             return {path for (path,) in self._file.execute("select path from written")}
 
@@ -77,7 +86,18 @@ class Kept:
 
     def count(self) -> int:
         """How many there are."""
-        return int(self._file.execute("select count(*) from results").fetchone()[0])
+        with self._well():
+            return int(self._file.execute("select count(*) from results").fetchone()[0])
+
+    @contextlib.contextmanager
+    def _well(self) -> Iterator[None]:
+        """Raises RunFailed where the disk is full, or fails."""
+        try:
+            yield
+        except sqlite3.Error as e:
+            raise RunFailed(
+                f"{self.path}: {e}: no result that was kept here is lost; call the map again when the disk is well"
+            ) from e
 
     def close(self) -> None:
         """Let go of the file."""
@@ -86,7 +106,9 @@ class Kept:
 
 
 def checkpoint(folder: str) -> Kept:
-    """The results kept in a folder."""
+    """The results kept in a folder. Raises BadJob where that is no folder of this machine."""
+    if "://" in folder:
+        raise BadJob(f"checkpoint {folder}: a checkpoint is a folder of this machine, or one that is mounted here")
     return Kept(os.path.join(os.path.abspath(os.path.expanduser(folder)), "results.sqlite"))
 
 
@@ -99,13 +121,15 @@ def code_digest(function: Any, kept: Kept) -> tuple[str, dict[str, Any], tuple[A
     from gristmill.models.code import callable_digests, value_digest
     from gristmill.models.files import real_places
     from gristmill.models.pins import named_pins, pins
+    from gristmill.plan import fingerprint
     from gristmill.plan.fingerprint import FILE, NOT_COMPARED, file_path
 
     looked: dict[str, Any] = {}
     written = kept.written()
     held: list[Any] = []
     found = callable_digests(function, looked, held, real_places(written))
-    code = value_digest(sorted((name, digest) for name, digest in found.items() if not name.startswith(FILE)))
+    told = fingerprint.compared(found)
+    code = value_digest(sorted((name, digest) for name, digest in told.items() if not name.startswith(FILE)))
     files = {name: digest for name, digest in found.items() if name.startswith(FILE)}
     compared = [
         (name, digest)

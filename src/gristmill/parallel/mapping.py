@@ -20,7 +20,6 @@ from typing import Any, TextIO
 
 from gristmill.engines.registry import open_engine
 from gristmill.errors import PlanChanged, RunFailed
-from gristmill.models.watching import Watch
 from gristmill.parallel.calling import CallStages, late_at
 from gristmill.parallel.feed import CallFeed, Result
 from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
@@ -150,6 +149,8 @@ def _found(
     if how.checkpoint is None:
         inputs = Inputs(enumerate(owned(values)), length(values))
     else:
+        from gristmill.models.watching import Watch
+
         kept = checkpoint(how.checkpoint)
         stack.callback(kept.close)
         code, looked, planned = code_digest(function, kept)
@@ -226,10 +227,12 @@ def _run(
         raise feed.fatal
 
 
-def _show(text: str, stream: TextIO) -> None:
+def _show(text: str, stream: TextIO | None) -> None:
     """Written so that a character which the stream cannot encode ends no map. Looked at before: the stream may be the
-    progress line's, which would keep the text and fail on it again.
+    progress line's, which would keep the text and fail on it again. Where there is none (a daemon), nothing, as print.
     """
+    if stream is None:
+        return
     encoding = getattr(stream, "encoding", None)  # None where it takes any text
     if encoding:
         try:

@@ -119,6 +119,11 @@ class Fingerprint:
         }
 
 
+def compared(code: Mapping[str, str]) -> dict[str, str]:
+    """Of digests of code by name those that tell it from other code."""
+    return {n: d for n, d in code.items() if not n.startswith(NOT_COMPARED) and f": {NOT_COMPARED}" not in n}
+
+
 def digest_of(value: Any) -> str:
     """sha256 of a plain value, the same in every process."""
     return hashlib.sha256(_plain(value).encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -166,8 +166,9 @@ def as_sink(value: Any, **options: Unpack[SinkOptions]) -> Sink | None:
     return sink(os.fspath(value), **options)
 
 
-def source(*uri: str, **options: Unpack[SourceOptions]) -> Source:
-    """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`.
+def source(*uri: str | Sequence[str], **options: Unpack[SourceOptions]) -> Source:
+    """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`. Several
+    paths are given one by one, or as a list.
 
     A file is read once, however many names lead to it, with a note that says which: symbolic links, hard links in a
     folder or glob, paths that overlap. Only hard links that are each named outright are files of their own.
@@ -176,7 +177,8 @@ def source(*uri: str, **options: Unpack[SourceOptions]) -> Source:
     and Spark: text, unless all values are whole numbers (`types` gives others); null where the value is
     `__HIVE_DEFAULT_PARTITION__`.
     """
-    return Source(uri=tuple(str(u) for u in uri), **_tuples(options))
+    paths = [path for given in uri for path in (given if isinstance(given, (list, tuple)) else [given])]
+    return Source(uri=tuple(map(str, paths)), **_tuples(options))
 
 
 def sink(uri: str, **options: Unpack[SinkOptions]) -> Sink:

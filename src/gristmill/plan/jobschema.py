@@ -332,6 +332,8 @@ def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
     where = f"{dotted(path[:-1])} has" if path[:-1] else "a job has"
     if len(path) > 1 and key in JobSection.model_fields:
         hint = f"it is a key of the job itself: write {key}: … at its top"
+    elif len(homes := [name for name, section in _SECTIONS.items() if key in section.model_fields]) > 1:
+        hint = f"it is a key of {' and of '.join(homes)}: write {homes[0]}: {{{key}: …}}"
     elif near := _near(key, known):
         hint = f"did you mean {near[0]!r}?"
     elif home := _home(key):
@@ -341,13 +343,15 @@ def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
     return f"{document.place(path)}: {where} no key {key!r}: {hint}"
 
 
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "running": RunningSection, "source": SourceSection, "sink": SinkSection, "gates": GatesSection,
+    "engine": EngineSection,
+}  # fmt: skip
+
+
 def _home(key: str) -> tuple[str, str] | None:
     """The section and the field in it that a key out of place, or mistyped, was most likely meant to be."""
-    sections: dict[str, type[BaseModel]] = {
-        "running": RunningSection, "source": SourceSection, "sink": SinkSection, "gates": GatesSection,
-        "engine": EngineSection,
-    }  # fmt: skip
-    homes = {field: name for name, section in reversed(sections.items()) for field in section.model_fields}
+    homes = {field: name for name, section in reversed(_SECTIONS.items()) for field in section.model_fields}
     near = _near(key, homes)
     return (homes[near[0]], near[0]) if near else None
 

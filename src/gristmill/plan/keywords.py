@@ -74,6 +74,8 @@ def fields_named(cls: type[T]) -> type[T]:
     @functools.wraps(made)
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         check_names(cls.__name__, options, names)
+        if not isinstance(output := options.get("output"), str | None):
+            raise BadJob(f"{cls.__name__}: output={output!r} is no text: it names the one column that the model adds")
         made(self, *args, **options)
 
     cls.__init__ = __init__  # type: ignore[method-assign]

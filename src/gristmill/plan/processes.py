@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import os
 import signal
@@ -34,6 +35,37 @@ def import_path() -> tuple[str, ...]:
     return tuple(p or os.getcwd() for p in sys.path)
 
 
+def hold_standard_streams() -> None:
+    """Where a launcher has closed standard input, output or error, the null device stands there: else the next file
+    that is opened, a part of the result maybe, would be what libraries print to.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            stream = open(number, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - it stays open
+            setattr(sys, name, stream)
+
+
+def imported(name: str) -> Any:
+    """A module of a kind that ends the process where a signal's exception meets its import, as pybind11's do: imported
+    in a thread, in which no signal is handled. Raises ImportError.
+    """
+    if name not in sys.modules:
+        thread = threading.Thread(target=_import, args=(name,))  # no daemon: the interpreter waits for it
+        thread.start()
+        thread.join()
+    return importlib.import_module(name)
+
+
+def _import(name: str) -> None:
+    with contextlib.suppress(ImportError):  # raised where it is asked for
+        importlib.import_module(name)
+
+
 _worker = False
 
 
@@ -52,6 +84,7 @@ def starting(what: str) -> None:
     in a process that multiprocessing started. One that does
     all the same (its function was named by a text) refuses: BadJob, naming the line.
     """
+    hold_standard_streams()
     modules = list(_importing())
     if modules and _worker:
         name, file, line = modules[0]
@@ -67,6 +100,20 @@ def starting(what: str) -> None:
 
         for module in shipped:
             cloudpickle.register_pickle_by_value(module)
+
+
+def packed(work: Any) -> bytes:
+    """What workers are sent, pickled. Raises BadJob where that cannot be."""
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(work, protocol=5))
+    except Exception as e:
+        raise BadJob(
+            f"the job cannot be sent to workers ({type(e).__name__}: {e}): a function of a script or notebook is sent "
+            "with all that it refers to; put it in a module of its own (a .py file), which workers import, build what "
+            "cannot be sent in the __init__ of a class, or use workers=0"
+        ) from e
 
 
 def _importing() -> Iterator[tuple[str, str, int]]:

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import os
 import queue
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -52,6 +50,9 @@ def mortal() -> tuple[str, ...]:
 
     Not a function to be called between fork and exec: that runs Python in a copy of a process with threads.
     """
+    import shutil  # a worker needs none of these
+    import subprocess
+
     tool = shutil.which("setpriv") if sys.platform == "linux" else None
     if tool is None:
         return ()

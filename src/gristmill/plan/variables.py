@@ -168,7 +168,8 @@ def _typed(text: str, declared: Any, name: str) -> Any:
     try:
         if isinstance(declared.value, bool):
             return Written(text, {"true": True, "false": False}[text.lower()])
-        return Written(text, type(declared.value)(text))
+        whole = isinstance(declared.value, int) and "." not in text and "e" not in text.lower()
+        return Written(text, int(text) if whole else float(text))
     except (KeyError, ValueError):
         kind = "true or false" if isinstance(declared.value, bool) else "a number"
         raise BadJob(f"--var {name}={text}: the job file gives {name} as {declared.text}: give {kind}") from None

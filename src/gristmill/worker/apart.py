@@ -59,7 +59,7 @@ class PrepareWorker:
         check_planned(recipe.model)
 
         self._planned = pins.Planned(recipe.pins, recipe.named)
-        self._loaded = Loaded(recipe.pins)
+        self._loaded = Loaded(recipe.pins, recipe.named)
         self._name = name
         self._recipe = recipe
         self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]

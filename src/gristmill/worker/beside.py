@@ -5,6 +5,7 @@ hold up the model's process. What they make crosses in anonymous memory that the
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import mmap
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -32,10 +34,12 @@ from gristmill.worker.work import ShardStages
 WAITING = 3  # windows that one process may have made and its worker not taken
 _START = (
     "import sys; sys.path[:] = {path!r}; from gristmill.plan.spawning import die_with; die_with({parent}); "
-    "from gristmill.worker.beside import serve; serve({fd})"
+    "from gristmill.worker.beside import serve; serve({fd}, {stages})"
 )
 _LENGTH = struct.Struct("<Q")
 _TIMEVAL = struct.Struct("@ll")
+_FEWER = "have fewer workers or steps_workers, or raise the limit (ulimit -n, ulimit -u, a container's pids and memory)"
+_ALONE, _WITH_FILE = b"\0", b"\1"  # before each event: whether a window's file comes with it
 _TAKEN = None  # said to a process: one of its windows was taken
 
 
@@ -60,17 +64,28 @@ class Beside:
         turn = itertools.count()
         for item in items:
             if item.portions is None and self._stages.apart(item):
-                number = next(turn) % len(self._names)
-                if number == len(self._processes):
-                    self._processes.append(_Process(self._stages, self._names[number], self._spawner))
-                item = replace(item, portions=self._processes[number].begin(item))
+                item = replace(item, portions=self._begun(item, next(turn) % len(self._names)))
             ready.put(item)
         ready.put(None)
+
+    def _begun(self, item: Item, number: int) -> Iterator[memoryview]:
+        try:
+            if number >= len(self._processes):
+                number = len(self._processes)
+                self._processes.append(_Process(self._stages, self._names[number], self._spawner))
+            return self._processes[number].begin(item)
+        except BaseException as e:  # crosses to who iterates the portions: the item fails of it
+            return _failing(e)
 
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:
             process.close()
+
+
+def _failing(error: BaseException) -> Iterator[memoryview]:
+    yield from ()
+    raise error
 
 
 class _Process:
@@ -81,25 +96,34 @@ class _Process:
 
         self._name = name
         self._tickets = itertools.count()
-        self._socket, theirs = socket.socketpair()
         first = stages.first()
-        with theirs:
-            start = partial(
-                subprocess.Popen[bytes],
-                [*mortal(), sys.executable, "-c", _START.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **first.environment(0)},
-            )
-            self._popen: subprocess.Popen[bytes] = spawner.call(start)
+        try:
+            self._socket, theirs = socket.socketpair()
+            # Its stages lie in a file: to send them would wait for a process that is stopped or killed as it starts.
+            with theirs, _memory(cloudpickle.dumps((first, name), protocol=5)) as file:
+                file.seek(0)
+                fd, held = theirs.fileno(), file.fileno()
+                begin = _START.format(path=sys.path, fd=fd, stages=held, parent=os.getpid())
+                start = partial(
+                    subprocess.Popen[bytes],
+                    [*mortal(), sys.executable, "-c", begin],
+                    pass_fds=[fd, held],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **first.environment(0)},
+                )
+                self._popen: subprocess.Popen[bytes] = spawner.call(start)
+        except OSError as e:
+            why = f"a process of the steps ({name}) cannot be started: {e.strerror or e}; {_FEWER}"
+            raise OSError(e.errno, why) from e
         self._wait_for(LOADING)
-        _send(self._socket, cloudpickle.dumps((first, name), protocol=5))
 
     def begin(self, item: Item) -> Iterator[memoryview]:
         """Start on an item; its portions, in order. Raises Elsewhere, when iterated, where its first stage failed."""
+        import cloudpickle
+
         ticket = str(next(self._tickets))  # a shard's key comes again when the shard is tried again
         with contextlib.suppress(OSError):  # it is dead, which whoever reads the portions will see
-            _send(self._socket, pickle.dumps(replace(item, key=ticket), protocol=5))
+            _send(self._socket, cloudpickle.dumps(replace(item, key=ticket), protocol=5))
         return self._portions(ticket)
 
     def _portions(self, ticket: str) -> Iterator[memoryview]:
@@ -128,10 +152,12 @@ class _Process:
             self._give_up()
         except (EOFError, ConnectionError):
             self._die_alike()
-        if not files:
+        if told == _ALONE:
             return event, None
         with contextlib.suppress(OSError):
             _send(self._socket, pickle.dumps(_TAKEN))
+        if not files:  # the kernel drops those that a process has no number left for
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} in the worker of {self._name}; {_FEWER}")
         try:
             return event, memoryview(mmap.mmap(files[0], 0, access=mmap.ACCESS_READ))
         finally:
@@ -177,7 +203,7 @@ class _Process:
 # ---------------------------------------------------------------- in the process
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, held: int) -> None:
     """The whole life of such a process: make windows of the items it is sent, a few ahead of who takes them."""
     print_whole_lines()
     with socket.socket(fileno=fd) as line:
@@ -185,10 +211,8 @@ def serve(fd: int) -> None:
         become_worker()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         room, speaking = threading.Semaphore(WAITING), threading.Lock()
-        try:
-            stages, name = pickle.loads(_receive(line))
-        except EOFError:
-            os._exit(0)
+        with os.fdopen(held, "rb") as file:
+            stages, name = pickle.load(file)
         threading.Thread(target=_obey, args=(line, items, room), daemon=True).start()
 
         def emit(event: Event) -> None:
@@ -198,12 +222,12 @@ def serve(fd: int) -> None:
             told = pickle.dumps(event, protocol=5)
             if body is None:
                 with speaking:
-                    line.sendall(b"\0")
+                    line.sendall(_ALONE)
                     _send(line, told)
                 return
             room.acquire()
             with _memory(body) as file, speaking:
-                socket.send_fds(line, [b"\1"], [file.fileno()])
+                socket.send_fds(line, [_WITH_FILE], [file.fileno()])
                 _send(line, told)
 
         opened: list[Any] = []
@@ -225,14 +249,18 @@ def serve(fd: int) -> None:
 
 
 def _obey(line: socket.socket, items: queue.SimpleQueue[Item], room: threading.Semaphore) -> None:
-    with contextlib.suppress(EOFError, OSError):
+    try:
         while True:
             message = pickle.loads(_receive(line))
             if message is _TAKEN:
                 room.release()
             else:
                 items.put(message)
-    os._exit(0)
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:  # what cannot be read is never done: the process ends of it, and is not waited for
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _memory(data: bytes) -> Any:

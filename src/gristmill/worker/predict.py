@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from gristmill.errors import BadOutput
 from gristmill.io.lossless import Lossy, fitted, is_list, together
 from gristmill.io.picking import picked
 from gristmill.models.batches import ROWS
+from gristmill.models.given import same
 from gristmill.plan.contracts import Model, Prepared, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error
@@ -38,7 +39,7 @@ def _post_step(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> 
 @dataclass(frozen=True)
 class Scored:
     """A scored window: output rows in source order with their row numbers of the window and who they are, and the dead
-    ones (by row number, too).
+    ones (by row number, too). `results` are the columns that the model or a step after it has returned.
     """
 
     window: Window
@@ -47,6 +48,7 @@ class Scored:
     identity: Identity
     counts: Counts
     results: tuple[str, ...] = ()
+    answers: Mapping[str, bool] = field(default_factory=dict)  # the model's, and whether a row may have none
     dead: tuple[DeadRow, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     raw: tuple[tuple[np.ndarray, pa.Table], ...] = ()  # of a probe: rows of the window, and what the model returned
@@ -61,7 +63,7 @@ class Predict:
 
         self._recipe = recipe
         self._model = model
-        self._post = [LoadedStep(s, Stage.AFTER) for s in recipe.post]
+        self._post = [LoadedStep(s, f"post {n}", Stage.AFTER) for n, s in enumerate(recipe.post)]
         self.budget = Budget(recipe.batch.tokens, recipe.batch.rows)
         self._sweep = Sweep(recipe.batch.tries, recipe.batch.longest) if recipe.batch.tries else None
         self._quick = recipe.batch.quick  # None once memory has run out
@@ -70,6 +72,7 @@ class Predict:
         self._at_hand: Prepared | None = None
         self._before: Guard | None = None  # is told of each call of the model, those that only try it included
         self._doomed: frozenset[int] = frozenset()
+        self.unwritten: dict[str, str] = {}  # columns of the rows that a step after the model changes, by its name
         self._doubt = Doubt(self._works_elsewhere)
         # Rows, their positions, digests of what the model was given of them, their outputs.
         self._kept: list[tuple[list[Row], np.ndarray, np.ndarray, pa.Table]] = []
@@ -100,6 +103,14 @@ class Predict:
             alive[np.asarray(gone, dtype=np.int64)] = False
         dead: list[DeadRow] = list(doomed)
         figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
+
+        def count_tokens(batch: np.ndarray) -> None:
+            if (lengths := window.prepared.lengths) is not None:
+                figures["tokens"] += float(lengths[batch].sum())
+                figures["padded"] += padded_tokens(lengths, batch)
+
+        for index, _ in outputs:
+            count_tokens(index)
         self._doomed = frozenset(d.row for d in doomed)
         isolation = self._isolation(task, window, before)
         sweeps = task.kind == "score" and not task.careful
@@ -109,9 +120,7 @@ class Predict:
             seconds = time.perf_counter() - started
             figures["model_seconds"] += seconds
             figures["batches"] += 1
-            if window.prepared.lengths is not None:
-                figures["tokens"] += float(window.prepared.lengths[batch].sum())
-                figures["padded"] += padded_tokens(window.prepared.lengths, batch)
+            count_tokens(batch)
             if sweeps and not found.dead:
                 self._grow(len(batch), seconds)
             if self._tried_with is not None and not found.dead:
@@ -278,20 +287,23 @@ class Predict:
         put_aside = {r.row for r in skipped}
         dead += [DeadRow(r.row, Stage.MODEL, r.error, r.message) for r in refused.values() if r.row not in put_aside]
         index = np.concatenate([i for i, _ in outputs]) if outputs else np.empty(0, dtype=np.int64)
+        dicts = any(ROWS in (t.schema.metadata or {}) for _, t in outputs)
         results = self._joined(task, outputs)
+        results = _with_all(task, results) if dicts else results
         place = np.sort(index)
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
-        names = list(results.column_names)
+        names, replaced = list(results.column_names), frozenset[str]()
         rows, identity, place = self._finite(Stage.MODEL, window, rows, names, identity, place, dead)
         for number, step in enumerate(self._post):
             before = rows
             found = post(number, step, before, identity)
             dead += [replace(d, row=int(place[d.row])) for d in found.dead]
             rows, identity, place = found.rows, identity.take(found.origin), place[found.origin]
-            names += [n for n in rows.column_names if n not in before.column_names]
+            new, anew = self._answered(task, step, before, found, names)
+            names, replaced = [*names, *new], replaced | anew
         if self._post:
-            rows, identity, place = self._finite(Stage.AFTER, window, rows, names, identity, place, dead)
+            rows, identity, place = self._finite(Stage.AFTER, window, rows, names, identity, place, dead, replaced)
         written = rows.select(self._recipe.output.columns(rows.column_names, names))
         if unheld := self._recipe.sink_format.refused(written, self._recipe.sink.options):
             dead += [DeadRow(int(place[i]), Stage.AFTER, error, text) for i, (error, text) in sorted(unheld.items())]
@@ -299,8 +311,36 @@ class Predict:
             rows, identity, place = picked(rows, keep), identity.take(keep), place[keep]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple(outputs) if task.kind == "probe" else ()
-        sparse = any(ROWS in (t.schema.metadata or {}) for _, t in outputs) or any(s.sparse for s in self._post)
-        return Scored(window, rows, place, identity, counts, tuple(names), tuple(dead), figures, raw, sparse)
+        sparse = dicts or any(s.sparse for s in self._post)
+        own = {name: results.column(name).null_count > 0 for name in results.column_names}
+        return Scored(window, rows, place, identity, counts, tuple(names), own, tuple(dead), figures, raw, sparse)
+
+    def made(self) -> dict[str, list[pa.Field]]:
+        """The columns that dicts of steps after the model added to rows on trial, by step."""
+        return {step.name: list(step.made.values()) for step in self._post if step.made}
+
+    def _answered(
+        self, task: Task, step: LoadedStep, before: pa.Table, found: Applied, names: Sequence[str]
+    ) -> tuple[list[str], frozenset[str]]:
+        """Which columns of a step after the model are answers beside `names`: those that it added, and those of the
+        rows that it gave anew. Where it handed back all that it was given, changed or not, the rows' own columns are
+        none. And those of the rows that it gave.
+        """
+        output, rows = self._recipe.output, found.rows
+        anew = found.returned.intersection(before.column_names)
+        whole = len(anew) == before.num_columns
+        if whole and task.schema is None:
+            was = picked(before, found.origin)
+            lost = [n for n in anew if n not in names and not output.keeps(n) and not _alike(was, rows, n)]
+            self.unwritten.update(dict.fromkeys(lost, step.step.name))
+        others = [n for n in rows.column_names if n not in names]
+        own = {n for n in before.column_names if whole or n not in anew or output.keeps(n)}
+        if some := [n for n in others if n in found.partly and n not in own and n in before.column_names]:
+            raise BadOutput(
+                f"post step {step.step.name} returned column {some[0]!r} for some rows only, and the rows have one of "
+                "that name: return it for every row, give it another name, or name it in keep (others have their own)"
+            )
+        return [n for n in others if n not in own], anew
 
     def _joined(self, task: Task, outputs: list[tuple[np.ndarray, pa.Table]]) -> pa.Table:
         tables, name = [t for _, t in outputs], self._recipe.model.name
@@ -343,18 +383,25 @@ class Predict:
         identity: Identity,
         place: np.ndarray,
         dead: list[DeadRow],
+        replaced: frozenset[str] = frozenset(),
     ) -> tuple[pa.Table, Identity, np.ndarray]:
-        """Without the rows whose answers hold NaN or infinity, where these are to be dead letters."""
+        """Without the rows whose answers hold NaN or infinity, where these are to be dead letters: in columns that are
+        written, or given to steps after the model; in `replaced` columns of the rows where the row had none before.
+        """
         if self._recipe.on_nan != "dead":
             return rows, identity, place
         bad = np.zeros(rows.num_rows, dtype=bool)
-        for name in names:
+        written = self._recipe.output.columns(rows.column_names, names)
+        given_on = names if stage is Stage.MODEL and self._post else ()
+        for name in dict.fromkeys([*given_on, *(n for n in written if n in names or n in replaced)]):
             found = not_finite(rows.column(name))
             if found is None or not found.any():
                 continue
             nan = holds_nan(rows.column(name))
             assert nan is not None
             own = not_finite(window.rows.column(name)) if name in window.rows.column_names else None
+            if own is not None and name not in names:
+                found = found & ~own[place]
             for i in np.flatnonzero(found & ~bad).tolist():
                 error, what = ("NaN", "NaN") if nan[i] else ("Infinite", "an infinite value")
                 had = ", as the row had in its own before" if own is not None and own[place[i]] else ""
@@ -370,6 +417,10 @@ class Predict:
         return picked(rows, keep), identity.take(keep), place[keep]
 
 
+def _alike(one: pa.Table, other: pa.Table, name: str) -> bool:
+    return one.schema.field(name).type == other.schema.field(name).type and same(one.column(name), other.column(name))
+
+
 def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Table:
     """`table` with the planned types of the columns that are planned; others are for post steps. Raises Lossy. With
     `lists` these stay what they are where vectors of one width are planned, so that post steps are given the same as
@@ -383,3 +434,14 @@ def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Tabl
         return f if lists and is_list(f.type) and pa.types.is_fixed_size_list(kind.type) else kind
 
     return fitted(table, pa.schema([bound(f) for f in table.schema]))
+
+
+def _with_all(task: Task, results: pa.Table) -> pa.Table:
+    """Null for each column of the model's that none of a window's dicts have, as where one of them has it: steps after
+    the model are not given a column of the rows for it.
+    """
+    planned = task.schema or task.base or pa.schema([])
+    for name in (n for n in task.answers if n not in results.column_names):
+        kind = planned.field(name).type if name in planned.names else pa.null()
+        results = results.append_column(name, pa.nulls(results.num_rows, kind))
+    return results

@@ -77,7 +77,8 @@ class Chunk:
 class Window:
     """Rows of one shard ready for the model, in source order. Also what travels between machines when stages are
     apart. `seconds` were spent on reading, steps and tokenising; `read` are the digests of pieces whose reading has
-    come to its end, in order: together the windows of a shard have one for each.
+    come to its end, in order: together the windows of a shard have one for each. `made` are the columns that dicts of
+    steps added to rows on trial so far, by step.
     """
 
     rows: pa.Table
@@ -87,6 +88,7 @@ class Window:
     letters: tuple[Letter, ...]
     seconds: float = 0.0
     read: tuple[str, ...] = ()
+    made: Mapping[str, Sequence[pa.Field]] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,7 +132,7 @@ class Prepare:
     def __init__(self, recipe: Recipe, model: Model) -> None:
         self._recipe = recipe
         self._model = model
-        self._steps = [LoadedStep(s) for s in recipe.steps]
+        self._steps = [LoadedStep(s, f"step {n}") for n, s in enumerate(recipe.steps)]
         self._reading = reading(recipe.reader)
         # Where there is more to do than to read, the model need not wait for all of a window.
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
@@ -145,7 +147,8 @@ class Prepare:
         empty, begun = True, time.perf_counter()
         for window in self._windows(task, suspects, read):
             empty = False
-            yield replace(window, seconds=time.perf_counter() - begun, read=tuple(read))
+            made = {step.name: list(step.made.values()) for step in self._steps if step.made}
+            yield replace(window, seconds=time.perf_counter() - begun, read=tuple(read), made=made)
             read.clear()
             begun = time.perf_counter()
         if empty or read:  # the last window may have been full just when the last piece ended

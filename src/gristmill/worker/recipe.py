@@ -44,9 +44,13 @@ class Output:
     digest: str = ""
     drop: tuple[str, ...] = ()
 
+    def keeps(self, name: str) -> bool:
+        """Whether a column of the rows is carried over."""
+        return name in self.keep if self.keep is not None else name not in self.leave
+
     def columns(self, rows: Sequence[str], results: Sequence[str]) -> list[str]:
         """What is written of rows with columns `rows`, of which the model's are `results`, but for id and version."""
-        wanted = self.keep if self.keep is not None else [n for n in rows if n not in self.leave]
+        wanted = self.keep if self.keep is not None else [n for n in rows if self.keeps(n)]
         kept = [n for n in wanted if n in rows and n not in results]
         return [n for n in (*kept, *results) if n not in self.drop]
 
@@ -80,7 +84,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Task:
-    """One shard to score and commit. `schema` is the planned output schema.
+    """One shard to score and commit. `schema` is the planned output schema, `answers` the columns that the model
+    gave the first rows, and `made` those that dicts of a step added to them, by step.
 
     `kind` "probe" scores the first rows, commits nothing and answers with the schema they have, in which the types of
     `base` are, where given, that they fit; "proof" does so with rows from anywhere, of which nothing is kept. `attempt`
@@ -95,6 +100,8 @@ class Task:
     folder: str = ""
     root: str = ""
     schema: pa.Schema | None = None
+    answers: tuple[str, ...] = ()
+    made: Mapping[str, pa.Schema] = field(default_factory=dict)
     base: pa.Schema | None = None
     attempt: str = ""
     careful: bool = False

@@ -42,13 +42,16 @@ _FIXED = {str, int, float, bool, bytes, type(None), datetime.datetime, datetime.
 @dataclass(frozen=True)
 class Applied:
     """What a step made of rows: the rows after it, for each the number of the row it came from, and the rows that
-    failed. `digests` (uint32, one a row) where it made one row many, or may have.
+    failed. `digests` (uint32, one a row) where it made one row many, or may have. `returned`: the columns that a map
+    gave back, changed or not; `partly`: those that it gave for some rows only.
     """
 
     rows: pa.Table
     origin: np.ndarray
     dead: list[DeadRow]
     digests: np.ndarray | None = None
+    returned: frozenset[str] = frozenset()
+    partly: frozenset[str] = frozenset()
 
     def moved(self, first: int) -> Applied:
         """The same of rows that are a slice, from row `first` on, of others."""
@@ -58,9 +61,11 @@ class Applied:
 class LoadedStep:
     """A step with its function loaded (a class is built once a worker); rows that fail in it die at `stage`."""
 
-    def __init__(self, step: Step, stage: Stage = Stage.BEFORE) -> None:
+    def __init__(self, step: Step, name: str = "", stage: Stage = Stage.BEFORE) -> None:
         self._takes = None if step.call is None else takes_of(step.call)
         self.step = step
+        self.name = name  # its place among the steps
+        self.made: dict[str, pa.Field] = {}  # columns that its dicts added to rows on trial; nullable: not to each
         self.sparse = False  # whether it has returned dicts
         self._habit = Habit()
         self.stage = stage
@@ -102,16 +107,35 @@ class LoadedStep:
     def apply(self, rows: pa.Table) -> Applied:
         """What comes of the rows. Raises BadOutput where the step broke the row count."""
         if self._takes is None:
-            return self._applied(rows)
+            return self._completed(self._applied(rows), rows)
         self._takes.check(rows.schema)
         refused = self._takes.refused(rows)
         if not refused:
-            return self._applied(rows)
+            return self._completed(self._applied(rows), rows)
         kept = np.setdiff1d(np.arange(rows.num_rows), [r.row for r in refused])
-        found = self._applied(picked(rows, kept))
+        found = self._completed(self._applied(picked(rows, kept)), rows)
         dead = [replace(d, row=int(kept[d.row])) for d in found.dead]
         dead += [DeadRow(r.row, self.stage, r.error, r.message, step=self.step.name) for r in refused]
         return replace(found, origin=kept[found.origin], dead=dead)
+
+    def _completed(self, found: Applied, given: pa.Table) -> Applied:
+        """With null for each column that the step's dicts added to the first rows and to none of these: whoever comes
+        after it finds the same columns, however the rows are cut.
+        """
+        if self._task is None or self.step.kind == "filter" or not (self.sparse or self.step.kind == "flat_map"):
+            return found
+        if self._task.kind != "score":
+            for f in found.rows.schema:
+                if f.name in given.column_names:
+                    continue
+                before = self.made.get(f.name, f)
+                optional = found.rows.column(f.name).null_count > 0 or (f.name in self.made and before.nullable)
+                self.made[f.name] = (f if pa.types.is_null(before.type) else before).with_nullable(optional)
+        rows = found.rows
+        for f in self._task.made.get(self.name, ()):
+            if f.name not in rows.column_names:
+                rows = rows.append_column(f.with_nullable(True), pa.nulls(rows.num_rows, f.type))
+        return replace(found, rows=rows)
 
     def _applied(self, rows: pa.Table) -> Applied:
         if self.step.kind == "filter":
@@ -154,7 +178,9 @@ class LoadedStep:
                     digest = digests_of(result.select([n for n in result.column_names if not n.startswith(LACKS)]))
             else:
                 origin = index
-            parts.append(Applied(self._merged(_pick(rows, origin), result), origin, [], digest))
+            names = frozenset(n for n in result.column_names if not n.startswith(LACKS))
+            partly = frozenset(n for n in names if LACKS + n in result.column_names and _any(result.column(LACKS + n)))
+            parts.append(Applied(self._merged(_pick(rows, origin), result), origin, [], digest, names, partly))
         return self.together(parts, rows, dead)
 
     def together(self, parts: Sequence[Applied], like: pa.Table, dead: Sequence[DeadRow]) -> Applied:
@@ -171,7 +197,9 @@ class LoadedStep:
         if (np.diff(origin) < 0).any():
             order = np.argsort(origin, kind="stable")
             rows, origin, digests = picked(rows, order), origin[order], None if digests is None else digests[order]
-        return Applied(rows, origin, [*dead, *(d for p in parts for d in p.dead)], digests)
+        returned = frozenset[str]().union(*(p.returned for p in parts))
+        partly = frozenset[str]().union(*(p.partly | (returned - p.returned) for p in parts))
+        return Applied(rows, origin, [*dead, *(d for p in parts for d in p.dead)], digests, returned, partly)
 
     def _checked_rows(self, column: pa.ChunkedArray, given: int) -> np.ndarray:
         try:
@@ -392,6 +420,10 @@ def _filled(lacks: pa.ChunkedArray, old: pa.ChunkedArray, new: pa.ChunkedArray) 
     parts = [pa.table({"": picked(old, own)}), pa.table({"": changed})]
     order = np.argsort(np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)]), kind="stable")
     return picked(together([p for p in parts if p.num_rows]).column(0), order)
+
+
+def _any(mask: pa.ChunkedArray) -> bool:
+    return bool(np.asarray(mask.to_numpy(), dtype=bool).any())
 
 
 def _concatenated(tables: list[pa.Table], like: pa.Table) -> pa.Table:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0}
+UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0, "answers": {}, "made": {}}
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
 MONTH = 2_592_000.0  # seconds: no platform's timers take any number
 LONGEST_LOAD = 1800.0  # seconds: what loads for longer hangs, unless `batch_timeout` is more
@@ -123,12 +123,13 @@ def note_loaded(loaded: Loaded, recipe: Recipe, folder: str) -> None:
     """
     if not (found := loaded.look()):
         return
+    from gristmill.models.loaded import alike
     from gristmill.models.pins import changed_meanwhile
 
     def refuse_others() -> None:
         noted = generations.loaded(folder, recipe.files)
         for entry, digest in found.items():
-            if {*noted.get(entry, ()), *recipe.loaded.get(entry, ())} - {digest}:
+            if not alike({digest, *noted.get(entry, ()), *recipe.loaded.get(entry, ())}):
                 raise changed_meanwhile(f"{entry}, which the code loads as it runs,")
 
     refuse_others()
@@ -139,6 +140,14 @@ def note_loaded(loaded: Loaded, recipe: Recipe, folder: str) -> None:
         recipe.files.remove(path)
         raise
     loaded.noted(found)
+
+
+def note_written(loaded: Loaded, recipe: Recipe, folder: str) -> None:
+    """Note what code has written after its last shard was committed, as it was closed."""
+    found = loaded.written()
+    with contextlib.suppress(OSError):  # it may not be counted as its own then
+        if found and recipe.files.names(folder):
+            generations.note_loaded(recipe.files, folder, found)
 
 
 class Stopped(Exception):
@@ -158,13 +167,14 @@ class ShardWorker:
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._watch.load()
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
-        self._loaded = Loaded(stages.recipe.pins)
+        self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
         self._planned.look()  # after all was imported: what was changed since is refused, too
         self._watch.rest()
         self._files = stages.recipe.files
+        self._folder = ""  # of the generation in which a shard was committed last
         self._stopping = threading.Event()
         self._answers: dict[str, Any] = {}  # to probes
         self._dropped: set[str] = set()
@@ -253,6 +263,8 @@ class ShardWorker:
         finally:
             told.cancel()
             self._watch.rest()
+            if self._folder:
+                note_written(self._loaded, self._recipe, self._folder)
 
     def _wants_to_leave(self, done: Any) -> bool:
         """Whether a fresh process should go on: at the end of a shard, for its memory; at once if the model is sick."""
@@ -413,6 +425,7 @@ class ShardWorker:
             else:
                 self._planned.look()  # at what these rows made the function import or read
                 note_loaded(self._loaded, self._recipe, task.folder)
+                self._folder = task.folder
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
         except BaseException as e:  # crosses to the outcome, where the driver decides
@@ -435,7 +448,13 @@ class ShardWorker:
                 schema, base = self._recipe.sink_format.stored(rows, self._recipe.sink.options), item.value.base
                 schema = schema if base is None else fitting(rows, schema, base)
                 answer.update(schema=generations.encode_schema(schema), results=list(body.results))
+                answer["answers"] = body.answers
                 answer["columns"] = body.rows.column_names
+            answer["made"] = {**body.window.made, **self._predict.made()}
+            for column, step in self._predict.unwritten.items():
+                text = f"{step} changes column {column!r} of the rows, which is not written: name it in keep"
+                emit(Printed(self._name, text, "warning"))
+            self._predict.unwritten.clear()
             return
         emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
 
