@@ -234,9 +234,10 @@ class LoadedFunction:
             table, failed = e.table, dict(e.failed)
             given = picked(given, np.setdiff1d(np.arange(count), list(failed)))
         if table.num_rows or not failed:
-            worked = np.setdiff1d(np.arange(count), list(failed))
             table, misfits = self._answers(table, given)
-            failed |= {int(worked[row]): error for row, error in misfits.items()}
+            if misfits:
+                worked = np.setdiff1d(np.arange(count), list(failed))
+                failed |= {int(worked[row]): error for row, error in misfits.items()}
         if failed:
             raise SomeFailed(table, failed)
         return table
