@@ -74,15 +74,14 @@ def divided(rows: np.ndarray, apart: np.ndarray | None) -> list[np.ndarray]:
 
 
 def _cut(lengths: np.ndarray | None, rows: np.ndarray, budget: Callable[[], Budget]) -> Iterator[np.ndarray]:
-    if lengths is None:
-        order, widths = rows, np.ones(len(rows), dtype=np.int64)
-    else:
+    order, widths = rows, None
+    if lengths is not None:
         order = rows[np.argsort(-lengths[rows].astype(np.int64), kind="stable")]
         widths = np.maximum(lengths[order].astype(np.int64), 1)
     start = 0
     while start < len(order):
         now = budget()
-        if lengths is None or now.tokens is None:
+        if widths is None or now.tokens is None:
             size = now.rows
         else:
             # The first row is the longest, so it sets the width of all.

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from gristmill.errors import BadModel, BadOutput
 from gristmill.io.lossless import together
-from gristmill.io.picking import picked
+from gristmill.io.picking import picked, run_of
 from gristmill.io.values import is_from, tensor_to_numpy
 from gristmill.models.batches import from_array, from_result
 from gristmill.models.columns import check_columns, is_number
@@ -317,13 +317,9 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def take(array: Any, index: np.ndarray) -> Any:
     """The rows of an array or table at `index`; a view where they follow each other, as batches without lengths do."""
-    start, count = (int(index[0]), len(index)) if len(index) else (0, 0)
-    contiguous = count > 0 and int(index[-1]) - start == count - 1 and bool((np.diff(index) == 1).all())
     if isinstance(array, pa.Table):
-        return array.slice(start, count) if contiguous else picked(array, index)
-    if isinstance(array, Ragged):
-        return array[index]
-    return array[start : start + count] if contiguous else array[index]
+        return picked(array, index)
+    return array[index if isinstance(array, Ragged) else run_of(index)]
 
 
 def as_column(values: Any, rows: int, name: str, column: str) -> pa.Array:

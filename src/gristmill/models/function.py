@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel, BadOutput, GristmillError
 from gristmill.io.lossless import Lossy, is_list, lossless
-from gristmill.io.picking import picked
+from gristmill.io.picking import picked, run_of
 from gristmill.models.batches import Habit, from_result, null_numbers, own, to_batch, to_numpy, told_nulls
 from gristmill.models.extras import installed, require
 from gristmill.models.given import handed_back
@@ -216,12 +216,8 @@ class LoadedFunction:
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         """What the function returned for the rows at `index`. Raises BadOutput where it is not one row for each."""
         inputs: _Given = prepared.inputs
-        start, count = int(index[0]) if len(index) else 0, len(index)
-        # The loop's batches ascend; only rows put back after a failure may not.
-        contiguous = count > 0 and int(index[-1]) - start == count - 1 and bool((np.diff(index) == 1).all())
-        given = inputs.rows.slice(start, count) if contiguous else picked(inputs.rows, index)
-        where: Any = slice(start, start + count) if contiguous else index
-        batch = inputs.batch(given, where)
+        count, given = len(index), picked(inputs.rows, index)
+        batch = inputs.batch(given, run_of(index))
         try:
             result = self._call(batch)
         except TypeError as e:

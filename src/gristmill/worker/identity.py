@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
+from gristmill.io.picking import run_of
 from gristmill.io.plain import to_plain
 
 Row = tuple[str, int, str]  # path, position, copy
@@ -54,7 +55,7 @@ class Copies:
     of: np.ndarray
     digest: np.ndarray
 
-    def take(self, index: np.ndarray) -> Copies:
+    def take(self, index: np.ndarray | slice) -> Copies:
         """The copies at `index`."""
         return Copies(self.path[index], self.of[index], self.digest[index])
 
@@ -111,8 +112,9 @@ class Identity:
 
     def take(self, index: np.ndarray) -> Identity:
         """The identities at `index`."""
-        copies = None if self.copies is None else self.copies.take(index)
-        return Identity(self.piece[index], self.position[index], copies)
+        where = run_of(index)
+        copies = None if self.copies is None else self.copies.take(where)
+        return Identity(self.piece[where], self.position[where], copies)
 
     def copy(self, row: int) -> Copy | None:
         """One row's copy; None for a source row."""

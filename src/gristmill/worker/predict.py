@@ -290,7 +290,8 @@ class Predict:
         dicts = any(ROWS in (t.schema.metadata or {}) for _, t in outputs)
         results = self._joined(task, outputs)
         results = _with_all(task, results) if dicts else results
-        place = np.sort(index)
+        ascending = bool((index[1:] > index[:-1]).all())  # as where rows need no padding and none was put back
+        place = index if ascending else np.sort(index)
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
         names, replaced = list(results.column_names), frozenset[str]()
@@ -365,9 +366,8 @@ class Predict:
             rows = picked(rows, place)
         if results.num_columns == 0:
             return rows
-        order = np.argsort(index, kind="stable")
-        ordered = bool((order == np.arange(len(order))).all())
-        results = results if ordered else picked(results.combine_chunks(), order)
+        if place is not index:
+            results = picked(results.combine_chunks(), np.argsort(index, kind="stable"))
         for name in results.column_names:
             if name in rows.column_names:
                 rows = rows.drop_columns([name])
