@@ -17,7 +17,7 @@ from gristmill.commit.places import opened
 from s3server import S3Server, Troubled
 
 RUN = """
-import os, sys, time
+import sys, time
 import gristmill as gm
 
 def slow(batch):
@@ -29,8 +29,30 @@ job = gm.Job(sys.argv[1], slow, gm.sink(sys.argv[3], storage=storage), shard_row
 try:
     job.run()
 except gm.Interrupted as e:
-    sys.stdout.flush()
-    os._exit(e.exit_code)  # as the command does: see gristmill.cli
+    sys.exit(e.exit_code)
+"""
+
+LAST = """
+import contextlib, sys, threading, time
+import gristmill as gm
+from gristmill.commit.places import opened
+
+storage = {"access_key": "AKIAME", "secret_key": "hu/sh+word", "endpoint_override": sys.argv[1], "scheme": "http"}
+root, files = opened("s3://box/none", storage)
+
+def asks():
+    while True:
+        with contextlib.suppress(OSError):
+            files.look(root + "/none")
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.3)  # within the end of the interpreter
+
+kept = Slow()
+for _ in range(16):
+    threading.Thread(target=asks, daemon=True).start()
+time.sleep(0.5)
 """
 
 
@@ -62,10 +84,10 @@ def left(server: S3Server, folder: Path, workers: int, kind: str, signals: int) 
 
 @pytest.mark.parametrize(("workers", "kind"), [(2, "silent"), (2, "503"), (0, "silent")])
 def test_fault_70_a_run_leaves_a_store_that_is_away(server: S3Server, tmp_path: Path, workers: int, kind: str) -> None:
-    """One SIGTERM: out within 12 s with 143, whether the store refuses or says nothing at all."""
+    """One SIGTERM: out within 20 s (8 on a machine that does nothing else) with 143, whether the store refuses or says nothing at all."""
     code, seconds, said = left(server, tmp_path, workers, kind, 1)
     assert code == 143, said
-    assert seconds < 12
+    assert seconds < 20
 
 
 def test_fault_70_a_second_signal_ends_it_at_once(server: S3Server, tmp_path: Path) -> None:
@@ -73,3 +95,16 @@ def test_fault_70_a_second_signal_ends_it_at_once(server: S3Server, tmp_path: Pa
     code, seconds, said = left(server, tmp_path, 2, "silent", 2)
     assert code == 143, said
     assert seconds < 4
+
+
+def test_a_script_ends_as_its_last_request_does(server: S3Server, tmp_path: Path) -> None:
+    """The interpreter ends while others still ask the store: no thread of the store's comes into Python then, which
+    aborted one script in twenty-five.
+    """
+    (tmp_path / "last.py").write_text(LAST)
+    began = time.monotonic()
+    for _ in range(5):
+        command = [sys.executable, str(tmp_path / "last.py"), server.address]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (run.returncode, run.stderr) == (0, "")
+    assert time.monotonic() - began < 40

@@ -6,15 +6,19 @@ They are coroutines in a thread of their own, so that whoever waits for one hear
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import errno
+import gc
+import itertools
 import logging
 import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gristmill.errors import BadJob
 from gristmill.plan.ending import ENDING
@@ -30,6 +34,7 @@ _PASSING = re.compile(r"408|409|425|429|5(?!01|05)\d\d")
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "InternalError", "OperationAborted", "ConditionalRequestConflict"}
 _STATUS = re.compile(r"status code: (\d{3}[^:\n<]{0,40})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_LEAVING = 3.0  # seconds that the end of the process waits for obstore's threads
 _MISPLACED = "redirect without LOCATION"  # how obstore tells of a bucket that is in another region
 
 
@@ -43,16 +48,22 @@ def answer(path: str, request: Callable[[], Awaitable[T]], patience: float) -> T
     Raises OSError in words of our own, FileNotFoundError where there is no such object.
     """
     began, loop = time.monotonic(), _loop()
+    if loop.left():
+        raise InterruptedError(errno.EINTR, "this process ends", path)
     asked = asyncio.run_coroutine_threadsafe(_patiently(path, request, patience), loop)
     try:
         while not concurrent.futures.wait([asked], _TICK).done:
-            if ENDING.overdue(began):
+            if ENDING.overdue(began) or loop.left():
                 raise InterruptedError(errno.EINTR, "the store did not answer before this process was to end", path)
         return asked.result()
+    except InterruptedError:
+        raise
     except Exception as e:
         raise _plain(e, path) from None
     finally:
         asked.cancel()
+        if loop.leaving:
+            loop.settle()
 
 
 async def _patiently(path: str, request: Callable[[], Awaitable[T]], patience: float) -> T:
@@ -85,11 +96,47 @@ def _say(text: str) -> None:
         _LOG.warning("%s", text)
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process, which is one
+class _Loop(asyncio.SelectorEventLoop):
+    """Knows the futures that obstore's threads hold: one of these threads that comes into Python while the interpreter
+    ends, to tell of an answer or to let go of a future, aborts the process.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaving = False
+        self._alive: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """As obstore calls it for each request."""
+        made = super().create_future()
+        self._alive.add(made)
+        return made
+
+    def left(self) -> bool:
+        """Whether the caller may ask no more: any thread but the one that ends the process, which others may do with a
+        last word to the store.
+        """
+        return self.leaving and threading.current_thread() is not threading.main_thread()
+
+    def settle(self) -> None:
+        """Wait until no thread of obstore's has to do with Python any more."""
+        import obstore
+
+        until = time.monotonic() + _LEAVING
+        for looks in itertools.count(1):
+            if not self._alive or time.monotonic() > until:
+                return
+            if looks % 40 == 0:
+                gc.collect()  # an error of a request, and its frames, may hold its future in a circle
+            time.sleep(0.005)
+            obstore.parse_scheme("memory:///")  # its threads leave references to whoever calls next to let go of
+
+
+_loops: dict[int, _Loop] = {}  # by process, which is one
 _starting = threading.Lock()
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _loop() -> _Loop:
     """The loop that runs in a thread of this process. Raises BadJob in one that was forked from one with a loop: the
     threads of obstore, which can be started once, are not there, and no request would ever end.
     """
@@ -102,9 +149,16 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _starting:
         loop = _loops.get(os.getpid())
         if loop is None:
-            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            loop = _loops[os.getpid()] = _Loop()
+            atexit.register(_leave, os.getpid())
             threading.Thread(target=loop.run_forever, name="gristmill-requests", daemon=True).start()
         return loop
+
+
+def _leave(process: int) -> None:
+    if os.getpid() == process:  # not in a fork, which has none of the threads
+        _loops[process].leaving = True
+        _loops[process].settle()
 
 
 def _passing(error: BaseException) -> bool:
