@@ -54,7 +54,7 @@ from gristmill.errors import (
 )
 from gristmill.feeding import MOST_PROBED, ShardFeed
 from gristmill.io.patience import StoreAway
-from gristmill.models.loaded import changed
+from gristmill.models.loaded import BUILT, changed
 from gristmill.models.watching import Watch
 from gristmill.observe import units
 from gristmill.observe.events import Note, Observer, Progress, Silent
@@ -436,7 +436,8 @@ class Run:
         before = [] if base is None else choosing.Held.by(self.root, self._files).members(base)
         loaded = choosing.noted(self.generation, before)
         if self._verbs.accept_code_change:
-            loaded = {entry: told for entry, told in loaded.items() if not changed({entry: told})}
+            others = [entry for entry in loaded if entry.startswith(BUILT) or changed({entry: loaded[entry]})]
+            loaded = {entry: told for entry, told in loaded.items() if entry not in others}
         shipped = replace(shipping.recipe(r, self.sink, self._files, self._batch), loaded=loaded)
         beside = self.spec.engine.steps_workers if r.workers > 0 else 0
         stages = ShardStages(shipped, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)

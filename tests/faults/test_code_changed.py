@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import importlib
 import json
@@ -762,6 +763,80 @@ def test_weights_that_code_opens_by_itself_count(
         assert "store.pkl" not in str(refused.value)
     if what == "late" and workers == 0:
         importlib.import_module(name).weights.cache_clear()
+    assert job.run(restart=True).rows_ok == 120
+    assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [3 * n for n in range(120)]
+
+
+NEWEST = """
+import functools, glob, gzip, os, pickle
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+def newest(read, kind):
+    with read(sorted(glob.glob(os.path.join(HERE, "models", "*" + kind)))[-1], "rb") as file:
+        return pickle.load(file)
+
+class Model:
+    def __init__(self):
+        self.w = newest(open, ".sav")
+
+    def __call__(self, batch):
+        return {"y": batch["id"] * self.w}
+
+class Mapped(Model):
+    def __init__(self):
+        path = sorted(glob.glob(os.path.join(HERE, "models", "*.bin")))[-1]
+        self.w = np.memmap(path, dtype=np.int64, shape=1)[0]
+
+@functools.cache
+def weights():
+    return newest(gzip.open, ".pkl.gz")
+
+def late(batch):
+    return {"y": batch["id"] * weights()}
+
+def of_rows(batch):
+    return {"y": [i * pickle.load(open(os.path.join(HERE, "rows", f"{i}.pkl"), "rb")) for i in batch["id"]]}
+"""
+
+
+@pytest.mark.parametrize("what", ["Model", "Mapped", "late", "of_rows"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_newest_weights_of_a_folder(
+    what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another day beside the ones before are another model, which an append and a resumed run refuse; what
+    each row names is not.
+    """
+    name = f"newest_{what}_{workers}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(NEWEST)
+    for folder in ("in", "models", "rows"):
+        (tmp_path / folder).mkdir()
+    for i in range(120):
+        (tmp_path / "rows" / f"{i}.pkl").write_bytes(pickle.dumps(2))
+
+    def put(day: str, weight: int) -> None:
+        (tmp_path / "models" / f"{day}.sav").write_bytes(pickle.dumps(weight))
+        (tmp_path / "models" / f"{day}.pkl.gz").write_bytes(gzip.compress(pickle.dumps(weight)))
+        np.int64(weight).tofile(tmp_path / "models" / f"{day}.bin")
+
+    put("2026-01-01", 2)
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "in" / "a.parquet")
+    module = importlib.import_module(name)
+    out = str(tmp_path / "out")
+    job = gm.Job(str(tmp_path / "in"), getattr(module, what), out, workers=workers, shard_rows=50)
+    assert job.run().rows_ok == 100
+    put("2026-01-02", 3)
+    module.weights.cache_clear()
+    pq.write_table(pa.table({"id": range(100, 120)}), tmp_path / "in" / "b.parquet")
+    if what == "of_rows":
+        assert job.run(append=True).rows_ok == 120
+        return
+    with pytest.raises(gm.PlanChanged, match=r"2026-01-02\..* in the place of .*2026-01-01\."):
+        job.run(append=True)
+    assert gm.read(out).to_table().num_rows == 100
     assert job.run(restart=True).rows_ok == 120
     assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [3 * n for n in range(120)]
 

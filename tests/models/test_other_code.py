@@ -32,6 +32,13 @@ DIFFERENT: dict[str, tuple[str, dict[str, str]]] = {
         "import a, b\ndef score(x): return x * a.C.k + x * b.C.k",
         {"a.py": VALUE + "class C: k = K", "b.py": "class C: k = 7"},
     ),
+    "a function of numpy's over another": (
+        "import numpy as np\nT = {'f': np.frompyfunc(made(K), 1, 1)}\ndef score(x): return T['f'](x)",
+        {},
+    ),
+    "a vectorized function": ("import numpy as np\nf = np.vectorize(made(K))\ndef score(x): return f(x)", {}),
+    "a polynomial": ("import numpy as np\nf = np.poly1d([K, 2])\ndef score(x): return f(x)", {}),
+    "a seeded generator": ("import numpy as np\nR = np.random.default_rng(K)\ndef score(x): return R.random()", {}),
     "closures of one factory": ("a, b = made(K), made(7)\ndef score(x): return a(x) + b(x)", {}),
     "lambdas of one factory": (
         "mk = lambda k: lambda x: x * k\na, b = mk(K), mk(7)\nscore = lambda x: a(x) + b(x)",
@@ -237,6 +244,11 @@ DIFFERENT: dict[str, tuple[str, dict[str, str]]] = {
 # Text of job.py that is the same in every process: V is what score refers to.
 SAME = {
     "the environment": "V = os.environ",
+    "functions of numpy's": "import numpy as np\nfrom numpy import log1p as f\n"
+    "T = np.dtype('f4'), np.random.RandomState(1)\n"
+    "V = {'log': np.log1p, 'of': np.vectorize(made(2)), 'p': np.poly1d([1, 2]), 'f': f, 'n': np.float32, 't': T}",
+    "one that cannot be looked into": "class W:\n    @property\n    def __dict__(self): raise RuntimeError\n"
+    "V = 1\nW = W()",
     "stop words": "from sklearn.feature_extraction.text import TfidfVectorizer\n"
     "V = TfidfVectorizer(stop_words=list('abcdefgh')).fit(['hello there', 'other words'])",
     "sets of sets": "V = {'a': {frozenset('abc'), frozenset('de')}, 'b': set('abcdefgh')}",

@@ -84,7 +84,7 @@ def left(server: S3Server, folder: Path, workers: int, kind: str, signals: int) 
 
 @pytest.mark.parametrize(("workers", "kind"), [(2, "silent"), (2, "503"), (0, "silent")])
 def test_fault_70_a_run_leaves_a_store_that_is_away(server: S3Server, tmp_path: Path, workers: int, kind: str) -> None:
-    """One SIGTERM: out within 20 s (8 on a machine that does nothing else) with 143, whether the store refuses or says nothing at all."""
+    """One SIGTERM: out within 20 s with 143, whether the store refuses or says nothing at all."""
     code, seconds, said = left(server, tmp_path, workers, kind, 1)
     assert code == 143, said
     assert seconds < 20

@@ -39,7 +39,9 @@ _PICKLED: dict[tuple[str, str], None] = {}
 _OPENED: dict[str, tuple[int, Stats]] = {}
 _WRITTEN: dict[str, int] = {}
 _EVENTS = itertools.count(1)
-_WEIGHTS = {*WEIGHTS, ".npy", ".pickle"}
+_WEIGHTS = {*WEIGHTS, ".npy", ".pickle", ".sav", ".dill", ".p", ".pk", ".pklz"}
+BUILT = "the weights that the code opens"  # in the place of a file: all that a model was made of, see `_of_a_model`
+_FEW = 10  # rows for each file, so that it is not rows that name them
 _MOST = 100  # of files that a run notes: beyond that they are what rows name, one a row
 OWN = "written by the code itself"  # in the place of a file's digest
 _listen = functools.cache(sys.addaudithook)
@@ -76,6 +78,7 @@ class Loaded:
         listen()
         given = [os.path.abspath(path) for one in named if one.stamp is not None for path in one.stamp.files]
         self._given, self._files, self._begun = set(given), set[str](), next(_EVENTS)
+        self._built, self._of, self._model = 0, "", dict[str, str]()
         _HELD.clear()
         for file in filter(None, map(_users_file, list(sys.modules))):
             _hold(file)
@@ -83,9 +86,14 @@ class Loaded:
         self._modules, self._pickled = set(sys.modules), set(_PICKLED)
         self._reached: set[str] | None = None
 
-    def look(self) -> dict[str, str]:
+    def built(self, role: str) -> None:
+        """All is made that a worker in this role scores rows with, and no row was seen so far."""
+        self._built, self._of = next(_EVENTS), role
+
+    def look(self, rows: int = 0) -> dict[str, str]:
         """What has come and is not `noted`, by module or MODULE:NAME: the files and statements that it rests on, as
-        `changed` reads them. Raises PlanChanged where a file does not hold any more what was loaded of it.
+        `changed` reads them. `rows` were scored since it was built. Raises PlanChanged where a file does not hold any
+        more what was loaded of it.
         """
         new, pickled = set(sys.modules) - self._modules, set(_PICKLED) - self._pickled
         came = [module for module in new if _users_file(module)]
@@ -96,6 +104,7 @@ class Loaded:
         entries.update(module for module in came if module not in known)
         found = {entry: told for entry in sorted(entries) if (told := self._told(entry))}
         found |= self._opened()
+        found |= self._of_a_model(found, rows)
         if not found:
             self._modules |= new
             self._pickled |= pickled
@@ -114,6 +123,19 @@ class Loaded:
                     if _stats(path) == then:  # else it is written while this run goes on: as likely by this code
                         told[path] = _of_file(path, digest)
         return told
+
+    def _of_a_model(self, found: Mapping[str, str], rows: int) -> dict[str, str]:
+        """Together the files of weights that were opened to make the model, also in its first calls if they are few
+        beside the rows: the newest one of a folder takes the place of another, which stays what it was.
+        """
+        events = {path: event for path, (event, _) in list(_OPENED.items())}
+        files = {p: json.loads(told)[p][1][""] for p, told in found.items() if p in events}
+        late = sum(event > self._built for path, event in events.items() if path in files or path in self._model)
+        made = {p: has for p, has in files.items() if has != OWN and (events[p] < self._built or late * _FEW <= rows)}
+        if not made or not self._built:
+            return {}
+        self._model |= made
+        return {f"{BUILT} ({self._of})": json.dumps(self._model, sort_keys=True)}
 
     def written(self) -> dict[str, str]:
         """The files of weights that code has written itself and that are not `noted`, as `look` tells them."""
@@ -164,8 +186,27 @@ def changed(noted: Mapping[str, Collection[str]]) -> list[str]:
     return [
         entry
         for entry, tellings in noted.items()
-        if not alike(tellings) or not (_of_file(entry, OWN) in tellings or all(map(_holds, tellings)))
+        if not entry.startswith(BUILT)
+        and (not alike(tellings) or not (_of_file(entry, OWN) in tellings or all(map(_holds, tellings))))
     ]
+
+
+def contradicted(entry: str, told: str, noted: Mapping[str, Collection[str]]) -> str:
+    """What others than this process, by their notes, have loaded otherwise; "" for nothing."""
+    if not entry.startswith(BUILT):
+        return "" if alike({told, *noted.get(entry, ())}) else entry
+    now = _weights(told, noted)
+    for then in (_weights(other, noted) for other in noted.get(entry, ())):
+        come, gone = (sorted(one[d] for d in one.keys() - other.keys()) for one, other in ((now, then), (then, now)))
+        if come and gone:  # of several that are opened when rows ask for them some may be missing
+            return f"{', '.join(come)} in the place of {', '.join(gone)}"
+    return ""
+
+
+def _weights(told: str, noted: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Paths by what the files hold, but for those that code wrote itself in some run or worker."""
+    files = json.loads(told)
+    return {files[path]: path for path in files if _of_file(path, OWN) not in noted.get(path, ())}
 
 
 def alike(tellings: Collection[str]) -> bool:
@@ -216,12 +257,13 @@ def _heard(event: str, arguments: tuple[object, ...]) -> None:
 
 def _open(file: object, mode: str) -> None:
     """Note a file of weights that code of the user's opens by its name."""
-    if not isinstance(file, (str, os.PathLike)) or os.path.splitext(text := os.fspath(file))[1] not in _WEIGHTS:
+    if not isinstance(file, (str, os.PathLike)):
         return
-    if not _asked_by_users():
+    path = os.path.abspath(os.fspath(file))
+    if _WEIGHTS.isdisjoint(Path(path.lower()).suffixes) or not _asked_by_users():
         return
-    path, event = os.path.abspath(text), next(_EVENTS)
-    if mode.strip("rbtU"):
+    event = next(_EVENTS)
+    if mode.strip("rbtU+" if mode.startswith("r") else "rbtU"):
         _remember(_WRITTEN, path, event)
     else:
         _remember(_OPENED, path, (event, _stats(path)))

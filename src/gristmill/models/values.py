@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copyreg
 import datetime
 import decimal
 import enum
 import fractions
+import gc
 import hashlib
 import io
 import os
@@ -233,7 +235,8 @@ def texts_in(value: Any) -> Iterator[str | bytes | os.PathLike[str]]:
             yield value
         elif type(value) not in _FLAT and id(value) not in seen and depth < _DEEPEST:
             seen[id(value)] = value  # which so keeps its id
-            waiting += [(part, depth + 1) for part in _parts(value)]
+            with contextlib.suppress(Exception):  # objects of others may raise anything where they are looked into
+                waiting += [(part, depth + 1) for part in _parts(value)]
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -245,8 +248,8 @@ def _parts(value: Any) -> Iterable[Any]:
     package = _package(value)
     if package in _LAZY:
         return lazy.parts(value)
-    if package == "numpy":
-        return value.tolist() if getattr(getattr(value, "dtype", None), "kind", "") in "OUS" and value.shape else ()
+    if package == "numpy" and hasattr(value, "dtype"):
+        return value.tolist() if value.dtype.kind in "OUS" and value.shape else ()
     return () if package in ("torch", "pandas") else (_state(value),)
 
 
@@ -286,7 +289,8 @@ def _numpy(value: Any, walk: Walk) -> str | None:
     if isinstance(value, np.dtype):
         return str(value.descr if value.names else value)
     if isinstance(value, np.ufunc):
-        return str(value.__name__)
+        made_of = [part for part in gc.get_referents(value) if callable(part)]  # the function of a frompyfunc
+        return f"{value.__name__} {walk.text(made_of, exact=True)}" if made_of else str(value.__name__)
     if not isinstance(value, np.generic) and type(value) not in (np.ndarray, np.memmap):
         return None
     if value.dtype.hasobject:

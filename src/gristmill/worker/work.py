@@ -117,20 +117,22 @@ def warn_of_values(recipe: Recipe, name: str, emit: Emit) -> None:
         emit(Printed(name, text, "warning"))
 
 
-def note_loaded(loaded: Loaded, recipe: Recipe, folder: str) -> None:
-    """Note, before a shard of the generation in `folder` is committed, what code has loaded as it ran. Raises
-    PlanChanged where another worker, or a run that this one adds to, has loaded it otherwise.
+def note_loaded(loaded: Loaded, recipe: Recipe, folder: str, rows: int) -> None:
+    """Note, before a shard of the generation in `folder` is committed, what code has loaded as it ran, for `rows` rows
+    so far. Raises PlanChanged where another worker, or a run that this one adds to, has loaded it otherwise.
     """
-    if not (found := loaded.look()):
+    if not (found := loaded.look(rows)):
         return
-    from gristmill.models.loaded import alike
+    from gristmill.models.loaded import contradicted
     from gristmill.models.pins import changed_meanwhile
 
     def refuse_others() -> None:
-        noted = generations.loaded(folder, recipe.files)
-        for entry, digest in found.items():
-            if not alike({digest, *noted.get(entry, ()), *recipe.loaded.get(entry, ())}):
-                raise changed_meanwhile(f"{entry}, which the code loads as it runs,")
+        noted = {entry: set(tellings) for entry, tellings in recipe.loaded.items()}
+        for entry, tellings in generations.loaded(folder, recipe.files).items():
+            noted.setdefault(entry, set()).update(tellings)
+        for entry, told in found.items():
+            if other := contradicted(entry, told, noted):
+                raise changed_meanwhile(f"{other}, which the code loads as it runs,")
 
     refuse_others()
     path = generations.note_loaded(recipe.files, folder, found)
@@ -172,8 +174,10 @@ class ShardWorker:
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
         self._planned.look()  # after all was imported: what was changed since is refused, too
+        self._loaded.built("worker")
         self._watch.rest()
         self._files = stages.recipe.files
+        self._rows = 0  # scored so far
         self._folder = ""  # of the generation in which a shard was committed last
         self._stopping = threading.Event()
         self._answers: dict[str, Any] = {}  # to probes
@@ -421,10 +425,11 @@ class ShardWorker:
             commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
             commits[item.key] = commit
             if isinstance(body, Scored):
+                self._rows += body.window.rows.num_rows
                 commit.add(body)
             else:
                 self._planned.look()  # at what these rows made the function import or read
-                note_loaded(self._loaded, self._recipe, task.folder)
+                note_loaded(self._loaded, self._recipe, task.folder, self._rows)
                 self._folder = task.folder
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
