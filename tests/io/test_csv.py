@@ -95,7 +95,13 @@ def test_every_record_of_a_broken_file_is_accounted_for(
     data = b"x,y\n" + body.encode()
     records, left_open = lexed(data)
     records = records[1:]
-    plan = planned(scratch.file("x.csv", data), types={"x": "string", "y": "string"})
+    astray = [r for _, r in records if b"\n" in r.rstrip() and not strictly(r)]
+    try:
+        plan = planned(scratch.file("x.csv", data), types={"x": "string", "y": "string"})
+    except BadSource as e:
+        assert "a quote opens in this record" in str(e)
+        assert astray
+        return
     offsets = [at for at, _ in records]
     assert plan.info.rows == len(records)
     read = plan.in_parts([offsets[p] for p in picks if p < len(offsets)], block_bytes=block_bytes)
@@ -106,6 +112,43 @@ def test_every_record_of_a_broken_file_is_accounted_for(
         with contextlib.suppress(csv.Error):  # a carriage return at an end of a record, which is let pass
             assert [v or "" for v in row.values()] == next(csv.reader([raw[at].decode()]), [])
     assert not left_open or read.bad[-1].error == "UnclosedQuote"
+
+
+def strictly(record: bytes) -> bool:
+    """Whether a record is what the format's rules say."""
+    try:
+        return bool(next(csv.reader([record.decode().rstrip("\r\n")], strict=True), True))
+    except csv.Error:
+        return False
+
+
+ROWS = [f"{i},text {i}\n" for i in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({20: '20,"great, would buy\n'}, "line 22: .* is not closed before the end of the file, 979 lines on"),
+        ({20: '20,"great, would buy\n', 700: '700,"also ""good"" one"\n'}, r'line 22: .* 680 lines on, .*\("also'),
+        ({20: '20,"great, would buy\n', 700: '700,"also\n'}, r'line 22: .* 680 lines on, .*\("also'),
+        ({20: '20,"two\nlines"\n', 700: '700,"also\n'}, "line 703: .* is not closed before the end .*, 299 lines on"),
+        ({20: '20,"two\nlines"\n', 700: '700,say "hi\n'}, None),
+        ({20: '20,"two\n""lines"" of it" \n', 700: '700,"also" that\n', 999: '999,"left open\n'}, None),
+    ],
+)
+@pytest.mark.parametrize("piece", [1 << 9, 1 << 20])
+def test_a_quote_that_takes_lines_in(
+    scratch: Any, planned: Any, monkeypatch: pytest.MonkeyPatch, rows: dict[int, str], said: str | None, piece: int
+) -> None:
+    """A quote forgotten in one record would make one row of hundreds: no such file is read, in whatever pieces."""
+    monkeypatch.setattr("gristmill.io.csv._PIECE", piece)
+    text = "id,text\n" + "".join(rows.get(i, row) for i, row in enumerate(ROWS))
+    path = scratch.file("x.csv", text.encode())
+    if said is None:
+        assert planned(path).info.rows == 1000
+        return
+    with pytest.raises(BadSource, match=said):
+        planned(path)
 
 
 @settings(max_examples=500, deadline=None)

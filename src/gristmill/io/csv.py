@@ -212,8 +212,17 @@ def _unique(path: str, names: Any) -> tuple[str, ...]:
 def _read_through(stream: Stream, layout: Layout, most: int) -> tuple[np.ndarray, np.ndarray, list[Lines]]:
     """Cuts, the records between them, and a sample: the first piece, then at twice the distance each time."""
     cuts, rows, sample = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], []
+    lines = 0
     for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _PIECE, layout.dialect.ends)):
         found = piece.lines()
+        if (stray := layout.dialect.astray(found.data, found.start, found.stop)) is not None:
+            line = lines + found.data[: int(found.start[stray[0]])].count(b"\n") + 1
+            raise BadSource(
+                f"{stream.path}: line {line:,}: a quote opens in this record that {stray[1]}: all of that would be one "
+                "row. Close it or double it, say that nothing is quoted (quote: '', --set source.quote=''), or leave "
+                "the file out (--on-bad-file skip, on_bad_file='skip')"
+            )
+        lines += found.data.count(b"\n")
         after = int(np.searchsorted(found.position, layout.first))
         found = Lines(found.data, found.start[after:], found.stop[after:], found.position[after:])
         places, counts = cuts_of(found, piece.at + len(piece.data))

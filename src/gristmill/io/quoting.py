@@ -44,6 +44,37 @@ class Dialect:
         found = self._record().match(record)
         return found is None or found.lastindex is not None
 
+    def astray(self, data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[int, str] | None:
+        """The first of the records at [starts, stops) in which a quote opens that takes lines in as none does on
+        purpose: it is left open to the end of the file, or text follows the quote that closes it. And why it is that.
+        """
+        if not self.quote or self.quote not in data:
+            return None
+        octets = np.frombuffer(data, dtype=np.uint8)
+        breaks = np.flatnonzero(octets == 10)
+        over = np.flatnonzero(np.searchsorted(breaks, stops) > np.searchsorted(breaks, starts))
+        if len(over) and self._regular(octets, np.flatnonzero(octets == self.quote[0])):
+            over = over[-1:]  # all others are as they should be
+        for i in over.tolist():
+            if why := self._astray(data[int(starts[i]) : int(stops[i])]):
+                return i, why
+        return None
+
+    def _astray(self, record: bytes) -> str:
+        d, q = re.escape(self.delimiter), re.escape(self.quote)
+        field = re.compile(b"%b([^%b]*(?:%b%b[^%b]*)*)(?:%b([^%b\n]*)|\\Z)|[^%b\n]*" % (q, q, q, q, q, q, d, d))
+        at = 3 if record.startswith(b"\xef\xbb\xbf") else 0
+        while at <= len(record) and (found := field.match(record, at)):
+            inside, after = found[1], found[2]
+            if inside is not None and (lines := (inside if found[2] is not None else inside.rstrip()).count(b"\n")):
+                if after is None:
+                    return f"is not closed before the end of the file, {lines:,} lines on"
+                if after.strip():
+                    shown = (self.quote + after[:20]).decode("utf-8", "replace")
+                    return f"is closed {lines:,} lines on, in the middle of a field ({shown.strip()}…)"
+            at = found.end() + 1
+        return ""
+
     def _regular(self, octets: np.ndarray, quotes: np.ndarray) -> bool:
         """Whether every quote opens or closes a field or is one of a doubled pair, so that counting them is enough."""
         before = self._at(octets, quotes[0::2] - 1, self.delimiter + b"\n")
