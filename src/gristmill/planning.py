@@ -474,7 +474,9 @@ def _check_on_null(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> None:
         why = "declares none of its columns not null" if info.columns else "does not say which columns it reads"
         column = next(iter(info.columns or schema.names), "x")
         kind = f"{_declared(schema, column)} not null"
-        way = f"say takes={{{column!r}: {kind!r}}} (takes: {{{column}: {kind}}}), or use where"
+        way = (
+            f"name all that it reads, as takes={{{column!r}: {kind!r}, …}} (takes: {{{column}: {kind}}}), or use where"
+        )
     raise BadJob(f"on_null is {job.on_null!r}, and {info.name} {why}, so that it would change nothing: {way}")
 
 

@@ -253,7 +253,12 @@ class Run:
                 text = f"{e}: nothing that was committed is lost; run again when it does"
             else:
                 where = "store answers" if "://" in self.sink.uri else "disk is well"
-                text = f"{self.sink.uri}: {e}: nothing that was committed is lost; run again when the {where}"
+                way = f"nothing that was committed is lost; run again when the {where}"
+                if isinstance(e, FileNotFoundError) and str(e.filename).startswith(generations.meta(self.root)):
+                    way = (
+                        f"a file of the sink's own is gone, verify tells which: put it back, or use {choosing.RESTART}"
+                    )
+                text = f"{self.sink.uri}: {e}: {way}"
             report = self._partial_report(None) if self._plan is not None else None
             raise RunFailed(text, report=report) from e
         finally:

@@ -4,8 +4,10 @@ ever, and nothing is left running.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,19 @@ def test_impossible_numbers_are_refused(numbers: str, quick: Path) -> None:
         jobs.run(numbers, str(quick / "out"), "scored", steps_workers=-1)
     with pytest.raises(BadJob, match="leave steps_workers out"):
         jobs.run(numbers, str(quick / "out"), "scored", workers=0, steps_workers=2)
+
+
+def test_a_step_that_sets_a_time_for_sockets(numbers: str, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for its own: no window that takes longer is given up."""
+    monkeypatch.syspath_prepend(str(quick))
+    text = "import socket, time\nsocket.setdefaulttimeout(0.2)\ndef slow(rows):\n    time.sleep(0.5)\n    return rows\n"
+    (quick / "fetching.py").write_text(text)
+    heard = Heard()
+    try:
+        step = importlib.import_module("fetching").slow
+        sink = str(quick / "out")
+        job = jobs.job(numbers, sink, "scored", steps=[step], workers=1, steps_workers=1, shard_rows=50)
+        assert job.run(observer=heard).rows_ok == 200
+    finally:
+        socket.setdefaulttimeout(None)
+    assert not [note.text for note in heard.notes if "trying again" in note.text]

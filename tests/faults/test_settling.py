@@ -317,3 +317,21 @@ def test_letters_that_are_gone_for_good_are_named(source: str, root: str) -> Non
         run(source, root, retry=True, args={"bad": [3]})
     run(source, root, restart=True)
     sound(root, 30)
+
+
+def test_a_manifest_is_read_where_it_stands(source: str, root: str) -> None:  # noqa: F811
+    """The one in the sink is all that is left where somebody cleans files that end in .tmp; where both are lost, the
+    way out is said.
+    """
+    run(source, npy(root), fn="vector")
+    for left in Path(root).rglob("*.tmp"):
+        left.unlink()
+    more(source, range(30, 40))
+    run(source, npy(root), fn="vector", append=True)
+    assert by_manifest(root) == 40
+    assert gm.verify(root).ok
+    for lost in [*Path(root).rglob("*.tmp"), Path(root, "manifest.parquet")]:
+        lost.unlink()
+    more(source, range(40, 50), "b.parquet")
+    with pytest.raises(CorruptStore, match=r"manifest .* is lost: start anew with --restart"):
+        run(source, npy(root), fn="vector", append=True)

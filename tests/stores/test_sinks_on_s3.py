@@ -464,3 +464,37 @@ def test_a_process_that_leaves_a_read_ends_well(server: S3Server, rows: str, for
         line = [sys.executable, "-c", code + "next(iter(rows.to_batches()))"]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_job_file_says_how_to_reach_its_sink(
+    server: S3Server, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dead letters are shown and scored again by the job's name, or the sink's with the job beside it."""
+    (tmp_path / "model.py").write_text(
+        "import os\ndef f(rows):\n"
+        "    return [ValueError('no') if r['id'] % 50 == 7 and not os.path.exists('fixed') else r for r in rows]\n"
+    )
+    settings = {**server.storage(), "secret_key": "${env:BOX_SECRET}"}
+    sink = {"uri": "s3://box/by_file", "storage": settings}
+    spec = {
+        "source": rows,
+        "model": {"call": "model:f", "batch_format": "rows"},
+        "sink": sink,
+        "gates": {"min_ok": 0.9},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps({**spec, "engine": {"workers": 1}}))
+    monkeypatch.setenv("BOX_SECRET", SECRET)
+
+    def gristmill(*args: str) -> str:
+        command = [sys.executable, "-m", "gristmill", *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    gristmill("run", "job.yaml", "--progress", "off")
+    assert json.loads(gristmill("dead", "job.yaml", "--by", "error", "--json"))["rows"] == 12
+    (tmp_path / "fixed").touch()
+    again = ["retry-dead", "s3://box/by_file", "--job", "job.yaml", "--progress", "off", "--json"]
+    assert json.loads(gristmill(*again))["rows_ok"] == ROWS
+    assert "no dead letters" in gristmill("dead", "job.yaml")
+    assert "nothing to do" in gristmill("retry-dead", "job.yaml", "--progress", "off")

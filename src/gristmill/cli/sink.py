@@ -19,6 +19,7 @@ from gristmill.cli.job import variables
 from gristmill.cli.perform import print_rows, shown
 from gristmill.cli.shape import Command
 from gristmill.errors import BadJob
+from gristmill.io.redact import redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
@@ -144,6 +145,7 @@ def _holder(holder: Any) -> str:
 
 DEAD = """
 gristmill dead emb/
+gristmill dead job.yaml
 gristmill dead emb/ --by error
 gristmill dead emb/ --limit 3 --traceback
 gristmill dead emb/ --json --limit 0 > dead.jsonl
@@ -151,17 +153,21 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 
 
 @click.command(cls=Command, examples=DEAD)
-@click.argument("sink")
+@click.argument("target", metavar="SINK|JOB")
 @words.option("--by", type=click.Choice(["error", "source", "stage", "step", "shard"]),
               help="Count them by this instead of listing them")  # fmt: skip
 @words.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N",
               help="Show at most N; 0 shows all")  # fmt: skip
 @words.option("--traceback", "tracebacks", is_flag=True, help="Show each one's traceback")
+@words.sets
+@words.variables
 @words.as_json
 @words.debug
-def dead(sink: str, by: str | None, limit: int, tracebacks: bool, as_json: bool, debug: bool) -> int:
+def dead(target: str, by: str | None, limit: int, tracebacks: bool, **given: Any) -> int:
     """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
-    letters = _letters(sink, *_existing(sink))
+    root, files = place(target, given)
+    sink, as_json = target if named(target, given) is None else redact(root), given["as_json"]
+    letters = _letters(sink, root, files)
     most = limit or letters.num_rows
     if by is not None:
         return _grouped(letters, by, most, as_json)
@@ -209,11 +215,13 @@ def _letters(sink: str, root: str, files: Any) -> Any:
 
 def _existing(sink: str) -> tuple[str, Any]:
     from gristmill.commit.places import opened
-    from gristmill.io.redact import redact
 
-    root, files = opened(sink)
+    return _checked(*opened(sink))
+
+
+def _checked(root: str, files: Any) -> tuple[str, Any]:
     if not files.holds(root):
-        raise BadJob(f"{redact(sink)}: there is no such sink: give the folder that a job writes to, or the job")
+        raise BadJob(f"{redact(root)}: there is no such sink: give the folder that a job writes to, or the job")
     return root, files
 
 
@@ -309,13 +317,14 @@ def verify(target: str, deep: bool, source: bool, **given: Any) -> int:
 # ---------------------------------------------------------------- retry-dead
 
 RETRY = """
-gristmill retry-dead emb/ --job job.yaml
+gristmill retry-dead emb/
+gristmill retry-dead job.yaml
 gristmill retry-dead scores/ --job job.yaml --accept-code-change
 """
 
 
 @click.command("retry-dead", cls=Command, examples=RETRY)
-@click.argument("sink")
+@click.argument("target", metavar="SINK|JOB")
 @words.option(
     "--job", metavar="JOB", group="Job", help="The job to score them with (default: the one that wrote the sink)"
 )
@@ -323,13 +332,13 @@ gristmill retry-dead scores/ --job job.yaml --accept-code-change
 @words.sets
 @words.variables
 @words.showing
-def retry_dead(sink: str, job: str | None, accept_code_change: bool, **given: Any) -> int:
+def retry_dead(target: str, job: str | None, accept_code_change: bool, **given: Any) -> int:
     """Score the dead letters of a sink again, usually after a fix; those that now succeed join the published rows,
     after the others and in files of their own.
     """
     from gristmill.running import retry_dead as retried
 
-    spec = _job_of(*_existing(sink), job, given)
+    spec = _job_of(target, job, given)
 
     def again(observer: Observer) -> Report:
         return retried(spec, accept_code_change=accept_code_change, observer=observer)
@@ -337,15 +346,18 @@ def retry_dead(sink: str, job: str | None, accept_code_change: bool, **given: An
     return shown(spec, given, again)
 
 
-def _job_of(root: str, files: Any, job: str | None, given: Mapping[str, Any]) -> JobSpec:
+def _job_of(target: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
     """The job that wrote the sink: the one that is named, which must write to this very sink, or the remembered one."""
     from gristmill.cli.remembered import recall
     from gristmill.commit.publication import success
-    from gristmill.plan.jobfile import load
+    from gristmill.plan.jobfile import is_job, load
     from gristmill.plan.overlay import changes_of, overlay
-    from gristmill.running import sink_root
+    from gristmill.running import sink_place, sink_root
 
+    if job is None and "://" not in target and is_job(target):
+        job, target = target, ""
     if job is None:
+        root, files = _existing(target)
         if given["variables"] or given["profile"]:
             raise BadJob("--var and --profile are for a job file: name it with --job")
         if success(root, files) is None:
@@ -359,9 +371,11 @@ def _job_of(root: str, files: Any, job: str | None, given: Mapping[str, Any]) ->
             spec = replace(spec, sink=replace(spec.sink, uri=root))
         return spec
     spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
-    if spec.sink is None or not _same(sink_root(spec.sink), root):
-        where = "no sink" if spec.sink is None else f"the sink {spec.sink.uri}"
-        raise BadJob(f"--job {job}: it has {where}, not {root}: name the job that wrote that sink")
+    if spec.sink is None:
+        raise BadJob(f"{job}: the job has no sink: name the job that wrote {target or 'one'}")
+    if target and not _same(sink_root(spec.sink), meant := sink_root(replace(spec.sink, uri=target))):
+        raise BadJob(f"--job {job}: it has the sink {spec.sink.uri}, not {meant}: name the job that wrote that sink")
+    _checked(*sink_place(spec.sink))
     return spec
 
 

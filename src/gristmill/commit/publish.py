@@ -5,6 +5,7 @@ Every step here can be done twice, and by two drivers at once.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -270,7 +271,7 @@ def manifest(generation: Generation, done: Sequence[Receipt], base: Sequence[Liv
     rows: list[dict[str, Any]] = []
     for old in base:
         if old.role == "manifest":
-            rows += pq.read_table(pa.BufferReader(files.read(join(root, old.work)))).to_pylist()
+            rows += pq.read_table(pa.BufferReader(_manifest_of(root, files, old))).to_pylist()
     for receipt in done:
         rows += [{"input_path": i, "output_path": p.publish, "rows": n} for i, p, n in receipts.inputs_of(receipt)]
     sink = pa.BufferOutputStream()
@@ -279,6 +280,19 @@ def manifest(generation: Generation, done: Sequence[Receipt], base: Sequence[Liv
     files.write_over(path, sink.getvalue().to_pybytes())
     size, digest = files.digest(path)
     return Live(MANIFEST, path[len(root) + 1 :], len(rows), size, digest, "manifest", generation.number, -1)
+
+
+def _manifest_of(root: str, files: Files, old: Live) -> bytes:
+    """What a published manifest holds. Raises CorruptStore where it is lost."""
+    for path in (old.work, old.name):  # the visible one may be all that is left of it
+        with contextlib.suppress(FileNotFoundError):
+            data = files.read(join(root, path))
+            if hashlib.sha256(data).hexdigest() == old.sha256:
+                return data
+    raise CorruptStore(
+        f"{join(root, old.work)}: the manifest of generation {old.generation} is lost: start anew with --restart "
+        "(restart=True)"
+    )
 
 
 def _keep_manifest(root: str, files: Files) -> None:

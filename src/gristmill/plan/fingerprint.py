@@ -81,7 +81,7 @@ FILE = "file "  # before the name, among code, of a file that an argument of a f
 PACKAGE = "package "  # before the name of an installed package that a callable itself is of
 NOT_COMPARED = "not compared: "  # before what is only named, which comes and goes as code runs; the reason for a file
 VALUE = "value of "  # before the name of a value of the environment that is in an argument
-_COLUMNS, _TYPES = "source.columns", "source.types"
+_COLUMNS, _TYPES, _FOLDERS = "source.columns", "source.types", "source.folders"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def options_of(job: JobSpec, source_format: str, sink_format: str) -> dict[str, 
 
 def of_folders(types: Mapping[str, str]) -> dict[str, str]:
     """What counts beside these options where columns are read that stand in folders' names: their types."""
-    return {"source.folders": _plain(types)}
+    return {_FOLDERS: _plain(types)}
 
 
 def in_order(options: Mapping[str, str], source: Source, paths: Sequence[str]) -> dict[str, str]:
@@ -254,12 +254,31 @@ def differences(old: Mapping[str, Any], new: Fingerprint, old_inputs: Mapping[st
     meant = {_COLUMNS} if new.reads and old.get("reads") == new.reads else set()
     if _other_types(old.get("options", {}), new.options) <= {*old.get("texts", ())} & {*new.texts}:
         meant.add(_TYPES)
+    then, since = (options.get(_FOLDERS) for options in (old.get("options", {}), new.options))
+    if then is not None and since is not None:
+        meant.add(_FOLDERS)
+        lines += _of_folders(then, since)
     for section in ("options", "model", "code"):
         before, now = _but(old.get(section, {}), new.written), getattr(new, section)
         lines += _differing(section, *({n: v for n, v in d.items() if n not in meant} for d in (before, now)))
     if old_inputs != new.inputs:
         lines += _differing("input", old_inputs, new.inputs)
     return lines
+
+
+def _of_folders(before: str, now: str) -> list[str]:
+    """How columns in folders' names came to have other types, which is nobody's option."""
+    old, new = json.loads(before), json.loads(now)
+    return [
+        f"folders: {name}=… in their names was {old[name]}, is {new[name]}, by the names that there are now (01 is no "
+        f"number as it is written): a restart with types={{{name!r}: 'string'}} "
+        f"(--set source.types.{name}=string) reads them as text whichever come"
+        for name in sorted(old.keys() & new.keys())
+        if old[name] != new[name]
+    ] + [
+        f"folders: column {name!r} {'stands in their names now' if name in new else 'stood in their names'}"
+        for name in sorted(old.keys() ^ new.keys())
+    ]
 
 
 def _other_types(old: Mapping[str, str], new: Mapping[str, str]) -> set[str]:

@@ -99,6 +99,8 @@ class _Process:
         first = stages.first()
         try:
             self._socket, theirs = socket.socketpair()
+            self._socket.settimeout(None)  # whatever the user's code has set for sockets (setdefaulttimeout)
+            theirs.settimeout(None)
             # Its stages lie in a file: to send them would wait for a process that is stopped or killed as it starts.
             with theirs, _memory(cloudpickle.dumps((first, name), protocol=5)) as file:
                 file.seek(0)
