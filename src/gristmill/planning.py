@@ -75,6 +75,7 @@ class Resolved:
     looked_at: str = ""  # how the files were inspected
     condition: Any = None  # `where`, checked (io.where.SqlWhere)
     only: Any = None  # a retry's rows (retrying.Only)
+    own: dict[str, pa.Schema] = field(default_factory=dict)  # what a retry reads some files with
     folders: tuple[str, ...] = ()  # columns that stand in folders' names, of those that are read
     skipped: tuple[str, ...] = ()  # files left out as they cannot be read, with the reason
 

@@ -8,17 +8,27 @@ rewrite cannot set back; where a store tells neither, its ETag, version or time 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from gristmill import machine
 from gristmill.commit import inspections
 from gristmill.commit import receipt as receipts
-from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema, held_inputs, read_plan
+from gristmill.commit.generation import (
+    Generation,
+    Plan,
+    decode_schema,
+    encode_schema,
+    held_inputs,
+    read_plan,
+    stored_inputs,
+    stored_reads,
+)
 from gristmill.errors import GristmillError
 from gristmill.io import paths, waiting
 from gristmill.io.registry import format_options, source_format
@@ -44,6 +54,7 @@ def described(reader: Reader) -> dict[str, Any]:
         "format": reader.format.name,
         "columns": None if reader.columns is None else list(reader.columns),
         "schema": encode_schema(reader.schema),
+        "own": [[encode_schema(schema), paths] for schema, paths in _grouped(reader.own)],
         "where": reader.where,
         "options": json.loads(json.dumps(dict(reader.options), default=str)),
     }
@@ -53,7 +64,26 @@ def _reader(plan: Plan, fs: Any) -> Reader:
     told = plan.about["reads"]
     columns = None if told["columns"] is None else tuple(told["columns"])
     form = source_format(Source(("",), format=told["format"]), plan.shards.files)
-    return Reader(form, fs, columns, decode_schema(told["schema"]), told["where"], told["options"])
+    schema, own = decode_schema(told["schema"]), _own(told)
+    return Reader(form, fs, columns, schema, told["where"], told["options"], own=own)
+
+
+def _own(told: Mapping[str, Any]) -> dict[str, pa.Schema]:
+    found: dict[str, pa.Schema] = {}
+    for text, paths_so in told.get("own", ()):
+        found.update(dict.fromkeys(paths_so, decode_schema(text)))
+    return found
+
+
+def _grouped(own: Mapping[str, pa.Schema]) -> list[tuple[pa.Schema, list[str]]]:
+    found: list[tuple[pa.Schema, list[str]]] = []
+    for path, schema in own.items():
+        alike = next((paths_so for other, paths_so in found if other is schema), None)
+        if alike is None:
+            found.append((schema, [path]))
+        else:
+            alike.append(path)
+    return found
 
 
 # ---------------------------------------------------------------- files that may have been touched
@@ -136,7 +166,20 @@ def with_files(plan: Plan, r: Resolved) -> Plan:
 
 def as_planned(r: Resolved, plan: Plan) -> Resolved:
     """The job with columns of the types that the plan has read them with: files that came since may be of others."""
-    return replace(r, schema=decode_schema(plan.about["reads"]["schema"]))
+    told = plan.about["reads"]
+    return replace(r, schema=decode_schema(told["schema"]), own=_own(told))
+
+
+def owned(r: Resolved, members: Sequence[Generation], wanted: Set[str]) -> Resolved:
+    """The job with the `wanted` files' rows as the one of `members` has read them that did so first: a file that came
+    later may have made other types of them.
+    """
+    own: dict[str, pa.Schema] = {}
+    for member in members:
+        schema = decode_schema(stored_reads(member)["schema"])
+        if member.kind != "retry-dead" and schema != r.schema:
+            own.update(dict.fromkeys(wanted & stored_inputs(member).keys() - own.keys(), schema))
+    return replace(r, own=own)
 
 
 def looked_again(r: Resolved) -> Resolved:
@@ -173,7 +216,7 @@ class _Again:
         try:
             # As it stands: a reader of the planned file may still be open, and would read what is deleted.
             piece = replace(self.piece, file=paths.look(self.reader.fs, self.piece.file))
-            wanted = reading.reading(self.reader)
+            wanted = reading.reading(self.reader, piece.file.path)
             if reading.digest_of(self.reader, replace(wanted, damaged=True), piece) == self.digest:
                 return None
             reading.digest_of(self.reader, wanted, piece)  # says where it is damaged

@@ -20,6 +20,7 @@ from gristmill.plan.contracts import Files
 from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Selection
 from gristmill.planning import Resolved
+from gristmill.rereading import owned
 from gristmill.worker.failures import Stage
 from gristmill.worker.identity import Copy
 from gristmill.worker.retried import Sought
@@ -70,6 +71,7 @@ def choose(
     members = held.members()
     stored = held.inputs([*members, *([] if begun is None else [begun])], r)
     r = before_others(r, list(stored))  # files that came since are none of its matter
+    r = owned(r, members, set(letters.column("source").to_pylist()))
     if begun is not None and not compared(begun, r.fingerprint, stored, members):
         return Choice(begun, True, r, base)
     lines = compared(members[-1], r.fingerprint, stored, members[:-1])

@@ -44,7 +44,7 @@ def reader(r: Resolved) -> Reader:
     """How the job's source is read."""
     where = None if r.blank else r.job.source.where
     return Reader(
-        r.source_format, r.fs, r.columns, r.schema, where, format_options(r.job.source), damaged(r.job.source)
+        r.source_format, r.fs, r.columns, r.schema, where, format_options(r.job.source), damaged(r.job.source), r.own
     )
 
 

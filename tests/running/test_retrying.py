@@ -222,6 +222,49 @@ def test_a_retry_gives_the_rows_as_the_run_gave_them(
         assert sorted(gm.read(job).to_table()["seen"].to_pylist())[3:] == ["(7, 40)", "(8, 50)"]
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_each_night_s_dead_rows_are_given_as_that_night_was(
+    stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later night's wider type, or a column that only it has, makes no other text or piece of an earlier night's row;
+    a retry that was stopped between the nights is gone on with.
+    """
+    source = tmp_path / "in"
+    source.mkdir()
+    monkeypatch.setenv("DOWN", "1")
+
+    def pieces(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"id": row["id"], "said": f"{part} {row['s']} {sorted(row)}"} for part in "ab"]
+
+    def scored(rows: list[dict[str, Any]]) -> list[Any]:
+        if "STOPS" in os.environ and any(row["id"] == 12 for row in rows):
+            raise KeyboardInterrupt
+        bad = {2, 12} if "DOWN" in os.environ else ()
+        return [ConnectionError("away") if r["id"] in bad else {"key": r["said"], "id": r["id"]} for r in rows]
+
+    job = gm.Job(f"{source}/", gm.model(scored, batch_format="rows"), str(tmp_path / "out"), workers=0,
+                 steps=[gm.flat_map(pieces)], gates={"min_ok": 0.1})  # fmt: skip
+    (source / "1.jsonl").write_text("".join(json.dumps({"id": i, "s": 7}) + "\n" for i in range(4)))
+    assert job.run().rows_dead == 2
+    (source / "2.jsonl").write_text("".join(json.dumps({"id": i, "s": 1.5, "z": 1}) + "\n" for i in range(10, 14)))
+    assert job.run(append=True).rows_dead == 4
+    (source / "3.jsonl").write_text("".join(json.dumps({"id": i, "s": "x"}) + "\n" for i in range(20, 22)))
+    monkeypatch.delenv("DOWN")
+    if stops:
+        monkeypatch.setenv("STOPS", "1")
+        with pytest.raises(gm.RunFailed, match="KeyboardInterrupt"):
+            gm.retry_dead(job)
+        monkeypatch.delenv("STOPS")
+        assert gm.dead(job).num_rows == 4
+    assert gm.retry_dead(job).rows_dead == 0
+    assert gm.retry_dead(job).state == "nothing to do"
+    found = gm.read(job).to_table().to_pylist()
+    says = {**dict.fromkeys(range(4), "7 ['id', 's']"), **dict.fromkeys(range(10, 14), "1.5 ['id', 's', 'z']")}
+    assert sorted((r["id"], r["key"]) for r in found) == [(i, f"{p} {text}") for i, text in says.items() for p in "ab"]
+    (source / "3.jsonl").unlink()
+    assert gm.verify(job, deep=True, source=True).ok
+
+
 def _written(folder: Path, name: str, columns: dict[str, Any], kind: str) -> None:
     folder.mkdir(exist_ok=True)
     table, path = pa.table(columns), folder / f"{name}.{kind}"

@@ -258,6 +258,11 @@ def read_plan(generation: Generation) -> Plan:
     return Plan(about, ShardTable(tables["shards"], sources, listing.column("extent").to_numpy()))
 
 
+def stored_reads(generation: Generation) -> dict[str, Any]:
+    """What a stored plan says of how the source is read; see `rereading.described`."""
+    return dict(unseal(join(generation.folder, "plan.json"), generation.files)["reads"])
+
+
 def stored_inputs(generation: Generation) -> dict[str, str]:
     """Input digests of a stored plan by path. Raises CorruptStore where it is damaged."""
     entry = unseal(join(generation.folder, "plan.json"), generation.files)["tables"]["files"]

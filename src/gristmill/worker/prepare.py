@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from gristmill.io.content import Content
 from gristmill.io.lossless import Lossy, together
 from gristmill.io.picking import picked
 from gristmill.io.plain import to_rows
-from gristmill.plan.contracts import BadRow, Block, Model, Prepared, Refusal
+from gristmill.plan.contracts import BadRow, Block, Model, Prepared, Reading, Refusal
 from gristmill.plan.counts import Counts
 from gristmill.plan.shard import Piece
 from gristmill.worker.failures import DeadRow, Stage
@@ -133,7 +134,7 @@ class Prepare:
         self._recipe = recipe
         self._model = model
         self._steps = [LoadedStep(s, f"step {n}") for n, s in enumerate(recipe.steps)]
-        self._reading = reading(recipe.reader)
+        self._readings: dict[str, Reading] = {}  # of files that are read otherwise than others, by path
         # Where there is more to do than to read, the model need not wait for all of a window.
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
 
@@ -158,12 +159,14 @@ class Prepare:
     def _windows(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Window]:
         most = self._recipe.batch.window
         size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
-        for chunks in gather(self._chunks(task, suspects, read), size):
-            whole = self._gathered(chunks)
-            if suspects is None:
-                yield self._prepared(whole)
-            else:
-                yield from self._noted(whole, suspects)
+        # Rows that are read otherwise are given to no step or model beside each other.
+        for _, same in itertools.groupby(self._read(task, read), lambda block: block.block.rows.schema):
+            for chunks in gather(self._chunks(task, same, suspects), size):
+                whole = self._gathered(chunks)
+                if suspects is None:
+                    yield self._prepared(whole)
+                else:
+                    yield from self._noted(whole, suspects)
 
     def _gathered(self, chunks: list[Chunk]) -> Chunk:
         try:
@@ -190,13 +193,19 @@ class Prepare:
 
     # ------------------------------------------------ reading
 
-    def _chunks(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Chunk]:
-        groups: Iterator[list[_Read]] = gather(self._read(task, read), WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
+    def _chunks(self, task: Task, read: Iterator[_Read], suspects: Suspects | None) -> Iterator[Chunk]:
+        groups: Iterator[list[_Read]] = gather(read, WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
         for group in groups:
             chunk = self._stepped(task, group, suspects)
             most = self._recipe.batch.window
             for start in range(0, max(1, chunk.rows.num_rows), most):
                 yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
+
+    def _reading(self, path: str) -> Reading:
+        path = path if path in self._recipe.reader.own else ""
+        if path not in self._readings:
+            self._readings[path] = reading(self._recipe.reader, path)
+        return self._readings[path]
 
     def _read(self, task: Task, read: list[str]) -> Iterator[_Read]:
         """The pieces' blocks; to `read` comes the digest of each piece, once all of it has been read."""
@@ -205,7 +214,7 @@ class Prepare:
         retried = None if task.only is None or left is not None else Retried(task.only, task.shard.pieces)
         for number, piece in enumerate(task.shard.pieces):
             content = Content()
-            for block in blocks(reader, self._reading, piece):
+            for block in blocks(reader, self._reading(piece.file.path), piece):
                 content.add(block)
                 if left is not None:
                     block = _head(block, left)

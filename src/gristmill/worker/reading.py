@@ -12,19 +12,21 @@ from gristmill.plan.shard import Piece
 from gristmill.worker.recipe import Reader
 
 
-def reading(reader: Reader) -> Reading:
-    """What is read of each file, with the condition ready to be used."""
-    where = None
+def reading(reader: Reader, path: str = "") -> Reading:
+    """What is read of a file, with the condition ready to be used."""
+    schema, where, columns = reader.own.get(path, reader.schema), None, reader.columns
+    if path in reader.own and columns is not None:
+        columns = tuple(name for name in columns if name in schema.names)
     if reader.where is not None:
         from gristmill.io.where import SqlWhere
 
-        where = SqlWhere(reader.where, reader.schema)
-    return Reading(reader.columns, reader.schema, where, options=reader.options, damaged=reader.damaged)
+        where = SqlWhere(reader.where, schema)
+    return Reading(columns, schema, where, options=reader.options, damaged=reader.damaged)
 
 
 def blocks(reader: Reader, wanted: Reading, piece: Piece) -> Iterator[Block]:
     """The rows of a piece. Raises BadSource where they cannot be read, SourceChanged where the file is gone."""
-    info = FileInfo(piece.file, piece.extent, np.array([0, piece.extent]), True, reader.schema)
+    info = FileInfo(piece.file, piece.extent, np.array([0, piece.extent]), True, wanted.schema)
     ranges = np.array(piece.ranges, dtype=np.int64).reshape(-1, 2)
     yield from reader.format.read(info, reader.fs, ranges, wanted)
 

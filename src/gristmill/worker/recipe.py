@@ -20,7 +20,7 @@ from gristmill.plan.specs import ModelSpec, Step
 @dataclass(frozen=True)
 class Reader:
     """How to open the source in a worker: its format's name, file system, columns, planned types and condition; and
-    whether it goes on where a file is `damaged` (see Reading).
+    whether it goes on where a file is `damaged` (see Reading). Files in `own`, by path, are read with these types.
     """
 
     format: Any
@@ -30,6 +30,7 @@ class Reader:
     where: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     damaged: bool = False
+    own: Mapping[str, pa.Schema] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
