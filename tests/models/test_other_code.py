@@ -249,6 +249,9 @@ SAME = {
     "V = {'log': np.log1p, 'of': np.vectorize(made(2)), 'p': np.poly1d([1, 2]), 'f': f, 'n': np.float32, 't': T}",
     "one that cannot be looked into": "class W:\n    @property\n    def __dict__(self): raise RuntimeError\n"
     "V = 1\nW = W()",
+    "what a process has one of": "import ctypes, random\nimport numpy as np\nfrom scipy.stats import norm\n"
+    "L = ctypes.CDLL(None)\nL.labs.restype = ctypes.c_long\n"
+    "V = norm, norm(0, 1), L, L.labs, np.random.mtrand._rand, random._inst",
     "stop words": "from sklearn.feature_extraction.text import TfidfVectorizer\n"
     "V = TfidfVectorizer(stop_words=list('abcdefgh')).fit(['hello there', 'other words'])",
     "sets of sets": "V = {'a': {frozenset('abc'), frozenset('de')}, 'b': set('abcdefgh')}",

@@ -155,11 +155,29 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
         return walk.named(kind) + walk.text(value.__wrapped__, exact=True)
     if isinstance(value, types.CellType):
         return "cell" + walk.text(value.cell_contents, exact=True)
+    if (shared := _shared(value)) is not None:
+        return f"{walk.named(kind)} {shared}"
     buffers = _buffers(value, walk)
     if buffers is not None:
         return f"{walk.named(kind)}:{buffers}"
     unread = lazy.times(value) if _package(value) in _LAZY else ""
     return _object(value, walk) + unread if unread is not None else walk.miss(value)
+
+
+def _shared(value: Any) -> str | None:
+    """What a process has one of, and its state or address is another one in each: by its name, a library of functions
+    by its file's content, too. None for all else.
+    """
+    numpy, plain = sys.modules.get("numpy.random.mtrand"), sys.modules.get("random")
+    if (numpy is not None and value is numpy._rand) or (plain is not None and value is plain._inst):
+        return "of the process"  # distributions of scipy's draw with it
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is not None and isinstance(value, ctypes.CDLL):
+        name = str(value._name)
+        return f"{name} {_hash(pathlib.Path(name).read_bytes())}" if os.path.isfile(name) else name
+    if ctypes is not None and isinstance(value, ctypes._CFuncPtr) and isinstance(getattr(value, "__name__", 0), str):
+        return str(value.__name__)
+    return None
 
 
 def _container(value: Any, walk: Walk, exact: bool) -> str:
