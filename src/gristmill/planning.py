@@ -476,7 +476,8 @@ def _check_on_null(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> None:
         column = next(iter(info.columns or schema.names), "x")
         kind = f"{_declared(schema, column)} not null"
         way = (
-            f"name all that it reads, as takes={{{column!r}: {kind!r}, …}} (takes: {{{column}: {kind}}}), or use where"
+            f"say takes={{{column!r}: {kind!r}}} (takes: {{{column}: {kind}}}) with each column that it reads, or use "
+            "where"
         )
     raise BadJob(f"on_null is {job.on_null!r}, and {info.name} {why}, so that it would change nothing: {way}")
 
