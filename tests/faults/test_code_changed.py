@@ -841,6 +841,45 @@ def test_the_newest_weights_of_a_folder(
     assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [3 * n for n in range(120)]
 
 
+NEWEST_BUT_SEVEN = """
+import functools, glob, os, pickle
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+@functools.cache
+def weights():
+    return pickle.load(open(sorted(glob.glob(os.path.join(HERE, "models", "*")))[-1], "rb"))
+
+def late(batch):
+    if weights() == 2 and 7 in batch["id"]:
+        raise ValueError("seven")
+    return {"y": batch["id"] * weights()}
+"""
+
+
+def test_newer_weights_for_the_dead_rows_and_those_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are accepted for the dead rows, however few, an append with them is no other job."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "but_seven.py").write_text(NEWEST_BUT_SEVEN)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "1.pkl").write_bytes(pickle.dumps(2))
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": range(200)}), tmp_path / "in" / "a.parquet")
+    model = importlib.import_module("but_seven").late
+    job = gm.Job(str(tmp_path / "in"), model, str(tmp_path / "out"), workers=1, shard_rows=200)
+    assert job.run().rows_dead == 1
+    (tmp_path / "models" / "2.pkl").write_bytes(pickle.dumps(3))
+    pq.write_table(pa.table({"id": range(200, 400)}), tmp_path / "in" / "b.parquet")
+    with pytest.raises(gm.PlanChanged, match=r"2\.pkl in the place of .*1\.pkl"):
+        job.run(append=True)
+    assert gm.retry_dead(job, accept_code_change=True).rows_dead == 0
+    assert job.run(append=True).rows_ok == 400
+    (tmp_path / "models" / "3.pkl").write_bytes(pickle.dumps(4))
+    pq.write_table(pa.table({"id": range(400, 600)}), tmp_path / "in" / "c.parquet")
+    with pytest.raises(gm.PlanChanged, match=r"3\.pkl in the place of .*2\.pkl"):
+        job.run(append=True)
+
+
 SEVEN = """
 import numpy as np
 

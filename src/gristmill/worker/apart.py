@@ -91,7 +91,7 @@ class PrepareWorker:
                     if self._stopping.is_set():
                         return
                 self._planned.look()
-                note_loaded(self._loaded, self._recipe, item.value.folder, self._rows)
+                note_loaded(self._loaded, self._recipe, item.value, self._rows)
                 emit(Portion(self._name, item.key, number, last=True))
             except BaseException as e:  # crosses to the item's outcome, where the driver decides
                 failure = scrubbed(classified(e), self._recipe.secrets)

@@ -117,14 +117,16 @@ def warn_of_values(recipe: Recipe, name: str, emit: Emit) -> None:
         emit(Printed(name, text, "warning"))
 
 
-def note_loaded(loaded: Loaded, recipe: Recipe, folder: str, rows: int) -> None:
-    """Note, before a shard of the generation in `folder` is committed, what code has loaded as it ran, for `rows` rows
-    so far. Raises PlanChanged where another worker, or a run that this one adds to, has loaded it otherwise.
+def note_loaded(loaded: Loaded, recipe: Recipe, task: Task, rows: int) -> None:
+    """Note, before a shard is committed, what code has loaded as it ran, for `rows` rows so far. Raises PlanChanged
+    where another worker, or a run that this one adds to, has loaded it otherwise.
     """
     if not (found := loaded.look(rows)):
         return
     from gristmill.models.loaded import contradicted
-    from gristmill.models.pins import changed_meanwhile
+    from gristmill.models.pins import AGAIN, changed_meanwhile
+
+    folder, accepted = task.folder, ", or --accept-code-change (accept_code_change=True) to score the dead rows with it"
 
     def refuse_others() -> None:
         noted = {entry: set(tellings) for entry, tellings in recipe.loaded.items()}
@@ -132,7 +134,8 @@ def note_loaded(loaded: Loaded, recipe: Recipe, folder: str, rows: int) -> None:
             noted.setdefault(entry, set()).update(tellings)
         for entry, told in found.items():
             if other := contradicted(entry, told, noted):
-                raise changed_meanwhile(f"{other}, which the code loads as it runs,")
+                way = AGAIN + (accepted if task.only is not None else "")
+                raise changed_meanwhile(f"{other}, which the code loads as it runs,", way)
 
     refuse_others()
     path = generations.note_loaded(recipe.files, folder, found)
@@ -429,7 +432,7 @@ class ShardWorker:
                 commit.add(body)
             else:
                 self._planned.look()  # at what these rows made the function import or read
-                note_loaded(self._loaded, self._recipe, task.folder, self._rows)
+                note_loaded(self._loaded, self._recipe, task, self._rows)
                 self._folder = task.folder
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
