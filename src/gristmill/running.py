@@ -570,6 +570,7 @@ class Run:
         """The probe has answered: fix schema and shards, write the plan; or look at more rows if none was scored."""
         answer, asked = feed.probed, feed.probe
         assert asked is not None and asked.rows is not None
+        self._tally.tried(answer["figures"])
         # Rows that are all filtered cost little: the next ones are looked at, however many that takes.
         # Rows that are added to a result have its schema, whether any of these can be scored or not.
         more = self.generation.schema is None and (asked.rows < MOST_PROBED or not answer["dead"])

@@ -5,6 +5,7 @@ apart.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,10 @@ class Tally:
             "rows_total": self._total,
             **self._changes(),
         }
+
+    def tried(self, figures: Mapping[str, float]) -> None:
+        """The first rows were scored before there was a plan, so that their shard need not do it."""
+        self.figures = summed([self.figures, {"model_seconds": figures.get("model_seconds", 0.0)}])
 
     def hear(self, event: Event) -> dict[str, Any]:
         """Take an event in; the changes for Progress, empty where it changes nothing."""
