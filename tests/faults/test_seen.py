@@ -173,9 +173,9 @@ def test_fault_79_figures_are_right_or_none(tmp_path: Path) -> None:
 
 def test_the_model_is_busy_with_the_rows_that_it_is_tried_with(tmp_path: Path) -> None:
     """All rows of a small job are scored before there is a plan: that is the model's time, too."""
-    model = gm.model(speakers.scored, seconds=0.5)
-    job = gm.Job(_parquet(tmp_path / "in", 40), model, str(tmp_path / "out"), steps=[gm.filter("id >= 0")], workers=1,
-                 batch_rows=10)  # fmt: skip
+    model = gm.model(speakers.scored, seconds=2.0)
+    job = gm.Job(_parquet(tmp_path / "in", 8), model, str(tmp_path / "out"), steps=[gm.filter("id >= 0")], workers=1,
+                 batch_rows=8)  # fmt: skip
     report = job.run()
     assert report.busy is not None and report.busy > 0.3, (report.busy, report.held_back)
 
