@@ -442,8 +442,6 @@ class Run:
         loaded = choosing.noted(self.generation, before)
         if self._verbs.accept_code_change:
             others = [entry for entry in loaded if entry.startswith(BUILT) or changed({entry: loaded[entry]})]
-            if built := dict.fromkeys((entry for entry in others if entry.startswith(BUILT)), "{}"):
-                generations.note_loaded(self._files, self.generation.folder, built)  # what comes after is compared anew
             loaded = {entry: told for entry, told in loaded.items() if entry not in others}
         shipped = replace(shipping.recipe(r, self.sink, self._files, self._batch), loaded=loaded)
         beside = self.spec.engine.steps_workers if r.workers > 0 else 0

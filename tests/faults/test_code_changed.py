@@ -789,25 +789,29 @@ class Mapped(Model):
         path = sorted(glob.glob(os.path.join(HERE, "models", "*.bin")))[-1]
         self.w = np.memmap(path, dtype=np.int64, shape=1)[0]
 
-@functools.cache
-def weights():
-    return newest(gzip.open, ".pkl.gz")
-
-def late(batch):
-    return {"y": batch["id"] * weights()}
+class Packed(Model):
+    def __init__(self):
+        self.w = newest(gzip.open, ".pkl.gz")
 
 def of_rows(batch):
     return {"y": [i * pickle.load(open(os.path.join(HERE, "rows", f"{i}.pkl"), "rb")) for i in batch["id"]]}
+
+@functools.cache
+def of_group(g):
+    return pickle.load(open(os.path.join(HERE, "rows", f"{g}.pkl"), "rb"))
+
+def grouped(batch):
+    return {"y": [i * of_group(i // 30) for i in batch["id"]]}
 """
 
 
-@pytest.mark.parametrize("what", ["Model", "Mapped", "late", "of_rows"])
+@pytest.mark.parametrize("what", ["Model", "Mapped", "Packed", "of_rows", "grouped"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_newest_weights_of_a_folder(
     what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of another day beside the ones before are another model, which an append and a resumed run refuse; what
-    each row names is not.
+    rows name, each another file or groups of them, is not.
     """
     name = f"newest_{what}_{workers}"
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -815,7 +819,7 @@ def test_the_newest_weights_of_a_folder(
     for folder in ("in", "models", "rows"):
         (tmp_path / folder).mkdir()
     for i in range(120):
-        (tmp_path / "rows" / f"{i}.pkl").write_bytes(pickle.dumps(2))
+        (tmp_path / "rows" / f"{i}.pkl").write_bytes(pickle.dumps(2) + b" " * i)
 
     def put(day: str, weight: int) -> None:
         (tmp_path / "models" / f"{day}.sav").write_bytes(pickle.dumps(weight))
@@ -829,9 +833,8 @@ def test_the_newest_weights_of_a_folder(
     job = gm.Job(str(tmp_path / "in"), getattr(module, what), out, workers=workers, shard_rows=50)
     assert job.run().rows_ok == 100
     put("2026-01-02", 3)
-    module.weights.cache_clear()
     pq.write_table(pa.table({"id": range(100, 120)}), tmp_path / "in" / "b.parquet")
-    if what == "of_rows":
+    if what in ("of_rows", "grouped"):
         assert job.run(append=True).rows_ok == 120
         return
     with pytest.raises(gm.PlanChanged, match=r"2026-01-02\..* in the place of .*2026-01-01\."):
@@ -842,18 +845,18 @@ def test_the_newest_weights_of_a_folder(
 
 
 NEWEST_BUT_SEVEN = """
-import functools, glob, os, pickle
+import glob, os, pickle
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-@functools.cache
-def weights():
-    return pickle.load(open(sorted(glob.glob(os.path.join(HERE, "models", "*")))[-1], "rb"))
+class Model:
+    def __init__(self):
+        self.w = pickle.load(open(sorted(glob.glob(os.path.join(HERE, "models", "*")))[-1], "rb"))
 
-def late(batch):
-    if weights() == 2 and 7 in batch["id"]:
-        raise ValueError("seven")
-    return {"y": batch["id"] * weights()}
+    def __call__(self, batch):
+        if self.w == 2 and 7 in batch["id"]:
+            raise ValueError("seven")
+        return {"y": batch["id"] * self.w}
 """
 
 
@@ -865,7 +868,7 @@ def test_newer_weights_for_the_dead_rows_and_those_to_come(tmp_path: Path, monke
     (tmp_path / "models" / "1.pkl").write_bytes(pickle.dumps(2))
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"id": range(200)}), tmp_path / "in" / "a.parquet")
-    model = importlib.import_module("but_seven").late
+    model = importlib.import_module("but_seven").Model
     job = gm.Job(str(tmp_path / "in"), model, str(tmp_path / "out"), workers=1, shard_rows=200)
     assert job.run().rows_dead == 1
     (tmp_path / "models" / "2.pkl").write_bytes(pickle.dumps(3))

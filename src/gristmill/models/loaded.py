@@ -41,7 +41,6 @@ _WRITTEN: dict[str, int] = {}
 _EVENTS = itertools.count(1)
 _WEIGHTS = {*WEIGHTS, ".npy", ".pickle", ".sav", ".dill", ".p", ".pk", ".pklz"}
 BUILT = "the weights that the code opens"  # in the place of a file: all that a model was made of, see `_of_a_model`
-_FEW = 10  # rows for each file, so that it is not rows that name them
 _MOST = 100  # of files that a run notes: beyond that they are what rows name, one a row
 OWN = "written by the code itself"  # in the place of a file's digest
 _listen = functools.cache(sys.addaudithook)
@@ -90,10 +89,9 @@ class Loaded:
         """All is made that a worker in this role scores rows with, and no row was seen so far."""
         self._built, self._of = next(_EVENTS), role
 
-    def look(self, rows: int = 0) -> dict[str, str]:
+    def look(self) -> dict[str, str]:
         """What has come and is not `noted`, by module or MODULE:NAME: the files and statements that it rests on, as
-        `changed` reads them. `rows` were scored since it was built. Raises PlanChanged where a file does not hold any
-        more what was loaded of it.
+        `changed` reads them. Raises PlanChanged where a file does not hold any more what was loaded of it.
         """
         new, pickled = set(sys.modules) - self._modules, set(_PICKLED) - self._pickled
         came = [module for module in new if _users_file(module)]
@@ -104,7 +102,7 @@ class Loaded:
         entries.update(module for module in came if module not in known)
         found = {entry: told for entry in sorted(entries) if (told := self._told(entry))}
         found |= self._opened()
-        found |= self._of_a_model(found, rows)
+        found |= self._of_a_model(found)
         if not found:
             self._modules |= new
             self._pickled |= pickled
@@ -124,15 +122,14 @@ class Loaded:
                         told[path] = _of_file(path, digest)
         return told
 
-    def _of_a_model(self, found: Mapping[str, str], rows: int) -> dict[str, str]:
-        """Together the files of weights that were opened to make the model, also in its first calls if they are few
-        beside the rows: the newest one of a folder takes the place of another, which stays what it was.
+    def _of_a_model(self, found: Mapping[str, str]) -> dict[str, str]:
+        """Together the files of weights that were opened to make the model, before it had seen a row, which may name
+        others: the newest one of a folder takes the place of another, which stays what it was.
         """
         events = {path: event for path, (event, _) in list(_OPENED.items())}
-        files = {p: json.loads(told)[p][1][""] for p, told in found.items() if p in events}
-        late = sum(event > self._built for path, event in events.items() if path in files or path in self._model)
-        made = {p: has for p, has in files.items() if has != OWN and (events[p] < self._built or late * _FEW <= rows)}
-        if not made or not self._built:
+        files = {p: json.loads(told)[p][1][""] for p, told in found.items() if events.get(p, self._built) < self._built}
+        made = {path: has for path, has in files.items() if has != OWN}
+        if not made:
             return {}
         self._model |= made
         return {f"{BUILT} ({self._of})": json.dumps(self._model, sort_keys=True)}

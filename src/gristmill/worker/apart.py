@@ -65,7 +65,6 @@ class PrepareWorker:
         self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]
         self._planned.look()
         self._loaded.built("preparing")
-        self._rows = 0
         self._watch.rest()
         self._stopping = threading.Event()
 
@@ -84,14 +83,13 @@ class PrepareWorker:
             number = 0
             try:
                 for window in self._watch.over(self._prepare.windows(item.value)):
-                    self._rows += window.rows.num_rows
                     self._watch.rest()  # while the portion is passed on: that may have to wait
                     emit(Portion(self._name, item.key, number, packed(window)))
                     number += 1
                     if self._stopping.is_set():
                         return
                 self._planned.look()
-                note_loaded(self._loaded, self._recipe, item.value, self._rows)
+                note_loaded(self._loaded, self._recipe, item.value)
                 emit(Portion(self._name, item.key, number, last=True))
             except BaseException as e:  # crosses to the item's outcome, where the driver decides
                 failure = scrubbed(classified(e), self._recipe.secrets)

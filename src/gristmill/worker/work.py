@@ -117,11 +117,11 @@ def warn_of_values(recipe: Recipe, name: str, emit: Emit) -> None:
         emit(Printed(name, text, "warning"))
 
 
-def note_loaded(loaded: Loaded, recipe: Recipe, task: Task, rows: int) -> None:
-    """Note, before a shard is committed, what code has loaded as it ran, for `rows` rows so far. Raises PlanChanged
-    where another worker, or a run that this one adds to, has loaded it otherwise.
+def note_loaded(loaded: Loaded, recipe: Recipe, task: Task) -> None:
+    """Note, before a shard is committed, what code has loaded as it ran. Raises PlanChanged where another worker, or a
+    run that this one adds to, has loaded it otherwise.
     """
-    if not (found := loaded.look(rows)):
+    if not (found := loaded.look()):
         return
     from gristmill.models.loaded import contradicted
     from gristmill.models.pins import AGAIN, changed_meanwhile
@@ -180,7 +180,6 @@ class ShardWorker:
         self._loaded.built("worker")
         self._watch.rest()
         self._files = stages.recipe.files
-        self._rows = 0  # scored so far
         self._folder = ""  # of the generation in which a shard was committed last
         self._stopping = threading.Event()
         self._answers: dict[str, Any] = {}  # to probes
@@ -428,11 +427,10 @@ class ShardWorker:
             commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
             commits[item.key] = commit
             if isinstance(body, Scored):
-                self._rows += body.window.rows.num_rows
                 commit.add(body)
             else:
                 self._planned.look()  # at what these rows made the function import or read
-                note_loaded(self._loaded, self._recipe, task, self._rows)
+                note_loaded(self._loaded, self._recipe, task)
                 self._folder = task.folder
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
