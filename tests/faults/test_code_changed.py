@@ -720,6 +720,18 @@ class Model:
     def __call__(self, batch):
         return {"y": batch["id"] * self.w}
 
+class Fills(Model):
+    \"\"\"Writes beside the answers, in place.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.side = np.memmap(os.path.join(HERE, "side.bin"), dtype=np.int64, shape=120)
+
+    def __call__(self, batch):
+        self.side[batch["id"]] += 1
+        self.side.flush()
+        return super().__call__(batch)
+
 class Keeps(Model):
     \"\"\"Has a store of its own, which it writes as it is closed.\"\"\"
 
@@ -735,7 +747,7 @@ class Keeps(Model):
 """
 
 
-@pytest.mark.parametrize("what", ["late", "Model", "Keeps"])
+@pytest.mark.parametrize("what", ["late", "Model", "Keeps", "Fills"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_weights_that_code_opens_by_itself_count(
     what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -747,6 +759,7 @@ def test_weights_that_code_opens_by_itself_count(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / f"{name}.py").write_text(OPENING)
     np.save(tmp_path / "w.npy", np.int64(2))
+    np.zeros(120, np.int64).tofile(tmp_path / "side.bin")
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"id": range(100)}), tmp_path / "in" / "a.parquet")
     model, out = getattr(importlib.import_module(name), what), str(tmp_path / "out")
@@ -760,7 +773,7 @@ def test_weights_that_code_opens_by_itself_count(
     for options in ({}, {"append": True}):
         with pytest.raises(gm.PlanChanged, match=r"w\.npy, which the code loaded as it ran, has changed") as refused:
             job.run(**options)
-        assert "store.pkl" not in str(refused.value)
+        assert "store.pkl" not in str(refused.value) and "side.bin" not in str(refused.value)
     if what == "late" and workers == 0:
         importlib.import_module(name).weights.cache_clear()
     assert job.run(restart=True).rows_ok == 120

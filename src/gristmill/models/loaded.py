@@ -38,6 +38,7 @@ _PICKLED: dict[tuple[str, str], None] = {}
 # path, with the number of the event.
 _OPENED: dict[str, tuple[int, Stats]] = {}
 _WRITTEN: dict[str, int] = {}
+_EDITABLE: dict[str, tuple[int, Stats]] = {}  # those opened so that they may be written in place, as np.memmap does
 _EVENTS = itertools.count(1)
 _WEIGHTS = {*WEIGHTS, ".npy", ".pickle", ".sav", ".dill", ".p", ".pk", ".pklz"}
 BUILT = "the weights that the code opens"  # in the place of a file: all that a model was made of, see `_of_a_model`
@@ -79,6 +80,7 @@ class Loaded:
         self._given, self._files, self._begun = set(given), set[str](), next(_EVENTS)
         self._built, self._of, self._model = 0, "", dict[str, str]()
         _HELD.clear()
+        _EDITABLE.clear()
         for file in filter(None, map(_users_file, list(sys.modules))):
             _hold(file)
         self._planned = {pin.module for pin in planned}
@@ -136,7 +138,11 @@ class Loaded:
 
     def written(self) -> dict[str, str]:
         """The files of weights that code has written itself and that are not `noted`, as `look` tells them."""
-        new = (path for path, event in list(_WRITTEN.items()) if event > self._begun and _own(path) not in self._files)
+        edited = (
+            path for path, (event, then) in list(_EDITABLE.items()) if event > self._begun and _edited(path, then)
+        )
+        wrote = (path for path, event in list(_WRITTEN.items()) if event > self._begun)
+        new = (path for path in itertools.chain(wrote, edited) if _own(path) not in self._files)
         return {path: _of_file(path, OWN) for path in itertools.islice(new, max(0, _MOST - len(self._files)))}
 
     def noted(self, found: Mapping[str, str]) -> None:
@@ -264,12 +270,21 @@ def _open(file: object, mode: str) -> None:
         _remember(_WRITTEN, path, event)
     else:
         _remember(_OPENED, path, (event, _stats(path)))
+        if "+" in mode:
+            _remember(_EDITABLE, path, _EDITABLE.get(path, _OPENED[path]))
 
 
 def _remember(files: dict[str, T], path: str, told: T) -> None:
     if len(files) >= 10 * _MOST and path not in files:
         del files[next(iter(files))]  # the oldest
     files[path] = told
+
+
+def _edited(path: str, then: Stats) -> bool:
+    try:
+        return _stats(path) != then
+    except OSError:
+        return True
 
 
 def _stats(path: str) -> Stats:
