@@ -165,6 +165,19 @@ def test_ends_of_records_are_those_of_a_state_machine(text: str) -> None:
         assert dialect.left_open(data[starts[-1] :]) == left_open
 
 
+@settings(max_examples=500, deadline=None)
+@given(st.text(st.sampled_from('"",\n\rab '), max_size=40))
+def test_a_record_that_takes_lines_in_is_found_among_all(text: str) -> None:
+    """Looking at the quotes of all records at once finds what looking at each record does."""
+    data, dialect = text.encode(), Dialect(b",", b'"')
+    ends = dialect.ends(data)
+    starts, stops = np.append(0, ends + 1), np.append(ends, len(data))
+    starts, stops = starts[starts < stops], stops[starts < stops]
+    each = [dialect.astray(data[a:b], np.array([0]), np.array([b - a])) for a, b in zip(starts, stops, strict=True)]
+    first = next(((i, found[1]) for i, found in enumerate(each) if found), None)
+    assert (dialect.astray(data, starts, stops) if len(starts) else None) == first
+
+
 def test_types_and_nulls_are_inferred(scratch: Any, planned: Any) -> None:
     """What would not come back as it was written stays text: leading zeros, dates, very long numbers."""
     text = (

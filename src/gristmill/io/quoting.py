@@ -52,13 +52,31 @@ class Dialect:
             return None
         octets = np.frombuffer(data, dtype=np.uint8)
         breaks = np.flatnonzero(octets == 10)
-        over = np.flatnonzero(np.searchsorted(breaks, stops) > np.searchsorted(breaks, starts))
-        if len(over) and self._regular(octets, np.flatnonzero(octets == self.quote[0])):
-            over = over[-1:]  # all others are as they should be
-        for i in over.tolist():
+        over = np.searchsorted(breaks, stops) > np.searchsorted(breaks, starts)
+        if over.any():
+            over &= self._odd(octets, starts, stops)
+        for i in np.flatnonzero(over).tolist():
             if why := self._astray(data[int(starts[i]) : int(stops[i])]):
                 return i, why
         return None
+
+    def _odd(self, octets: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Which records have a quote that neither opens nor closes a field, nor is one of a doubled pair; or an odd
+        number of them.
+        """
+        quotes = np.flatnonzero(octets == self.quote[0])
+        first, last = np.searchsorted(quotes, starts), np.searchsorted(quotes, stops)
+        odd: np.ndarray = (last - first) % 2 == 1
+        record = np.searchsorted(starts, quotes, side="right") - 1
+        quotes, record = quotes[record >= 0], record[record >= 0]
+        opens = (np.arange(len(quotes)) + first[0] - first[record]) % 2 == 0
+        pair = np.diff(quotes) == 1
+        begins = (quotes == starts[record]) | self._at(octets, quotes - 1, self.delimiter)
+        begins[1:] |= pair
+        ends = (quotes + 1 >= stops[record]) | self._at(octets, quotes + 1, self.delimiter)
+        ends[:-1] |= pair
+        odd[record[~np.where(opens, begins, ends)]] = True
+        return odd
 
     def _astray(self, record: bytes) -> str:
         d, q = re.escape(self.delimiter), re.escape(self.quote)
