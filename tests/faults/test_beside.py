@@ -160,10 +160,10 @@ def test_a_step_that_sets_a_time_for_sockets(numbers: str, quick: Path, monkeypa
     """It is for its own: no window that takes longer is given up."""
     monkeypatch.syspath_prepend(str(quick))
     text = "import socket, time\nsocket.setdefaulttimeout(0.2)\ndef slow(rows):\n    time.sleep(0.5)\n    return rows\n"
-    (quick / "fetching.py").write_text(text)
+    (quick / "timed_fetching.py").write_text(text)
     heard = Heard()
     try:
-        step = importlib.import_module("fetching").slow
+        step = importlib.import_module("timed_fetching").slow
         sink = str(quick / "out")
         job = jobs.job(numbers, sink, "scored", steps=[step], workers=1, steps_workers=1, shard_rows=50)
         assert job.run(observer=heard).rows_ok == 200

@@ -219,8 +219,8 @@ def _read_through(stream: Stream, layout: Layout, most: int) -> tuple[np.ndarray
             line = lines + found.data[: int(found.start[stray[0]])].count(b"\n") + 1
             raise BadSource(
                 f"{stream.path}: line {line:,}: a quote opens in this record that {stray[1]}: all of that would be one "
-                "row. Close it or double it, say that nothing is quoted (quote: '', --set source.quote=''), or leave "
-                "the file out (--on-bad-file skip, on_bad_file='skip')"
+                "row. Close it or double it, say that nothing is quoted (options={'quote': ''}, --set "
+                "source.options.quote=''), or leave the file out (--on-bad-file skip, on_bad_file='skip')"
             )
         lines += found.data.count(b"\n")
         after = int(np.searchsorted(found.position, layout.first))
