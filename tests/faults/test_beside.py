@@ -8,6 +8,7 @@ import importlib
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,4 +170,5 @@ def test_a_step_that_sets_a_time_for_sockets(numbers: str, quick: Path, monkeypa
         assert job.run(observer=heard).rows_ok == 200
     finally:
         socket.setdefaulttimeout(None)
+        sys.modules.pop("timed_fetching", None)
     assert not [note.text for note in heard.notes if "trying again" in note.text]

@@ -657,3 +657,20 @@ if __name__ == "__main__":
         "[2.0, 4.0] [2.0, 4.0] [2, 4]",
         "code: model: again:score changed; code: model: again:Scorer.__call__ changed; [3, 6]",
     ]
+
+
+def test_a_module_whose_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a temporary folder, which code loads by its name: what is compared is the rest."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "soon_gone.py").write_text("FACTOR = 2\n")
+    (tmp_path / "by_its_name.py").write_text(
+        "import importlib\ndef f(x):\n    return x * importlib.import_module('soon_gone').FACTOR\n"
+    )
+    importlib.import_module("soon_gone")
+    f = importlib.import_module("by_its_name").f
+    try:
+        assert "module soon_gone: FACTOR" in digests(Call(f))
+        (tmp_path / "soon_gone.py").unlink()
+        assert "module by_its_name: function f" in digests(Call(f))
+    finally:
+        del sys.modules["soon_gone"], sys.modules["by_its_name"]

@@ -208,7 +208,10 @@ def add_module(
         if file.suffix != ".py":
             found[f"module {module}"] = hashlib.sha256(content(file)).hexdigest()
             continue
-        source = (source_of or read)(file, module)
+        try:
+            source = (source_of or read)(file, module)
+        except FileNotFoundError:  # it was loaded, and its file is gone: whatever loads it again tells of it
+            continue
         for part in source.reached(name):
             key = f"module {module}: {part}"
             if key not in found:
