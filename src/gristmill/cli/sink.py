@@ -165,9 +165,8 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 @words.debug
 def dead(target: str, by: str | None, limit: int, tracebacks: bool, **given: Any) -> int:
     """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
-    root, files = place(target, given)
-    sink, as_json = target if named(target, given) is None else redact(root), given["as_json"]
-    letters = _letters(sink, root, files)
+    sink, as_json = redact(target), given["as_json"]
+    letters = _letters(sink, *place(target, given))
     most = limit or letters.num_rows
     if by is not None:
         return _grouped(letters, by, most, as_json)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["integers", "picked", "run_of"]
+__all__ = ["picked", "run_of"]
 
 
 def picked(rows: Any, index: Any) -> Any:
@@ -26,7 +26,9 @@ def picked(rows: Any, index: Any) -> Any:
         where = run_of(index)
         if isinstance(where, slice) and where.stop <= (rows.num_rows if isinstance(rows, pa.Table) else len(rows)):
             return rows.slice(where.start, len(index))
-        index = integers(index)
+        # Arrow makes an array of an array with the help of pandas, which it imports for that: 0.3 s.
+        whole = np.ascontiguousarray(index, dtype=np.int64)
+        index = pa.Array.from_buffers(pa.int64(), len(whole), [None, pa.py_buffer(whole)])
     if isinstance(rows, pa.Table):
         for i, field in enumerate(rows.schema):
             if _misread(_stored(field.type)):
@@ -42,15 +44,6 @@ def run_of(index: np.ndarray) -> Any:
     if start < 0 or (count and int(index[-1]) - start != count - 1) or not bool((index[1:] - index[:-1] == 1).all()):
         return index
     return slice(start, start + count)
-
-
-def integers(values: np.ndarray) -> pa.Array:
-    """An int64 Arrow array. Arrow makes one of an array with the help of pandas, which it imports for that: 0.3 s."""
-    import numpy as np
-    import pyarrow as pa
-
-    whole = np.ascontiguousarray(values, dtype=np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(whole), [None, pa.py_buffer(whole)])
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:

@@ -366,7 +366,7 @@ class Predict:
             rows = picked(rows, place)
         if results.num_columns == 0:
             return rows
-        if place is not index:
+        if place is not index:  # which does not ascend
             results = picked(results.combine_chunks(), np.argsort(index, kind="stable"))
         for name in results.column_names:
             if name in rows.column_names:
