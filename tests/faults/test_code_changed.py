@@ -9,6 +9,7 @@ import importlib
 import json
 import pickle
 import re
+import subprocess
 import sys
 import warnings
 import zipfile
@@ -855,6 +856,111 @@ def test_the_newest_weights_of_a_folder(
     assert gm.read(out).to_table().num_rows == 100
     assert job.run(restart=True).rows_ok == 120
     assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [3 * n for n in range(120)]
+
+
+ENSEMBLE = """
+import glob, os, pickle
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+class Mean:
+    def __init__(self):
+        self.w = [pickle.load(open(path, "rb")) for path in glob.glob(os.path.join(HERE, "models", "*"))]
+
+    def __call__(self, batch):
+        return {"y": batch["id"] * (sum(self.w) / len(self.w))}
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_model_of_all_weights_of_a_folder(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes beside them, and one that goes, make another model, which an append refuses."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"ensemble_{workers}.py").write_text(ENSEMBLE)
+    models, inputs, out = tmp_path / "models", tmp_path / "in", str(tmp_path / "out")
+    for folder in (models, inputs):
+        folder.mkdir()
+    for weight in (1, 3):
+        (models / f"{weight}.pkl").write_bytes(pickle.dumps(weight))
+    job = gm.Job(str(inputs), importlib.import_module(f"ensemble_{workers}").Mean, out, workers=workers, shard_rows=50)
+
+    def come(night: int) -> None:
+        pq.write_table(pa.table({"id": range(night * 100, night * 100 + 100)}), inputs / f"{night}.parquet")
+
+    come(0)
+    assert job.run().rows_ok == 100
+    come(1)
+    assert job.run(append=True).rows_ok == 200
+    come(2)
+    (models / "11.pkl").write_bytes(pickle.dumps(11))
+    with pytest.raises(gm.PlanChanged, match=r"11\.pkl, new beside 2 others"):
+        job.run(append=True)
+    (models / "11.pkl").unlink()
+    (models / "3.pkl").rename(tmp_path / "3.pkl")
+    with pytest.raises(gm.PlanChanged, match=r"3\.pkl, not opened any more"):
+        job.run(append=True)
+    (tmp_path / "3.pkl").rename(models / "3.pkl")
+    assert job.run(append=True).rows_ok == 300
+    assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [2 * n for n in range(300)]
+
+
+OPTIONS = """
+import argparse, sys
+from dataclasses import dataclass
+import gristmill as gm
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--factor", type=float, default=2)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--append", action="store_true")
+args = parser.parse_args()
+
+@dataclass
+class Settings:
+    factor: float
+    workers: int
+    append: bool
+
+    def also(self):
+        return self.factor
+
+settings = Settings(**vars(args))
+plain = vars(args)
+
+def scored(batch):
+    return {"y": batch["id"] * FACTOR}
+
+if __name__ == "__main__":
+    job = gm.Job("in", scored, gm.sink("out", keep=["id"]), workers=args.workers)
+    try:
+        print("rows", job.run(append=args.append).rows_ok)
+    except gm.PlanChanged as e:
+        print("refused", e)
+"""
+
+
+@pytest.mark.parametrize(
+    "factor", ["args.factor", 'plain["factor"]', 'plain.get("factor")', "settings.factor", "settings.also()", "F(args)"]
+)
+def test_options_of_a_script(factor: str, tmp_path: Path) -> None:
+    """Of a record of options count those that the functions ask for: neither --append nor --workers is another job. A
+    record that goes elsewhere counts whole.
+    """
+    whole = factor in ("settings.also()", "F(args)")
+    text = OPTIONS.replace("FACTOR", factor).replace("def scored", "F = lambda a: a.factor\n\ndef scored")
+    (tmp_path / "job.py").write_text(text)
+    (tmp_path / "in").mkdir()
+
+    def run(night: int, *arguments: str) -> str:
+        pq.write_table(pa.table({"id": range(night * 100, night * 100 + 100)}), tmp_path / "in" / f"{night}.parquet")
+        line = [sys.executable, "job.py", *arguments]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    assert run(0) == "rows 100\n"
+    said = run(1, "--append", "--workers", "1")
+    assert "scored.args.append changed" in said if factor == "F(args)" else whole or said.startswith("rows 200"), said
+    said = run(2, "--append", "--factor", "3")
+    assert said.startswith("refused") and (f"scored.{factor.partition('.')[0][:4]}" in said or whole), said
 
 
 NEWEST_BUT_SEVEN = """

@@ -97,7 +97,10 @@ def test_a_result_of_dead_letters_alone_is_verified(numbers: str, tmp_path: Path
     assert api.verify(str(tmp_path / "out")).ok
 
 
-@pytest.mark.parametrize("sink", [{"row_id": "rid"}, {"model_version": "v"}, {"row_id": "rid", "merge": True}])
+@pytest.mark.parametrize(
+    "sink",
+    [{"row_id": "rid"}, {"model_version": "v"}, {"row_id": "rid", "merge": True}, {"partition_by": ["an_answer"]}],
+)
 def test_a_result_without_rows_is_published(numbers: str, tmp_path: Path, sink: dict) -> None:
     """Where every row is filtered, nothing tells what the model would have returned, and nothing is asked of it."""
     made = gm.sink(str(tmp_path / "out"), keep=["id"], **sink)

@@ -45,12 +45,16 @@ class Partitioned:
         self.suffix = form.suffix
 
     def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
-        """As the files' format has it, keys without encoding. Raises BadJob for types that cannot name folders."""
-        return self._keyed(self.form.stored(rows, options))
+        """As the files' format has it, keys without encoding. Raises BadJob for types that cannot name folders. Where
+        there are no rows, a key that is missing may be a column of answers, of which nobody has seen one.
+        """
+        return self._keyed(self.form.stored(rows, options), unseen=not rows.num_rows)
 
-    def _keyed(self, schema: pa.Schema) -> pa.Schema:
+    def _keyed(self, schema: pa.Schema, unseen: bool = False) -> pa.Schema:
         for name in self.columns:
             if name not in schema.names:
+                if unseen:
+                    continue
                 raise BadJob(
                     f"partition_by has {name!r}, which is no output column: those are {', '.join(schema.names)}; "
                     "one of the source is named in keep (--keep, keep=), too"

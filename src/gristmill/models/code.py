@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copyreg
 import dis
@@ -297,6 +298,7 @@ _MADE: dict[type, tuple[str, ...]] = {
 }
 # What reads and writes a module's names; other names in code are those of attributes and methods.
 _GLOBAL = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+_RECORDS = (argparse.Namespace, types.SimpleNamespace)
 _HELD = ("registry",)  # what functions of installed code hold that is the user's: of `functools.singledispatch`
 _NAMED = (type, types.FunctionType, types.ModuleType)
 _CODE = (*_NAMED, *_MADE)
@@ -386,12 +388,13 @@ class _Look:
 
     def add(
         self, label: str, value: Any, *, changed: bool = False, owner: str | None = None, given: bool = False,
-        home: tuple[str, str] = ("", ""), maker: tuple[str, str] = ("", ""),
+        home: tuple[str, str] = ("", ""), maker: tuple[str, str] = ("", ""), held: bool = True,
     ) -> None:  # fmt: skip
         """Any value that code refers to. What the code itself changes as it runs is other after each call: it is only
         named. What stands in the source of a class or function `owner` need not be told again. Of one that was `given`,
         as arguments are, the files that it names count too. `home` is the module that has it, and its name there, or
-        else `maker` the module and the function that made it.
+        else `maker` the module and the function that made it. One that is not `held` is a part of what the name stands
+        for.
         """
         if is_code(value):
             if id(value) not in self.seen:
@@ -415,7 +418,8 @@ class _Look:
             digest = exact_digest(value, ordered=ordered, imported=bool(home[0]))
             put = self.put(label, digest)
             self.walk.label = before
-            self.hold(home, digest, value, ordered)
+            if held:
+                self.hold(home, digest, value, ordered)
             self.found.update(_files(put, value if given else None, self.walk))
             if home[0] and not given:  # the code may as well write them
                 told = files_told(value, self.walk.apart)
@@ -501,12 +505,13 @@ class _Look:
         """The globals that the code names, of nested code too, and modules that it imports as it runs."""
         package = function.__globals__.get("__package__") or ""
         codes, names = [function.__code__], dict[str, None]()
-        known = dict[str, None]()
+        known = dict[str, set[str | None]]()
         while codes:
             code = codes.pop()
             codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
             names.update(dict.fromkeys(code.co_names))
-            known.update((i.argval, None) for i in dis.get_instructions(code) if i.opname in _GLOBAL)
+            for label, member in _uses(code):
+                known.setdefault(label, set()).add(member)
             if not stands:  # else the module's source tells it
                 for other, inner in imported_by(code, package):
                     self.source(other, inner)
@@ -518,9 +523,10 @@ class _Look:
                     self.walk.missed[elsewhere] = None
                 for other in found:
                     self.source(other, ALL)
-        for label in known:
+        for label, members in known.items():
             if label in function.__globals__ and label not in ("__name__", "__file__"):
-                self.named(f"{name}.{label}", function.__globals__, label, names, changed=label in state)
+                of, changed = function.__globals__, label in state
+                self.named(f"{name}.{label}", of, label, names, changed=changed, members=members)
 
     def source(self, module: str, name: str) -> None:
         """What a name of a module rests on, once."""
@@ -530,9 +536,11 @@ class _Look:
 
     def named(
         self, label: str, values: dict[str, Any], name: str, names: Iterable[str], *, changed: bool,
-        above: tuple[types.ModuleType, ...] = (),
+        above: tuple[types.ModuleType, ...] = (), members: Collection[str | None] = (None,),
     ) -> None:  # fmt: skip
-        """What a name of a module stands for, its `values` being the module's."""
+        """What a name of a module stands for, its `values` being the module's; of a record of options the `members`
+        that the code asks for, where it does nothing else with it (else None is among them).
+        """
         value = values[name]
         if isinstance(value, _NAMED) and not changed and is_doubtful(named(values.get("__name__") or ""), name):
             self.stands_for(label, value)
@@ -545,7 +553,18 @@ class _Look:
             if drawn is not None and drawn.fits(value):
                 self.walk.missed[f"{label} (other in every process)"] = None
                 return
-            self.add(label, value, changed=changed, home=(home, name) if _local_module(home) else ("", ""))
+            found = (home, name) if _local_module(home) else ("", "")
+            parts = None if changed or is_code(value) else _asked(value, members)
+            if parts is None:
+                self.add(label, value, changed=changed, home=found)
+                return
+            del self.seen[id(values), name]  # other code may ask for more
+            for member, part in parts.items():
+                if (id(values), name, member) not in self.seen:
+                    self.seen[id(values), name, member] = values
+                    self.add(f"{label}.{member}", part, home=found, held=False)
+            if found[0] and is_small(value, _local_module):
+                self.hold(found, exact_digest(value, imported=True), value)
 
     def module(
         self, label: str, module: types.ModuleType, names: Iterable[str], *, changed: bool = False,
@@ -604,6 +623,47 @@ class _Look:
         if key not in self.seen:
             self.seen[key] = values
             self.put(label, ", ".join(map(_name_of, values)))
+
+
+def _uses(code: types.CodeType) -> Iterator[tuple[str, str | None]]:
+    """The globals that code names, each with the one member that is read of it (`args.k`, `cfg["k"]`, `cfg.get("k")`),
+    or None where something else is done with it.
+    """
+    steps = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "PUSH_NULL", "EXTENDED_ARG")]
+    for at, step in enumerate(steps):
+        if step.opname not in _GLOBAL:
+            continue
+        then, last = (*steps[at + 1 : at + 3], step, step)[:2]
+        if then.opname == "LOAD_CONST" and isinstance(then.argval, str):
+            asks = last.opname == "BINARY_SUBSCR" or (last.opname == "BINARY_OP" and last.argrepr == "[]")
+            yield step.argval, f"[{then.argval}" if asks else None
+        elif then.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            called = then.opname == "LOAD_METHOD" or "NULL|self" in then.argrepr  # and not handed to something else
+            known = called and then.argval == "get" and last.opname == "LOAD_CONST" and isinstance(last.argval, str)
+            yield step.argval, f"[{last.argval}" if known else then.argval
+        else:
+            yield step.argval, None
+
+
+def _asked(value: Any, members: Collection[str | None]) -> dict[str, Any] | None:
+    """The members that code asks for of a record of options: of a dict, of what argparse and dataclasses make, or of
+    another object that only holds them. None where it asks for more, or where asking may run code; of what is nothing
+    but its members all of these, so that a difference names one.
+    """
+    names = [m for m in members if m is not None]
+    kind = type(value)
+    if len(names) < len(members):
+        return dict(vars(value)) if kind in _RECORDS else None
+    if kind is dict:
+        keys = [n[1:] for n in names if n.startswith("[")]
+        return {k: value[k] for k in sorted(keys) if k in value} if len(keys) == len(names) else None
+    simple = kind in _RECORDS or _local_module(kind.__module__)
+    if not simple or any(hasattr(kind, name) and inspect.isdatadescriptor(getattr(kind, name)) for name in names):
+        return None
+    if not names or any("__getattribute__" in vars(above) for above in kind.__mro__[:-1]):
+        return None
+    own = getattr(value, "__dict__", {})
+    return {n: own[n] for n in sorted(names)} if all(n in own for n in names) else None
 
 
 def _module_state(module: str) -> set[str]:

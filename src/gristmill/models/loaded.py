@@ -194,16 +194,31 @@ def changed(noted: Mapping[str, Collection[str]]) -> list[str]:
     ]
 
 
-def contradicted(entry: str, told: str, noted: Mapping[str, Collection[str]]) -> str:
-    """What others than this process, by their notes, have loaded otherwise; "" for nothing."""
+def contradicted(
+    entry: str, told: str, noted: Mapping[str, Collection[str]], before: Mapping[str, Collection[str]]
+) -> str:
+    """What others than this process, by their notes, have loaded otherwise; "" for nothing. A model is made of what it
+    was made of in all runs `before`, with nothing besides; of this run's workers, some may have noted less so far.
+    """
     if not entry.startswith(BUILT):
         return "" if alike({told, *noted.get(entry, ())}) else entry
-    now = _weights(told, noted)
+    now, known = _weights(told, noted), dict[str, str]()
     for then in (_weights(other, noted) for other in noted.get(entry, ())):
-        come, gone = (sorted(one[d] for d in one.keys() - other.keys()) for one, other in ((now, then), (then, now)))
-        if come and gone:  # of several that are opened when rows ask for them some may be missing
-            return f"{', '.join(come)} in the place of {', '.join(gone)}"
+        come, gone = _besides(now, then), _besides(then, now)
+        if come and gone:
+            return f"{come} in the place of {gone}"
+    for other in before.get(entry, ()):
+        known |= _weights(other, noted)
+    if known and len(now) < _MOST and len(known) < _MOST:
+        if come := _besides(now, known):
+            return f"{come}, new beside {len(now.keys() & known.keys())} others"
+        if gone := _besides(known, now):
+            return f"{gone}, not opened any more"
     return ""
+
+
+def _besides(some: Mapping[str, str], others: Mapping[str, str]) -> str:
+    return ", ".join(sorted(some[digest] for digest in some.keys() - others.keys()))
 
 
 def _weights(told: str, noted: Mapping[str, Collection[str]]) -> dict[str, str]:
