@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _imp
+import _thread
 import contextlib
 import glob
 import os
@@ -9,7 +11,9 @@ import platform
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from gristmill.errors import Ended, Interrupted
@@ -119,6 +123,7 @@ class Stops:
     def __init__(self) -> None:
         self.number: int | None = None
         self._heeded = False
+        self._waited = 0  # for the import system to let go of its locks, in hundredths of a second
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
@@ -159,7 +164,12 @@ class Stops:
         assert self.number is not None
         return _ended(self.number, "stopped by {}: run the same command again to go on")
 
-    def _on(self, number: int, _: Any) -> None:
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        importing = frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
+        if (importing or _imp.lock_held()) and self._waited < 100:  # an exception here leaves locks taken for good
+            self._waited += 1
+            _thread.start_new_thread(_again, (number, threading.get_ident()))
+            return
         ENDING.begin()
         if not self._heeded:
             self.number = number
@@ -167,6 +177,11 @@ class Stops:
         if self.number is not None:
             raise _ended(number, "stopped at once by a second {}")
         self.number = number
+
+
+def _again(number: int, thread: int) -> None:
+    time.sleep(0.01)
+    signal.pthread_kill(thread, number) if hasattr(signal, "pthread_kill") else signal.raise_signal(number)
 
 
 def _ended(number: int, how: str) -> Interrupted:

@@ -19,6 +19,7 @@ from gristmill.models.loaded import listen, outdated
 from gristmill.models.pins import Named, Pin, Planned
 from gristmill.plan.contracts import ModelInfo, Place, Prepared
 from gristmill.plan.options import Auto, EngineSpec
+from gristmill.plan.pickling import by_value
 from gristmill.plan.processes import become_worker, import_path
 from gristmill.plan.specs import FunctionModel, as_model
 
@@ -144,11 +145,10 @@ class _Shipped:
 def _udf(shipped: _Shipped) -> Any:
     """The user-defined function over a struct of the model's columns: in Arrow, or in pandas before Spark 4.1."""
     try:
-        import cloudpickle
         from pyspark.sql import functions as f
     except ModuleNotFoundError as e:
         raise MissingExtra("predict_udf needs pyspark, which is not installed: pip install 'gristmill[spark]'") from e
-    payload = cloudpickle.dumps((import_path(), cloudpickle.dumps(shipped)))
+    payload = by_value((import_path(), by_value(shipped)))
     kind = _spark_type(shipped.schema)
     if not hasattr(f, "arrow_udf"):
         return _pandas_udf(payload, kind)

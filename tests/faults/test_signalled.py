@@ -89,3 +89,36 @@ def night(when: str) -> str:
     """Jobs one after the other, of which the first gets a signal in the middle."""
     model, audit = ("signalled", "content") if when == "scoring" else ("scored", "signalling")
     return NIGHT.format(here=str(Path(victims.__file__).parent), model=model, audit=audit)
+
+
+STRUCK = """
+import _imp, os, signal, sys
+from gristmill.cli import main
+
+at, seen = int(sys.argv.pop(1)), 0
+
+def strike(frame, event, arg):
+    global seen
+    ours = event == "c_return" and arg is _imp.acquire_lock and "Stops" in repr(signal.getsignal(signal.SIGINT))
+    seen += ours
+    if ours and seen == at:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):
+            pass
+
+sys.setprofile(strike)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("at", [1, 5, 60])
+def test_fault_26_a_signal_in_the_middle_of_an_import(numbers: str, quick: Path, at: int) -> None:
+    """What it raises comes after the import system has let go of its locks, for which another thread's import waits."""
+    line = [sys.executable, "-c", STRUCK, str(at), "apply", numbers, str(quick / "out"), "--fn", "victims:scored"]
+    ended = subprocess.run(
+        [*line, "--where", "x < 50", "--workers", "0"], cwd=quick, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+    )  # fmt: skip
+    assert ended.returncode == 130, ended.stderr
+    assert "stopped by SIGINT" in ended.stderr

@@ -125,3 +125,49 @@ def test_nested_maps_and_jobs_at_run_time_go_on(folder: Path) -> None:
         return gm.map(abs, [n, -n])
 
     assert gm.map(outer, [1, 2], max_parallelism=1) == [[1, 1], [2, 2]]
+
+
+CACHED = """
+import functools, sys
+import gristmill as gm
+
+@functools.lru_cache(maxsize=3)
+def model(): return 2
+
+@functools.cache
+def summed(n): return n if n < 2 else n + summed(n - 1)
+
+class Scorer:
+    @functools.cached_property
+    def third(self): return 3
+
+    @functools.cache
+    def fourth(self): return 4
+
+    def __call__(self, batch): return {"y": batch["x"] * model() * self.third * self.fourth()}
+
+class Asks:
+    def __getattr__(self, name): return getattr(self.inner, name)
+
+class Holds(Asks):
+    def __init__(self): self.inner = "x"
+
+held = Holds()
+
+def asks(batch): return {"y": [held.upper() for _ in batch["x"]]}
+
+if __name__ == "__main__":
+    rows = [{"x": 1.0}, {"x": 2.0}]
+    print(list(gm.map(lambda x: x * model() + summed(x), [1, 2, 3])))
+    print([row["y"] for row in gm.apply(rows, fn=Scorer, workers=1).to_pylist()])
+    print(gm.apply(rows, fn=asks, workers=0).to_pydict())
+    gm.apply(rows, fn=asks, workers=1)
+"""
+
+
+def test_cached_functions_of_a_script_reach_workers(tmp_path: Path) -> None:
+    """Those under `functools.cache` and the like as any other; what cannot be made anew there is told so."""
+    (tmp_path / "script.py").write_text(CACHED)
+    code, out, err, _ = ran(tmp_path, "script.py")
+    assert out == "[3, 7, 12]\n[24.0, 48.0]\n{'y': ['X', 'X']}\n", err
+    assert code == 1 and "RecursionError" in err and "put it in a module of its own (a .py file)" in err

@@ -46,6 +46,7 @@ from gristmill.plan.contracts import (
     Taken,
 )
 from gristmill.plan.ending import ENDING
+from gristmill.plan.pickling import from_value
 from gristmill.plan.processes import become_worker, heed_no_signals, packed, print_whole_lines
 from gristmill.plan.spawning import Spawner
 
@@ -317,7 +318,7 @@ def serve(imports: Sequence[str] = ()) -> None:
     code = 0
     give_signs(name, opened, emit)
     try:
-        worker = pickle.loads(payload).open(name, emit)
+        worker = from_value(payload).open(name, emit)
         opened.append(worker)
         gc.freeze()
         gc.enable()

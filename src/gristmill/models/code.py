@@ -50,6 +50,7 @@ from gristmill.models.modules import (
 )
 from gristmill.models.values import Held, Walk, is_plain, is_small
 from gristmill.plan.fingerprint import FILE, NOT_COMPARED, PACKAGE, VALUE, file_path
+from gristmill.plan.pickling import by_value
 from gristmill.plan.secret import UNSEALED, Secret, secrets_in
 from gristmill.plan.specs import Call
 
@@ -265,10 +266,8 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
 
 
 def _pickled(value: Any) -> str:
-    import cloudpickle
-
     try:
-        return hashlib.sha256(cloudpickle.dumps(value, protocol=5)).hexdigest()
+        return hashlib.sha256(by_value(value)).hexdigest()
     except Exception as e:
         raise BadModel(f"{type(value).__name__} {value!r:.80}: cannot be sent to workers ({e})") from e
 

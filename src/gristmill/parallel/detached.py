@@ -21,8 +21,9 @@ from gristmill.models.cache import cache_folder
 from gristmill.parallel.feed import Result
 from gristmill.parallel.kept import Kept
 from gristmill.parallel.mapping import Mapping, delivered, name_of, owned, results
-from gristmill.parallel.shipping import Fault, Shown, by_value, fault_of, raised, short
+from gristmill.parallel.shipping import Fault, Shown, fault_of, raised, short
 from gristmill.plan.contracts import Failure
+from gristmill.plan.pickling import by_value
 from gristmill.plan.processes import become_worker, import_path
 
 _ID = re.compile(r"[0-9a-z-]{1,80}")

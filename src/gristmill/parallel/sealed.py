@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gristmill.parallel import shipping
-from gristmill.parallel.shipping import LARGE, Parcel, by_value, pack, unpack
+from gristmill.parallel.shipping import LARGE, Parcel, pack, unpack
+from gristmill.plan.pickling import by_value, pickler
 
 _FIXED = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
@@ -87,9 +88,7 @@ def _sealed(value: Any) -> Sealed:
 
 @functools.cache
 def _pickler() -> Any:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(pickler()):  # type: ignore[misc]
         """By value, but for the classes, which are left to be sent once for many values."""
 
         def __init__(self, file: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from gristmill.errors import CallTimeout, RemoteError, WorkerLost
 from gristmill.plan.contracts import Failure
 from gristmill.plan.failing import failure_of
+from gristmill.plan.pickling import by_value, pickler
 
 LARGE = 1 << 20  # bytes of a message above which its value travels through a file
 
@@ -52,21 +53,12 @@ def unpack(parcel: Parcel) -> Any:
     return value
 
 
-def by_value(value: Any) -> bytes:
-    """Pickled so that it can be read where the caller's script was never imported: by cloudpickle."""
-    import cloudpickle
-
-    data: bytes = cloudpickle.dumps(value, protocol=5)
-    return data
-
-
 def by_name(value: Any) -> bytes:
     """Pickled to be read in a later process, or another: classes that go by value are there the script's own, where it
     has one of that name.
     """
-    import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(pickler()):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             found = super().reducer_override(obj)
             if isinstance(found, tuple) and isinstance(obj, type) and obj.__module__ != "builtins":

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.plan.options import ENGINE
+from gristmill.plan.pickling import by_value
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 _SPAWNED = (
@@ -104,10 +105,8 @@ def starting(what: str) -> None:
 
 def packed(work: Any) -> bytes:
     """What workers are sent, pickled. Raises BadJob where that cannot be."""
-    import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps(work, protocol=5))
+        return by_value(work)
     except Exception as e:
         raise BadJob(
             f"the job cannot be sent to workers ({type(e).__name__}: {e}): a function of a script or notebook is sent "

@@ -27,6 +27,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.plan.beats import LOADING, give_signs, patience, sign
 from gristmill.plan.contracts import Alive, Elsewhere, Event, Item, Outcome, Portion
+from gristmill.plan.pickling import by_value
 from gristmill.plan.processes import become_worker, heed_no_signals, print_whole_lines
 from gristmill.plan.spawning import Spawner, mortal
 from gristmill.worker.work import ShardStages
@@ -92,8 +93,6 @@ class _Process:
     """One of them, as its worker sees it."""
 
     def __init__(self, stages: ShardStages, name: str, spawner: Spawner) -> None:
-        import cloudpickle
-
         self._name = name
         self._tickets = itertools.count()
         first = stages.first()
@@ -102,7 +101,7 @@ class _Process:
             self._socket.settimeout(None)  # whatever the user's code has set for sockets (setdefaulttimeout)
             theirs.settimeout(None)
             # Its stages lie in a file: to send them would wait for a process that is stopped or killed as it starts.
-            with theirs, _memory(cloudpickle.dumps((first, name), protocol=5)) as file:
+            with theirs, _memory(by_value((first, name))) as file:
                 file.seek(0)
                 fd, held = theirs.fileno(), file.fileno()
                 begin = _START.format(path=sys.path, fd=fd, stages=held, parent=os.getpid())
@@ -121,11 +120,10 @@ class _Process:
 
     def begin(self, item: Item) -> Iterator[memoryview]:
         """Start on an item; its portions, in order. Raises Elsewhere, when iterated, where its first stage failed."""
-        import cloudpickle
 
         ticket = str(next(self._tickets))  # a shard's key comes again when the shard is tried again
         with contextlib.suppress(OSError):  # it is dead, which whoever reads the portions will see
-            _send(self._socket, cloudpickle.dumps(replace(item, key=ticket), protocol=5))
+            _send(self._socket, by_value(replace(item, key=ticket)))
         return self._portions(ticket)
 
     def _portions(self, ticket: str) -> Iterator[memoryview]:
