@@ -52,7 +52,8 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Mapping[st
 
     schema = nullable(decode_schema(about["output_schema"]))
     paths = readable(root, parts, files)
-    form, system, keys = ds.ParquetFileFormat(), opener(root, parts, files), about["partition_by"]
+    form, system = ds.ParquetFileFormat(), opener(root, parts, files)
+    keys = [k for k in about["partition_by"] if k in schema.names]  # without rows there may be none
     if about["sink_format"] == "jsonl":
         inside = pa.schema([f for f in schema if f.name not in keys])
         sizes = {path: f.bytes for path, f in zip(paths, parts, strict=True)}
@@ -153,7 +154,8 @@ class Published:
         if result is None:
             return Published({}, {})
         keys, schema = result.body["partition_by"], decode_schema(result.body["output_schema"])
-        return Published({f.name: f.bytes for f in result.live()}, {n: schema.field(n).type for n in keys})
+        kinds = {n: schema.field(n).type for n in keys if n in schema.names}
+        return Published({f.name: f.bytes for f in result.live()}, kinds)
 
 
 def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict[str, Kinds], dict[str, Published]]:
