@@ -297,6 +297,9 @@ _MADE: dict[type, tuple[str, ...]] = {
 }
 # What reads and writes a module's names; other names in code are those of attributes and methods.
 _GLOBAL = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+# The same of those of functions around it, but for what only hands them on to a function within.
+_ENCLOSED = {"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_CALLS = {"PRECALL", "CALL", "CALL_METHOD"}
 _RECORDS = (argparse.Namespace, types.SimpleNamespace)
 _HELD = ("registry",)  # what functions of installed code hold that is the user's: of `functools.singledispatch`
 _NAMED = (type, types.FunctionType, types.ModuleType)
@@ -480,7 +483,11 @@ class _Look:
                 continue  # a cell that is still empty holds nothing to compare
             if users:
                 self.tell_which(f"{name}.{label}", value)
-            self.add(f"{name}.{label}", value, changed=label in state, given=users, maker=maker)
+            asked = {m for code in _codes(function.__code__) for n, m in _uses(code, _ENCLOSED) if n == label}
+            parts = _asked(value, asked) if users and label not in state and not is_code(value) else None
+            for member, part in ({"": value} if parts is None else parts).items():
+                inner = f"{name}.{label}.{member}".rstrip(".")
+                self.add(inner, part, changed=label in state, given=users, maker=maker)
             if not users:  # what installed code remembers is its own
                 self.walk.missed.pop(f"{name}.{label}{_STATE}", None)
         defaults: tuple[Any, Any] = (function.__defaults__ or (), function.__kwdefaults__ or {})
@@ -503,13 +510,10 @@ class _Look:
     def _globals(self, function: types.FunctionType, name: str, state: set[str], stands: bool) -> None:
         """The globals that the code names, of nested code too, and modules that it imports as it runs."""
         package = function.__globals__.get("__package__") or ""
-        codes, names = [function.__code__], dict[str, None]()
-        known = dict[str, set[str | None]]()
-        while codes:
-            code = codes.pop()
-            codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        names, known = dict[str, None](), dict[str, set[str | None]]()
+        for code in _codes(function.__code__):
             names.update(dict.fromkeys(code.co_names))
-            for label, member in _uses(code):
+            for label, member in _uses(code, _GLOBAL):
                 known.setdefault(label, set()).add(member)
             if not stands:  # else the module's source tells it
                 for other, inner in imported_by(code, package):
@@ -624,20 +628,32 @@ class _Look:
             self.put(label, ", ".join(map(_name_of, values)))
 
 
-def _uses(code: types.CodeType) -> Iterator[tuple[str, str | None]]:
-    """The globals that code names, each with the one member that is read of it (`args.k`, `cfg["k"]`, `cfg.get("k")`),
-    or None where something else is done with it.
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """It and the code within it."""
+    found = [code]
+    for one in found:
+        found += [c for c in one.co_consts if isinstance(c, types.CodeType)]
+    return found
+
+
+def _uses(code: types.CodeType, reads: Collection[str]) -> Iterator[tuple[str, str | None]]:
+    """The names that code `reads` by these instructions, each with the one member that is read of it (`args.k`,
+    `cfg["k"]`, `cfg.get("k", 1)`), or None where something else is done with it.
     """
     steps = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "PUSH_NULL", "EXTENDED_ARG")]
     for at, step in enumerate(steps):
-        if step.opname not in _GLOBAL:
+        if step.opname not in reads:
             continue
-        then, last = (*steps[at + 1 : at + 3], step, step)[:2]
+        then, last, *call = (*steps[at + 1 : at + 5], step, step, step, step)[:4]
         if then.opname == "LOAD_CONST" and isinstance(then.argval, str):
             asks = last.opname == "BINARY_SUBSCR" or (last.opname == "BINARY_OP" and last.argrepr == "[]")
             yield step.argval, f"[{then.argval}" if asks else None
         elif then.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             called = then.opname == "LOAD_METHOD" or "NULL|self" in then.argrepr  # and not handed to something else
+            called = called and any(
+                each.opname in _CALLS and (n == 0 or call[0].opname in ("LOAD_CONST", "LOAD_FAST"))
+                for n, each in enumerate(call)
+            )
             known = called and then.argval == "get" and last.opname == "LOAD_CONST" and isinstance(last.argval, str)
             yield step.argval, f"[{last.argval}" if known else then.argval
         else:
@@ -651,7 +667,7 @@ def _asked(value: Any, members: Collection[str | None]) -> dict[str, Any] | None
     """
     names = [m for m in members if m is not None]
     kind = type(value)
-    if len(names) < len(members):
+    if not names or len(names) < len(members):
         return dict(vars(value)) if kind in _RECORDS else None
     if kind is dict:
         keys = [n[1:] for n in names if n.startswith("[")]
@@ -659,7 +675,7 @@ def _asked(value: Any, members: Collection[str | None]) -> dict[str, Any] | None
     simple = kind in _RECORDS or _local_module(kind.__module__)
     if not simple or any(hasattr(kind, name) and inspect.isdatadescriptor(getattr(kind, name)) for name in names):
         return None
-    if not names or any("__getattribute__" in vars(above) for above in kind.__mro__[:-1]):
+    if any("__getattribute__" in vars(above) for above in kind.__mro__[:-1]):
         return None
     own = getattr(value, "__dict__", {})
     return {n: own[n] for n in sorted(names)} if all(n in own for n in names) else None
