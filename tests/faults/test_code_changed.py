@@ -904,6 +904,54 @@ def test_a_model_of_all_weights_of_a_folder(workers: int, tmp_path: Path, monkey
     assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [2 * n for n in range(300)]
 
 
+STAGED = """
+import os, pathlib, shutil
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+
+class Staged:
+    def __init__(self):
+        staged = HERE / "scratch.npy"
+        if not staged.exists():
+            shutil.copy(HERE / "base.npy", staged)
+        self.w = np.load(staged)[0]
+
+    def __call__(self, batch):
+        return {"y": batch["id"] * self.w}
+
+class Kept(Staged):
+    def __init__(self):
+        if (HERE / "kept.npy").exists():
+            self.w = np.load(HERE / "kept.npy")[0]
+        else:
+            self.w = np.load(HERE / "base.npy")[0]
+            np.save(HERE / "kept.npy", np.array([self.w]))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("what", ["Staged", "Kept"])
+def test_a_cache_that_a_model_makes_of_its_weights(
+    what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another night opens the cache and not what it was made of, or, where it was cleaned, the other way round."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"staged_{what}_{workers}"
+    (tmp_path / f"{name}.py").write_text(STAGED)
+    np.save(tmp_path / "base.npy", np.array([2]))
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    model = getattr(importlib.import_module(name), what)
+    job = gm.Job(str(inputs), model, str(tmp_path / "out"), workers=workers, shard_rows=50)
+    for night in range(4):
+        pq.write_table(pa.table({"id": range(night * 100, night * 100 + 100)}), inputs / f"{night}.parquet")
+        assert job.run(append=night > 0).rows_ok == 100 + 100 * night
+        if night == 1:
+            for cache in ("scratch.npy", "kept.npy"):
+                (tmp_path / cache).unlink(missing_ok=True)
+
+
 OPTIONS = """
 import argparse, sys
 from dataclasses import dataclass

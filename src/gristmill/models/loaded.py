@@ -198,7 +198,8 @@ def contradicted(
     entry: str, told: str, noted: Mapping[str, Collection[str]], before: Mapping[str, Collection[str]]
 ) -> str:
     """What others than this process, by their notes, have loaded otherwise; "" for nothing. A model is made of what it
-    was made of in all runs `before`, with nothing besides; of this run's workers, some may have noted less so far.
+    was made of in all runs `before`, with nothing besides; of this run's workers some may have noted less so far. Where
+    code writes such files itself, as a cache of what it has made of others, it may open these or those.
     """
     if not entry.startswith(BUILT):
         return "" if alike({told, *noted.get(entry, ())}) else entry
@@ -209,7 +210,8 @@ def contradicted(
             return f"{come} in the place of {gone}"
     for other in before.get(entry, ()):
         known |= _weights(other, noted)
-    if known and len(now) < _MOST and len(known) < _MOST:
+    caches = any(_of_file(path, OWN) in tellings for path, tellings in noted.items())
+    if known and not caches and len(now) < _MOST and len(known) < _MOST:
         if come := _besides(now, known):
             return f"{come}, new beside {len(now.keys() & known.keys())} others"
         if gone := _besides(known, now):
