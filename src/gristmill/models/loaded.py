@@ -194,22 +194,18 @@ def changed(noted: Mapping[str, Collection[str]]) -> list[str]:
     ]
 
 
-def contradicted(
-    entry: str, told: str, noted: Mapping[str, Collection[str]], before: Mapping[str, Collection[str]]
-) -> str:
+def contradicted(entry: str, told: str, noted: Mapping[str, Collection[str]]) -> str:
     """What others than this process, by their notes, have loaded otherwise; "" for nothing. A model is made of what it
-    was made of in all runs `before`, with nothing besides; of this run's workers some may have noted less so far. Where
-    code writes such files itself, as a cache of what it has made of others, it may open these or those.
+    was made of elsewhere, with nothing besides; where code writes such files itself, as a cache of what it has made of
+    others, it may open these or those.
     """
     if not entry.startswith(BUILT):
         return "" if alike({told, *noted.get(entry, ())}) else entry
     now, known = _weights(told, noted), dict[str, str]()
-    for then in (_weights(other, noted) for other in noted.get(entry, ())):
-        come, gone = _besides(now, then), _besides(then, now)
-        if come and gone:
+    for then in (_weights(other, noted) for other in noted.get(entry, ()) if other != told):
+        known |= then
+        if (come := _besides(now, then)) and (gone := _besides(then, now)):
             return f"{come} in the place of {gone}"
-    for other in before.get(entry, ()):
-        known |= _weights(other, noted)
     caches = any(_of_file(path, OWN) in tellings for path, tellings in noted.items())
     if known and not caches and len(now) < _MOST and len(known) < _MOST:
         if come := _besides(now, known):

@@ -135,7 +135,7 @@ def note_loaded(loaded: Loaded, recipe: Recipe, task: Task) -> None:
         for entry, told in found.items():
             noted.setdefault(entry, set()).add(told)
         for entry, told in found.items():
-            if other := contradicted(entry, told, noted, recipe.loaded):
+            if other := contradicted(entry, told, noted):
                 way = AGAIN + (accepted if task.only is not None else "")
                 raise changed_meanwhile(f"{other}, which the code loads as it runs,", way)
 
