@@ -22,6 +22,7 @@ def made(k):
     return inner
 """
 VALUE = "import json, os\nK = json.load(open(os.path.join(os.path.dirname(__file__), 'k.json')))\n"
+ONE_OF = "def a(x): return x\ndef b(x): return -x\np, q = (a, b)[K - 1], (b, a)[K - 1]\n"
 F = {"part.py": "def f(x): return x * @@\n"}
 DIFFERENT: dict[str, tuple[str, dict[str, str]]] = {
     "functions of one name": (
@@ -39,6 +40,43 @@ DIFFERENT: dict[str, tuple[str, dict[str, str]]] = {
     "a vectorized function": ("import numpy as np\nf = np.vectorize(made(K))\ndef score(x): return f(x)", {}),
     "a polynomial": ("import numpy as np\nf = np.poly1d([K, 2])\ndef score(x): return f(x)", {}),
     "a seeded generator": ("import numpy as np\nR = np.random.default_rng(K)\ndef score(x): return R.random()", {}),
+    "which function a key stands for": (
+        ONE_OF + "R = {'p': p, 'q': q}\ndef score(x): return R['p'](x) + R['q'](x)",
+        {},
+    ),
+    "which function a member is": (
+        ONE_OF + "class P: pass\nR = P()\nR.p, R.q = p, q\ndef score(x): return R.p(x) + R.q(x)",
+        {},
+    ),
+    "which function is in a record handed on": (
+        ONE_OF + "import types\nR = types.SimpleNamespace(p=p, q=q)\n"
+        "def of(r, x): return r.p(x) + r.q(x)\ndef score(x): return of(R, x)",
+        {},
+    ),
+    "which class a key stands for": (
+        "class A: k = 1\nclass B: k = 2\nR = {'p': (A, B)[K - 1], 'q': (B, A)[K - 1]}\n"
+        "def score(x): return 3 * R['q']().k + R['p']().k",
+        {},
+    ),
+    "a key with a text before it": ("R = {'w_1': K}\ndef score(x): return R.get(f'w_{x}', 1)", {}),
+    "a key that texts make": ("R = {'w_1': K}\ndef score(x): return R.get('w_' + x, 1)", {}),
+    "a key that a method makes": ("R = {'a': K}\ndef score(x): return R.get('A'.lower(), 1)", {}),
+    "a key, and all of them": ("R = {'a': 1, 'b': K}\ndef score(x): return R['a'] * sum(R.values())", {}),
+    "a key that comes": ("R = {'a': 1, **({} if K == 1 else {'b': 7})}\ndef score(x): return R.get('b', 1)", {}),
+    "a key, and its dict by another name": (
+        "R = {'a': 1, 'b': K}\ndef score(x):\n    other = R\n    return R['a'] * other['b']",
+        {},
+    ),
+    "a member that a property is made of": (
+        "class P:\n    def __init__(self): self._k = K\n    @property\n    def k(self): return self._k\n"
+        "R = P()\ndef score(x): return R.k",
+        {},
+    ),
+    "a member of what is enclosed": (
+        "import types\ndef mk(r):\n    def inner(x): return r.k * x\n    return inner\n"
+        "score = mk(types.SimpleNamespace(k=K))",
+        {},
+    ),
     "closures of one factory": ("a, b = made(K), made(7)\ndef score(x): return a(x) + b(x)", {}),
     "lambdas of one factory": (
         "mk = lambda k: lambda x: x * k\na, b = mk(K), mk(7)\nscore = lambda x: a(x) + b(x)",

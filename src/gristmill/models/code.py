@@ -662,9 +662,14 @@ def _uses(code: types.CodeType, reads: Collection[str]) -> Iterator[tuple[str, s
 
 def _asked(value: Any, members: Collection[str | None]) -> dict[str, Any] | None:
     """The members that code asks for of a record of options: of a dict, of what argparse and dataclasses make, or of
-    another object that only holds them. None where it asks for more, or where asking may run code; of what is nothing
-    but its members all of these, so that a difference names one.
+    another object that only holds them; of what is nothing but its members all of these where it asks for more, so that
+    a difference names one. None where the value counts as a whole, as it does where a member is itself code.
     """
+    found = _members(value, members)
+    return None if found is None or any(is_code(part) or callable(part) for part in found.values()) else found
+
+
+def _members(value: Any, members: Collection[str | None]) -> dict[str, Any] | None:
     names = [m for m in members if m is not None]
     kind = type(value)
     if not names or len(names) < len(members):
