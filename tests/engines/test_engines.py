@@ -104,7 +104,7 @@ def test_closing_leaves_nothing_running(engine: Any) -> None:
             break
     begun = time.monotonic()
     events.close()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     if isinstance(engine, Local):  # of the others `leaves_no_worker` looks for what is ours
         assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
@@ -167,7 +167,7 @@ def test_a_worker_that_does_not_stop_is_killed() -> None:
     time.sleep(0.3)
     begun = time.monotonic()
     events.close()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 10
 
 
 class Unreadable:

@@ -126,9 +126,9 @@ def test_what_cannot_be_called_is_told() -> None:
 def test_a_generator_streams_in_order_of_completion() -> None:
     """What is ready first comes first, long before the rest is done."""
     begun = time.monotonic()
-    found = gm.remote_parallel_map(called.slow, [3.0, 0.01, 0.02], generator=True, max_parallelism=2)
+    found = gm.remote_parallel_map(called.slow, [8.0, 0.01, 0.02], generator=True, max_parallelism=2)
     assert next(found) == 0.01
-    assert time.monotonic() - begun < 2.5
+    assert time.monotonic() - begun < 7.5
     assert next(found) == 0.02
     found.close()
 

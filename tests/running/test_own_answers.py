@@ -112,7 +112,7 @@ def check(draw: st.DataObject, workers: int) -> None:
             (folder / "left").unlink(missing_ok=True)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_each_answer_is_its_rows(draw: st.DataObject) -> None:
     """In one process, for samples, limits, conditions and expansions."""

@@ -156,7 +156,7 @@ def test_fault_81_where_retried_rows_stand_is_said(tmp_path: Path) -> None:
     assert gm.read(out).to_table()["word"].to_pylist()[-2:] == ["two", "four"]
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from([*KINDS, "flat_map"]), max_size=4), st.integers(1, 24), st.lists(POISON, min_size=1,
     max_size=3), POISON,

@@ -73,7 +73,7 @@ def test_fault_71_what_lasts_is_told_at_once(server: S3Server, proxy: Troubled, 
     for ask in (lambda: files.write_new(f"{root}/a", b"a"), lambda: files.names(root), lambda: files.read(f"{root}/a")):
         with pytest.raises(OSError, match=word):
             ask()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_role_that_may_not_remove_is_refused_at_first(server: S3Server, proxy: Troubled) -> None:
