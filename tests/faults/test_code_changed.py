@@ -952,6 +952,47 @@ def test_a_cache_that_a_model_makes_of_its_weights(
                 (tmp_path / cache).unlink(missing_ok=True)
 
 
+STEPPED = """
+import pathlib
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+
+class Step:
+    def __init__(self):
+        self.v = np.load(HERE / "step.npy")[0]
+
+    def __call__(self, batch):
+        return {"id": batch["id"], "x": batch["id"] + self.v}
+
+class Model:
+    def __init__(self):
+        self.w = np.load(HERE / "model.npy")[0]
+
+    def __call__(self, batch):
+        return {"y": batch["x"] * self.w}
+"""
+
+
+def test_weights_of_steps_wherever_these_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step opens is the same in the worker and in processes below it, which is no other job."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "stepped.py").write_text(STEPPED)
+    np.save(tmp_path / "step.npy", np.array([1]))
+    np.save(tmp_path / "model.npy", np.array([2]))
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    module = importlib.import_module("stepped")
+    for night, (workers, beside) in enumerate([(1, 0), (1, 1), (0, 0), (1, 1), (1, 0)]):
+        pq.write_table(pa.table({"id": range(night * 100, night * 100 + 100)}), inputs / f"{night}.parquet")
+        sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+        steps = [gm.step(module.Step)]
+        job = gm.Job(str(inputs), module.Model, sink, steps=steps, workers=workers, steps_workers=beside, shard_rows=50)
+        assert job.run(append=night > 0).rows_ok == 100 + 100 * night
+    rows = gm.read(str(tmp_path / "out")).to_table().to_pylist()
+    assert all(row["y"] == 2 * (row["id"] + 1) for row in rows)
+
+
 OPTIONS = """
 import argparse, sys
 from dataclasses import dataclass

@@ -567,7 +567,8 @@ class _Look:
                     self.seen[id(values), name, member] = values
                     self.add(f"{label}.{member}", part, home=found, held=False)
             if found[0] and is_small(value, _local_module):
-                self.hold(found, exact_digest(value, imported=True), value)
+                ordered = not is_shuffled(*found)
+                self.hold(found, exact_digest(value, ordered=ordered, imported=True), value, ordered)
 
     def module(
         self, label: str, module: types.ModuleType, names: Iterable[str], *, changed: bool = False,

@@ -88,7 +88,7 @@ class Loaded:
         self._reached: set[str] | None = None
 
     def built(self, role: str) -> None:
-        """All is made that a worker in this role scores rows with, and no row was seen so far."""
+        """What a worker in this role scores rows with is made, and no row was seen so far."""
         self._built, self._of = next(_EVENTS), role
 
     def look(self) -> dict[str, str]:

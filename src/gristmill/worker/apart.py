@@ -62,9 +62,10 @@ class PrepareWorker:
         self._loaded = Loaded(recipe.pins, recipe.named)
         self._name = name
         self._recipe = recipe
-        self._prepare = Prepare(recipe, open_preparer(recipe.model, recipe.place) or _AsRead())  # type: ignore[arg-type]
-        self._planned.look()
+        preparer = open_preparer(recipe.model, recipe.place) or _AsRead()
         self._loaded.built("preparing")
+        self._prepare = Prepare(recipe, preparer)  # type: ignore[arg-type]
+        self._planned.look()
         self._watch.rest()
         self._stopping = threading.Event()
 

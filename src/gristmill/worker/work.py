@@ -176,10 +176,10 @@ class ShardWorker:
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
+        self._loaded.built("worker")  # steps may be made here, or beside, or later
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
         self._planned.look()  # after all was imported: what was changed since is refused, too
-        self._loaded.built("worker")
         self._watch.rest()
         self._files = stages.recipe.files
         self._folder = ""  # of the generation in which a shard was committed last
