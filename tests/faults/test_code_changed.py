@@ -927,19 +927,34 @@ class Kept(Staged):
         else:
             self.w = np.load(HERE / "base.npy")[0]
             np.save(HERE / "kept.npy", np.array([self.w]))
+
+class Again(Staged):
+    def __init__(self):
+        self.w = np.load(HERE / "base.npy")[0] * self.other()
+
+    def other(self):
+        return np.load(HERE / "other.npy")[0]
+
+    def __call__(self, batch):
+        if batch["id"].max() >= 100:
+            self.other()
+        return super().__call__(batch)
 """
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("what", ["Staged", "Kept"])
-def test_a_cache_that_a_model_makes_of_its_weights(
+@pytest.mark.parametrize("what", ["Staged", "Kept", "Again"])
+def test_a_model_is_made_of_the_same_in_other_ways(
     what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another night opens the cache and not what it was made of, or, where it was cleaned, the other way round."""
+    """Another night opens the cache and not what it was made of, or, where it was cleaned, the other way round; and rows
+    ask for a file that the model was made of.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"staged_{what}_{workers}"
     (tmp_path / f"{name}.py").write_text(STAGED)
     np.save(tmp_path / "base.npy", np.array([2]))
+    np.save(tmp_path / "other.npy", np.array([1]))
     inputs = tmp_path / "in"
     inputs.mkdir()
     model = getattr(importlib.import_module(name), what)

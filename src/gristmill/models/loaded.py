@@ -34,12 +34,13 @@ Stats = tuple[int, int, int, int]
 _HELD: dict[str, bytes | str] = {}
 _COMPILED: dict[str, bytes] = {}  # sources that have not run yet
 _PICKLED: dict[tuple[str, str], None] = {}
-# Files of weights that code of the user's has opened, as they were then, and that it has written or moved there: by the
-# path, with the number of the event.
+# Files of weights that code of the user's has opened, as they were the last time, and that it has written or moved
+# there: by the path, with the number of the event, of several openings the first since `_BEGUN`.
 _OPENED: dict[str, tuple[int, Stats]] = {}
 _WRITTEN: dict[str, int] = {}
 _EDITABLE: dict[str, tuple[int, Stats]] = {}  # those opened so that they may be written in place, as np.memmap does
 _EVENTS = itertools.count(1)
+_BEGUN = [0]  # the event with which the last one began to listen
 _WEIGHTS = {*WEIGHTS, ".npy", ".pickle", ".sav", ".dill", ".p", ".pk", ".pklz"}
 BUILT = "the weights that the code opens"  # in the place of a file: all that a model was made of, see `_of_a_model`
 _MOST = 100  # of files that a run notes: beyond that they are what rows name, one a row
@@ -78,6 +79,7 @@ class Loaded:
         listen()
         given = [os.path.abspath(path) for one in named if one.stamp is not None for path in one.stamp.files]
         self._given, self._files, self._begun = set(given), set[str](), next(_EVENTS)
+        _BEGUN[0] = self._begun
         self._built, self._of, self._model = 0, "", dict[str, str]()
         _HELD.clear()
         _EDITABLE.clear()
@@ -282,7 +284,8 @@ def _open(file: object, mode: str) -> None:
     if mode.strip("rbtU+" if mode.startswith("r") else "rbtU"):
         _remember(_WRITTEN, path, event)
     else:
-        _remember(_OPENED, path, (event, _stats(path)))
+        first, _ = _OPENED.get(path, (0, None))
+        _remember(_OPENED, path, (first if first > _BEGUN[0] else event, _stats(path)))
         if "+" in mode:
             _remember(_EDITABLE, path, _EDITABLE.get(path, _OPENED[path]))
 
