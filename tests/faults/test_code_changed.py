@@ -947,7 +947,7 @@ class Again(Staged):
 def test_a_model_is_made_of_the_same_in_other_ways(
     what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another night opens the cache and not what it was made of, or, where it was cleaned, the other way round; rows ask
+    """Another night opens the cache and not what it was made of, or, where it was cleaned, the reverse; rows ask
     for a file that the model was made of.
     """
     monkeypatch.syspath_prepend(str(tmp_path))
