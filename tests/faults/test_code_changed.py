@@ -858,52 +858,6 @@ def test_the_newest_weights_of_a_folder(
     assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [3 * n for n in range(120)]
 
 
-ENSEMBLE = """
-import glob, os, pickle
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-
-class Mean:
-    def __init__(self):
-        self.w = [pickle.load(open(path, "rb")) for path in glob.glob(os.path.join(HERE, "models", "*"))]
-
-    def __call__(self, batch):
-        return {"y": batch["id"] * (sum(self.w) / len(self.w))}
-"""
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_model_of_all_weights_of_a_folder(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes beside them, and one that goes, make another model, which an append refuses."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / f"ensemble_{workers}.py").write_text(ENSEMBLE)
-    models, inputs, out = tmp_path / "models", tmp_path / "in", str(tmp_path / "out")
-    for folder in (models, inputs):
-        folder.mkdir()
-    for weight in (1, 3):
-        (models / f"{weight}.pkl").write_bytes(pickle.dumps(weight))
-    job = gm.Job(str(inputs), importlib.import_module(f"ensemble_{workers}").Mean, out, workers=workers, shard_rows=50)
-
-    def come(night: int) -> None:
-        pq.write_table(pa.table({"id": range(night * 100, night * 100 + 100)}), inputs / f"{night}.parquet")
-
-    come(0)
-    assert job.run().rows_ok == 100
-    come(1)
-    assert job.run(append=True).rows_ok == 200
-    come(2)
-    (models / "11.pkl").write_bytes(pickle.dumps(11))
-    with pytest.raises(gm.PlanChanged, match=r"11\.pkl, new beside 2 others"):
-        job.run(append=True)
-    (models / "11.pkl").unlink()
-    (models / "3.pkl").rename(tmp_path / "3.pkl")
-    with pytest.raises(gm.PlanChanged, match=r"3\.pkl, not opened any more"):
-        job.run(append=True)
-    (tmp_path / "3.pkl").rename(models / "3.pkl")
-    assert job.run(append=True).rows_ok == 300
-    assert sorted(gm.read(out).to_table()["y"].to_pylist()) == [2 * n for n in range(300)]
-
-
 STAGED = """
 import os, pathlib, shutil
 import numpy as np

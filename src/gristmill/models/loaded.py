@@ -197,28 +197,17 @@ def changed(noted: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def contradicted(entry: str, told: str, noted: Mapping[str, Collection[str]]) -> str:
-    """What others than this process, by their notes, have loaded otherwise; "" for nothing. A model is made of what it
-    was made of elsewhere, with nothing besides; where code writes such files itself, as a cache of what it has made of
-    others, it may open these or those.
+    """What others than this process, by their notes, have loaded otherwise; "" for nothing. Of the files that a model
+    was made of some may be missing: a process that has them opens them no more, or code opens what it made of them.
     """
     if not entry.startswith(BUILT):
         return "" if alike({told, *noted.get(entry, ())}) else entry
-    now, known = _weights(told, noted), dict[str, str]()
-    for then in (_weights(other, noted) for other in noted.get(entry, ()) if other != told):
-        known |= then
-        if (come := _besides(now, then)) and (gone := _besides(then, now)):
-            return f"{come} in the place of {gone}"
-    caches = any(_of_file(path, OWN) in tellings for path, tellings in noted.items())
-    if known and not caches and len(now) < _MOST and len(known) < _MOST:
-        if come := _besides(now, known):
-            return f"{come}, new beside {len(now.keys() & known.keys())} others"
-        if gone := _besides(known, now):
-            return f"{gone}, not opened any more"
+    now = _weights(told, noted)
+    for then in (_weights(other, noted) for other in noted.get(entry, ())):
+        come, gone = (sorted(one[d] for d in one.keys() - other.keys()) for one, other in ((now, then), (then, now)))
+        if come and gone:
+            return f"{', '.join(come)} in the place of {', '.join(gone)}"
     return ""
-
-
-def _besides(some: Mapping[str, str], others: Mapping[str, str]) -> str:
-    return ", ".join(sorted(some[digest] for digest in some.keys() - others.keys()))
 
 
 def _weights(told: str, noted: Mapping[str, Collection[str]]) -> dict[str, str]:
