@@ -444,6 +444,6 @@ def before_others(r: Resolved, paths: Sequence[str]) -> Resolved:
         None if names is None else tuple(c for c in names if c not in others) for names in (r.columns, r.keep)
     )
     some = replace(some, columns=columns, keep=keep)
-    if not r.folders:
+    if not r.folders or not some.files:
         return some
     return some.of_folders(narrowed(some.files, some.schema, some.folders))

@@ -306,3 +306,19 @@ def test_texts_in_folders_by_label(tmp_path: Path, minilm_onnx: Path) -> None:
     got = gm.read(str(tmp_path / "out")).to_table()
     assert got.column_names == ["path", "label", "embedding"]
     assert all(f"label={row['label']}/" in row["path"] for row in got.select(["path", "label"]).to_pylist())
+
+
+def test_other_folders_alone_are_another_source(tmp_path: Path) -> None:
+    """Where no file of before is left, what differs is told, and --restart scores what is there."""
+    source, out = tmp_path / "in", str(tmp_path / "out")
+    for day, x in (("a", 1), ("b", 2)):
+        (source / f"k={day}").mkdir(parents=True)
+        (source / f"k={day}" / "1.csv").write_text(f"x\n{x}\n")
+        job = gm.Job(str(source), lambda batch: {"y": batch["x"] * 2}, gm.sink(out, keep=["k"]), workers=0)
+        if day == "b":
+            (source / "k=a" / "1.csv").unlink()
+            for append in (False, True):
+                with pytest.raises(PlanChanged, match="is not in the source any more"):
+                    job.run(append=append)
+        job.run(restart=day == "b")
+    assert gm.read(out).to_table().to_pylist() == [{"k": "b", "y": 4}]
