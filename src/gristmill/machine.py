@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import _imp
-import _thread
 import contextlib
 import glob
 import os
@@ -11,14 +9,13 @@ import platform
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from gristmill.errors import Ended, Interrupted
 from gristmill.plan.contracts import Death
-from gristmill.plan.ending import ENDING
+from gristmill.plan.ending import ENDING, Postponed
 
 
 def cores() -> int:
@@ -123,7 +120,7 @@ class Stops:
     def __init__(self) -> None:
         self.number: int | None = None
         self._heeded = False
-        self._waited = 0  # for the import system to let go of its locks, in hundredths of a second
+        self._postponed = Postponed()
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
@@ -165,10 +162,7 @@ class Stops:
         return _ended(self.number, "stopped by {}: run the same command again to go on")
 
     def _on(self, number: int, frame: FrameType | None) -> None:
-        importing = frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
-        if (importing or _imp.lock_held()) and self._waited < 100:  # an exception here leaves locks taken for good
-            self._waited += 1
-            _thread.start_new_thread(_again, (number, threading.get_ident()))
+        if self._postponed(number, frame):
             return
         ENDING.begin()
         if not self._heeded:
@@ -177,11 +171,6 @@ class Stops:
         if self.number is not None:
             raise _ended(number, "stopped at once by a second {}")
         self.number = number
-
-
-def _again(number: int, thread: int) -> None:
-    time.sleep(0.01)
-    signal.pthread_kill(thread, number) if hasattr(signal, "pthread_kill") else signal.raise_signal(number)
 
 
 def _ended(number: int, how: str) -> Interrupted:

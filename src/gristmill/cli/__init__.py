@@ -6,10 +6,14 @@ import atexit
 import contextlib
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
+
+from gristmill.plan.ending import Postponed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,12 +22,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if arguments is not None:
         return click_main(list(arguments))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
     code = click_main(sys.argv[1:])
     if "obstore" in sys.modules:
         _leave(code)
     if "duckdb" not in sys.modules:  # which complains on stderr of all that is not collected
         gc.freeze()  # the interpreter's last collection would look through every module: a twentieth of a second
     return code
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C as Python has it, but for the middle of an import."""
+    if not _postponed(number, frame):
+        raise KeyboardInterrupt
+
+
+_postponed = Postponed()
 
 
 def _leave(code: int) -> NoReturn:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import _imp
+import _thread
+import signal
+import threading
 import time
+from types import FrameType
 
 SOON = 3.0  # seconds: out within 12 s, of which workers may take most
 
@@ -28,3 +33,39 @@ class Ending:
 
 
 ENDING = Ending()
+
+
+class Postponed:
+    """Signals that come while the import system is at work: what a handler raises there leaves its locks taken for
+    good, and an import in another thread would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._times = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> bool:
+        """Whether a handler is to do nothing, as the signal comes again in a hundredth of a second; for a second at
+        most. Called in the main thread.
+        """
+        importing = frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
+        if not (importing or _imp.lock_held()) or self._times >= 100:
+            return False
+        self._times += 1
+        _thread.start_new_thread(_again, (number, threading.get_ident()))
+        return True
+
+
+def _again(number: int, thread: int) -> None:
+    time.sleep(0.01)
+    signal.pthread_kill(thread, number) if hasattr(signal, "pthread_kill") else signal.raise_signal(number)
+
+
+def free_imports() -> None:
+    """Let go of the import system's lock where this thread, which imports nothing now, has left it taken: a signal's
+    exception may come between any two steps.
+    """
+    while _imp.lock_held():
+        try:
+            _imp.release_lock()
+        except RuntimeError:  # another thread has it
+            return

@@ -20,6 +20,8 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from gristmill.errors import BadJob, RunFailed
+from gristmill.plan.ending import ENDING as ASKED
+from gristmill.plan.ending import free_imports
 from gristmill.plan.options import ENGINE
 from gristmill.plan.pickling import by_value
 
@@ -53,12 +55,18 @@ def hold_standard_streams() -> None:
 
 def imported(name: str) -> Any:
     """A module of a kind that ends the process where a signal's exception meets its import, as pybind11's do: imported
-    in a thread, in which no signal is handled. Raises ImportError.
+    in a thread, in which no signal is handled. Raises ImportError, and KeyboardInterrupt where it takes long and this
+    process was asked to end.
     """
     if name not in sys.modules:
-        thread = threading.Thread(target=_import, args=(name,))  # no daemon: the interpreter waits for it
+        free_imports()
+        begun = time.monotonic()
+        thread = threading.Thread(target=_import, args=(name,), daemon=True)
         thread.start()
-        thread.join()
+        while thread.is_alive():
+            thread.join(0.5)
+            if ASKED.overdue(begun):  # a signal's exception was lost, and maybe a lock with it
+                raise KeyboardInterrupt
     return importlib.import_module(name)
 
 
