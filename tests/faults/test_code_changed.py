@@ -946,12 +946,12 @@ class Model:
 def test_weights_of_steps_wherever_these_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step opens is the same in the worker and in processes below it, which is no other job."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "stepped.py").write_text(STEPPED)
+    (tmp_path / "steps_that_open.py").write_text(STEPPED)
     np.save(tmp_path / "step.npy", np.array([1]))
     np.save(tmp_path / "model.npy", np.array([2]))
     inputs = tmp_path / "in"
     inputs.mkdir()
-    module = importlib.import_module("stepped")
+    module = importlib.import_module("steps_that_open")
     for night, (workers, beside) in enumerate([(1, 0), (1, 1), (0, 0), (1, 1), (1, 0)]):
         pq.write_table(pa.table({"id": range(night * 100, night * 100 + 100)}), inputs / f"{night}.parquet")
         sink = gm.sink(str(tmp_path / "out"), keep=["id"])

@@ -128,7 +128,7 @@ def test_fault_19_a_model_that_hangs(quick: Path, what: str) -> None:
     )
     report = job.run(observer=heard)
     assert (report.rows_ok, oracles.dead_ids(root)) == (79, [75])
-    told = re.compile(r"a call took longer than its limit of \d+ s(, at \S+victims\.py:\d+ in \S+)?")
+    told = re.compile(r"a call took longer than its limit of [\d.]+ s(, at \S+victims\.py:\d+ in \S+)?")
     assert any(re.search(rf"w0 ended \({told.pattern}\) while it held", n.text) for n in heard.notes)
     assert not any("most recent call first" in n.text or "Thread 0x" in n.text for n in heard.notes)
     (letter,) = gm.dead(root).to_pylist()

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.plan.ending import ENDING as ASKED
-from gristmill.plan.ending import free_imports
+from gristmill.plan.ending import SOON, free_imports
 from gristmill.plan.options import ENGINE
 from gristmill.plan.pickling import by_value
 
@@ -63,10 +63,14 @@ def imported(name: str) -> Any:
         begun = time.monotonic()
         thread = threading.Thread(target=_import, args=(name,), daemon=True)
         thread.start()
-        while thread.is_alive():
-            thread.join(0.5)
-            if ASKED.overdue(begun):  # a signal's exception was lost, and maybe a lock with it
-                raise KeyboardInterrupt
+        try:
+            while thread.is_alive():
+                thread.join(0.5)
+                if ASKED.overdue(begun):  # a signal's exception was lost, and maybe a lock with it
+                    raise KeyboardInterrupt
+        except BaseException:
+            thread.join(SOON)  # an interpreter that ends in the middle of it aborts
+            raise
     return importlib.import_module(name)
 
 
