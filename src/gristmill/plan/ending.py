@@ -1,4 +1,6 @@
-"""Whether this process was asked to end: who waits for something outside, a store that is away, then gives up soon."""
+"""Whether this process was asked to end: who waits for something outside, a store that is away, then gives up soon.
+And how the signals that ask for it are kept out of imports.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+WAYS = (
+    "put it in a module of its own (a .py file), which workers import, build what cannot be sent in the __init__ of a "
+    "class, or use workers=0"
+)
+
 
 def by_value(value: Any) -> bytes:
     """The pickle of a value. Raises whatever pickle does."""
@@ -64,6 +69,5 @@ def from_value(data: bytes) -> Any:
     except (AttributeError, RecursionError) as e:  # names that are not there, and objects that ask themselves for all
         raise RuntimeError(
             f"{type(e).__name__}: {e}: a function of a script or notebook is sent to workers with all that it refers "
-            "to, which could not be made anew there; put it in a module of its own (a .py file), which workers import, "
-            "build what cannot be sent in the __init__ of a class, or use workers=0"
+            f"to, which could not be made anew there; {WAYS}"
         ) from e

@@ -23,7 +23,7 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.plan.ending import ENDING as ASKED
 from gristmill.plan.ending import SOON, free_imports
 from gristmill.plan.options import ENGINE
-from gristmill.plan.pickling import by_value
+from gristmill.plan.pickling import WAYS, by_value
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 _SPAWNED = (
@@ -122,8 +122,7 @@ def packed(work: Any) -> bytes:
     except Exception as e:
         raise BadJob(
             f"the job cannot be sent to workers ({type(e).__name__}: {e}): a function of a script or notebook is sent "
-            "with all that it refers to; put it in a module of its own (a .py file), which workers import, build what "
-            "cannot be sent in the __init__ of a class, or use workers=0"
+            f"with all that it refers to; {WAYS}"
         ) from e
 
 

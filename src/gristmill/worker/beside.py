@@ -120,7 +120,6 @@ class _Process:
 
     def begin(self, item: Item) -> Iterator[memoryview]:
         """Start on an item; its portions, in order. Raises Elsewhere, when iterated, where its first stage failed."""
-
         ticket = str(next(self._tickets))  # a shard's key comes again when the shard is tried again
         with contextlib.suppress(OSError):  # it is dead, which whoever reads the portions will see
             _send(self._socket, by_value(replace(item, key=ticket)))
