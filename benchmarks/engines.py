@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 import gristmill as gm
 import kit
+from gristmill.job.options import EngineSpec
 from gristmill.observe.events import Note, Progress
-from gristmill.plan.options import EngineSpec
 
 ENGINES = {
     "local": EngineSpec("local", workers=2),

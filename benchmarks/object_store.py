@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import gristmill as gm
-from gristmill.commit.places import opened
+from gristmill.files.roots import opened
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import kit

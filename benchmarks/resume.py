@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import gristmill as gm
-from gristmill import planning
 from gristmill.commit import inspections
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import generations
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import LocalFiles, sha256_of
+from gristmill.driver import planning
+from gristmill.driver.run import Run
+from gristmill.files.disk import LocalFiles, sha256_of
 from gristmill.observe.events import Note, Progress
-from gristmill.running import Run
 
 ONE_ROW = (1, 1, 0, 0, 1, 0, 0, 1)  # Counts.values() of a shard of one row that was scored
 

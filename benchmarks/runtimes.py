@@ -32,7 +32,7 @@ def batches(texts: list[str], tokenizer: Path) -> dict[str, np.ndarray]:
     """Token ids and masks by batch, longest first, each [rows, tokens] int64, as an archive's arrays."""
     import tokenizers
 
-    from gristmill.batching.policy import Budget, cut
+    from gristmill.worker.batches import Budget, cut
 
     encoder = tokenizers.Tokenizer.from_file(str(tokenizer))
     encoder.no_padding()
@@ -52,8 +52,8 @@ def batches(texts: list[str], tokenizer: Path) -> dict[str, np.ndarray]:
 
 def onnx(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
     """ONNX Runtime, with the options that workers give it."""
+    from gristmill.models.contract import Place
     from gristmill.models.onnx import open_session
-    from gristmill.plan.contracts import Place
 
     session = open_session(Path(graph), Place(backend="onnx"), folder.name)
     names = [i.name for i in session.get_inputs()]

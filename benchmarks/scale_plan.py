@@ -18,10 +18,10 @@ import numpy as np
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import LocalFiles
-from gristmill.plan import shard
-from gristmill.plan.contracts import FileInfo, SourceFile
-from gristmill.plan.shard import Selection
+from gristmill.files.disk import LocalFiles
+from gristmill.shards import shard
+from gristmill.shards.shard import Selection
+from gristmill.shards.sourcefiles import FileInfo, SourceFile
 
 
 def timed(what: str, started: float) -> float:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -14,6 +15,9 @@ import pyarrow as pa
 import pytest
 
 import kit
+from children import is_kept
+
+pytest_plugins = ("planned",)
 
 # Before any library reads them: no hub is reachable, and a tokenizer's threads would mix with the workers'.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -35,13 +39,20 @@ hypothesis.settings.load_profile("any machine")
 GRACE_S = 5.0  # a worker that was told to stop may still be leaving
 
 
-@pytest.hookimpl(tryfirst=True)  # before the names of groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run several at a time, a file stays in one process, and those that start Ray or Spark in the same."""
-    here = Path(__file__).parent
-    for item in items:
-        place = item.path.relative_to(here)
-        item.add_marker(pytest.mark.xdist_group("clusters" if place.parts[0] == "engines" else str(place)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run several at a time, a file stays in one process, and those that start Ray or Spark in the same.
+
+    Not by xdist's marks: 3.8 writes a group into an attribute of tests that pytest 9.2 no longer has, and scatters all.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "clusters" if "/engines/" in file else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -128,11 +139,13 @@ def leaves_no_children(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _running_children(before: set[int]) -> list[psutil.Process]:
-    """Children that are new and alive; a zombie waits only for its parent, and multiprocessing keeps its trackers."""
+    """Children that are new and alive; a zombie waits only for its parent, multiprocessing keeps its trackers, and a
+    fork server is kept for the next run.
+    """
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if child.pid not in before and _alive(child) and "resource_tracker" not in " ".join(_command(child))
+        if child.pid not in before and _alive(child) and not is_kept(child)
     ]
 
 

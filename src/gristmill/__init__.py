@@ -8,40 +8,49 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gristmill.process import forks as _forks
+
 __version__ = "0.1.0"
+
+_forks.wait_for_imports()  # before a thread uses a public name
 
 _HOME = {
     "Job": "gristmill.api",
     "embed": "gristmill.api",
     "classify": "gristmill.api",
+    "predict": "gristmill.api",
     "apply": "gristmill.api",
     "run": "gristmill.api",
     "load_job": "gristmill.api",
+    "plan": "gristmill.api",
+    "tune": "gristmill.api",
+    "schema": "gristmill.api",
     "verify": "gristmill.api",
     "status": "gristmill.api",
     "read": "gristmill.api",
     "dead": "gristmill.api",
     "retry_dead": "gristmill.api",
-    "source": "gristmill.plan.job",
-    "sink": "gristmill.plan.job",
-    "Source": "gristmill.plan.job",
-    "Sink": "gristmill.plan.job",
-    "step": "gristmill.plan.specs",
-    "filter": "gristmill.plan.specs",
-    "flat_map": "gristmill.plan.specs",
-    "model": "gristmill.plan.specs",
-    "TextEmbedder": "gristmill.plan.specs",
-    "TextClassifier": "gristmill.plan.specs",
-    "OnnxModel": "gristmill.plan.specs",
-    "TorchScriptModel": "gristmill.plan.specs",
-    "SklearnModel": "gristmill.plan.specs",
-    "Gates": "gristmill.plan.options",
-    "ray": "gristmill.plan.options",
+    "source": "gristmill.job.job",
+    "sink": "gristmill.job.job",
+    "Source": "gristmill.job.job",
+    "Sink": "gristmill.job.job",
+    "step": "gristmill.job.specs",
+    "filter": "gristmill.job.specs",
+    "flat_map": "gristmill.job.specs",
+    "model": "gristmill.job.specs",
+    "TextEmbedder": "gristmill.job.specs",
+    "TextClassifier": "gristmill.job.specs",
+    "OnnxModel": "gristmill.job.specs",
+    "TorchScriptModel": "gristmill.job.specs",
+    "SklearnModel": "gristmill.job.specs",
+    "Gates": "gristmill.job.options",
+    "local": "gristmill.job.options",
+    "ray": "gristmill.job.options",
     "Report": "gristmill.observe.report",
-    "dynamically": "gristmill.batching.decorator",
-    "remote_parallel_map": "gristmill.parallel_map",
-    "map": "gristmill.parallel_map",
-    "detached": "gristmill.parallel_map",
+    "dynamically": "gristmill.dynamic.decorator",
+    "remote_parallel_map": "gristmill.parallel.remote_map",
+    "map": "gristmill.parallel.remote_map",
+    "detached": "gristmill.parallel.remote_map",
 }
 _ERRORS = (
     "BadJob",
@@ -57,6 +66,7 @@ _ERRORS = (
     "GristmillWarning",
     "Interrupted",
     "MissingExtra",
+    "NewerFormat",
     "PlanChanged",
     "QueueFull",
     "RemoteError",
@@ -85,6 +95,7 @@ __all__ = [
     "Interrupted",
     "Job",
     "MissingExtra",
+    "NewerFormat",
     "OnnxModel",
     "PlanChanged",
     "QueueFull",
@@ -111,17 +122,22 @@ __all__ = [
     "filter",
     "flat_map",
     "load_job",
+    "local",
     "map",
     "model",
+    "plan",
+    "predict",
     "ray",
     "read",
     "remote_parallel_map",
     "retry_dead",
     "run",
+    "schema",
     "sink",
     "source",
     "status",
     "step",
+    "tune",
     "verify",
 ]
 
@@ -142,8 +158,25 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from gristmill.api import Job, apply, classify, dead, embed, load_job, read, retry_dead, run, status, verify
-    from gristmill.batching.decorator import dynamically
+    from gristmill import aio, batched, errors, inference
+    from gristmill.api import (
+        Job,
+        apply,
+        classify,
+        dead,
+        embed,
+        load_job,
+        plan,
+        predict,
+        read,
+        retry_dead,
+        run,
+        schema,
+        status,
+        tune,
+        verify,
+    )
+    from gristmill.dynamic.decorator import dynamically
     from gristmill.errors import (
         BadJob,
         BadModel,
@@ -158,6 +191,7 @@ if TYPE_CHECKING:
         GristmillWarning,
         Interrupted,
         MissingExtra,
+        NewerFormat,
         PlanChanged,
         QueueFull,
         RemoteError,
@@ -167,11 +201,9 @@ if TYPE_CHECKING:
         WorkerLost,
         WrongOutput,
     )
-    from gristmill.observe.report import Report
-    from gristmill.parallel_map import detached, map, remote_parallel_map
-    from gristmill.plan.job import Sink, Source, sink, source
-    from gristmill.plan.options import Gates, ray
-    from gristmill.plan.specs import (
+    from gristmill.job.job import Sink, Source, sink, source
+    from gristmill.job.options import Gates, local, ray
+    from gristmill.job.specs import (
         OnnxModel,
         SklearnModel,
         TextClassifier,
@@ -182,3 +214,8 @@ if TYPE_CHECKING:
         model,
         step,
     )
+    from gristmill.observe.report import Report
+    from gristmill.parallel.remote_map import detached, map, remote_parallel_map
+    from gristmill.spark import CALLABLE
+
+    spark = CALLABLE

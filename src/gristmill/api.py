@@ -1,4 +1,4 @@
-"""What a person writes in Python: Job and its verbs, and the twins of the commands."""
+"""What a person writes in Python: Job and its verbs, and counterparts of the commands."""
 
 from __future__ import annotations
 
@@ -11,36 +11,47 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from gristmill.errors import BadJob, BadSource, GateFailed, GristmillError
-from gristmill.observe.events import Observer
-from gristmill.observe.report import Report
-from gristmill.plan.job import JobSpec, as_sink, as_source, describe
-from gristmill.plan.keywords import (
+from gristmill.job.annotations import options_of
+from gristmill.job.job import JobSpec, as_sink, as_source, describe
+from gristmill.job.keywords import (
     ApplyOptions,
     ClassifyOptions,
     EmbedOptions,
     JobOptions,
     OutputOptions,
+    PredictOptions,
     RowOptions,
     Verbs,
-    check_names,
     named,
     names_of,
 )
-from gristmill.plan.options import Gates, default_engine
-from gristmill.plan.specs import FunctionModel, TextClassifier, TextEmbedder, as_model
-from gristmill.plan.specs import model as function_model
+from gristmill.job.options import Gates, as_engine, default_engine
+from gristmill.job.specs import (
+    OnnxModel,
+    SklearnModel,
+    TextClassifier,
+    TextEmbedder,
+    TorchScriptModel,
+    as_model,
+    saved_model,
+)
+from gristmill.observe.events import Observer
+from gristmill.observe.report import Report
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
-    from gristmill.commit.verify import Verdict
-    from gristmill.plan.job import Sink
+    from gristmill.files.contract import Files
+    from gristmill.job.job import Sink
+    from gristmill.result.verify import Verdict
 
-    Place = str | os.PathLike[str] | Sink
+    Path = str | os.PathLike[str]
+    Place = Path | Sink
 
 
-# What one column comes in.
+_OF_FILES = ("format", "partition_by", "merge")  # options of a sink that a table cannot have
+# Types in which a single column may come.
 _COLUMNS = (
     ("numpy", "ndarray"),
     ("pandas", "Series"),
@@ -54,10 +65,12 @@ _COLUMNS = (
 class Job:
     """A job: source, steps, model, post, sink and options. Immutable; nothing is opened until it runs.
 
-    Options are those of JobSpec, Running and EngineSpec (workers=, batch_tokens=, gates=, on_null=, …). Without engine=
-    it is the one that the environment variable GRISTMILL_ENGINE names, or "local". Raises BadJob.
+    Options say what happens to rows that fail (on_null=, on_nan=, gates=, audit=), to new files (on_new_files=), and
+    how the job runs (engine=, workers=, batch_tokens=, …). Without engine=, it is the one that the environment variable
+    GRISTMILL_ENGINE names, or "local". Raises BadJob for an option that does not exist, or a value that it cannot have.
     """
 
+    @named("Job", JobOptions)
     def __init__(
         self,
         source: Any,
@@ -73,7 +86,7 @@ class Job:
 
     @classmethod
     def of(cls, spec: JobSpec) -> Job:
-        """A Job around a description made elsewhere."""
+        """A Job for a description built elsewhere."""
         job = cls.__new__(cls)
         job.spec = spec
         return job
@@ -88,28 +101,32 @@ class Job:
         accept: bool = False,
         observer: Observer | None = None,
     ) -> Report:
-        """Score every row and publish. Running again resumes, or says "nothing to do". See errors.py for what it
-        raises: GateFailed where more rows are dead letters than `gates` allows (1 %, and one in any case). Those that
-        it allows are told of by a GristmillWarning.
+        """Score every row and publish. Running again resumes, or finds nothing to do.
+
+        Raises BadJob if the job cannot run as it is written, RunFailed if it stopped and can be resumed, GateFailed if
+        more rows are dead letters than `gates` allows (1 %, but always one), PlanChanged if input, model or code differ
+        from those of the answers that the sink holds, and SinkBusy if another run holds the sink. Dead rows that the
+        gates allow are reported by a GristmillWarning.
         """
         spec = self.spec
         if engine is not None:
-            named = spec.engine.named(engine) if isinstance(engine, str) else engine
-            spec = replace(spec, engine=named)
-        from gristmill.running import run
+            spec = replace(spec, engine=spec.engine.named(engine) if isinstance(engine, str) else as_engine(engine))
+        from gristmill.driver.run import run
 
         verb = functools.partial(run, restart=restart, append=append, accept=accept)
         return _ran(spec, observer, _dead_letters, verb)
 
     @named("Job.preview")
     def preview(self, rows: int = 20) -> Any:
-        """The output of the first rows as an Arrow table; leaves nothing in the sink. Rows that fail are told of by a
-        GristmillWarning; raises RunFailed, with the first one's traceback, where none is left.
+        """The output of the first rows, as an Arrow table. Leaves nothing in the sink.
+
+        Rows that fail are reported by a GristmillWarning. Raises RunFailed, with the first row's traceback, if all
+        fail.
         """
-        from gristmill.observe.logging import logged
-        from gristmill.observe.warned import Warned
-        from gristmill.plan.secret import secrets_in
-        from gristmill.viewing import preview
+        from gristmill.driver.views import preview
+        from gristmill.job.secret import secrets_in
+        from gristmill.observe.observers import logged
+        from gristmill.observe.warnings import Warned
 
         warned = Warned(_watching(bar=False))
         with logged(warned, None, list(secrets_in(self.spec))) as heard:
@@ -121,42 +138,48 @@ class Job:
                 f"row {row['position']} of {row['source']} failed ({row['stage']}): {row['error']}: {row['message']}"
             )
         if found.dead.num_rows > 3:
-            warned.warn(f"{found.dead.num_rows} of the rows previewed failed, of which the first 3 were told")
+            warned.warn(f"{found.dead.num_rows} of the rows previewed failed; the first 3 are shown")
+        if found.filtered and not found.rows.num_rows and not found.dead.num_rows:
+            warned.warn(f"filters left out all {found.filtered:,} rows that were read: the model was not called")
         warned.settle()
         return found.rows
 
+    @named("Job.plan")
     def plan(self) -> Any:
         """What would run: shards, rows, bytes, null counts."""
-        from gristmill.viewing import plan
+        from gristmill.driver.views import plan
 
         return plan(self.spec)
 
     @named("Job.tune")
     def tune(self, budgets: Sequence[int] | None = None, *, rounds: int = 3) -> Any:
-        """Measure throughput over batch budgets on the job's own rows: a value with .knee, .rates, .best, .budgets and
-        .arrangements. Later runs on this machine use the knee; `gristmill tune` shows it as a table and a curve.
+        """Measure throughput over batch sizes on the job's own rows; later runs on this machine use what was found.
+
+        The result has .knee, .rates, .best, .budgets and .arrangements; `gristmill tune` shows them as a table and a
+        curve.
         """
-        from gristmill.tuning.sweeping import tune
+        from gristmill.tuning.sweep import tune
 
         return tune(self.spec, budgets, rounds=rounds)
 
+    @named("Job.stream")
     def stream(self) -> Iterator[Any]:
-        """Finished output tables in the order of the source, as they are ready; memory stays bounded.
+        """Yield finished output tables in the order of the source, in bounded memory.
 
-        Nothing is written to the sink, whose `keep` and other options count. Dead letters are not in the tables: `run`
-        keeps those. Raises GateFailed as soon as there are more of them than `gates` allows; the others are told of by
+        Nothing is written to the sink, but its options such as `keep` apply. Dead letters are in none of the tables;
+        `run` keeps them. Raises GateFailed as soon as there are more of them than `gates` allows; fewer are reported by
         a GristmillWarning. Leaving the loop early stops the job.
         """
-        from gristmill.plan.processes import of_this_process
+        from gristmill.process.startup import of_this_process
 
         return of_this_process(self._streamed(), "a stream")
 
     def _streamed(self) -> Generator[Any, None, None]:
-        from gristmill.gating import told
-        from gristmill.observe.logging import logged
-        from gristmill.observe.warned import Warned
-        from gristmill.plan.secret import secrets_in
-        from gristmill.viewing import stream
+        from gristmill.commit.gates import told
+        from gristmill.driver.views import stream
+        from gristmill.job.secret import secrets_in
+        from gristmill.observe.observers import logged
+        from gristmill.observe.warnings import Warned
 
         warned = Warned(_watching(bar=False))
         with logged(warned, self.spec.running.log, list(secrets_in(self.spec))) as heard:
@@ -190,6 +213,7 @@ def embed(
     output: str = "embedding",
     **options: Unpack[EmbedOptions],
 ) -> Report: ...
+@named("embed", EmbedOptions)
 def embed(
     source: Any,
     sink: Place | None = None,
@@ -199,27 +223,27 @@ def embed(
     output: str = "embedding",
     **options: Unpack[EmbedOptions],
 ) -> Any:
-    """Embed a text column: adds `output`, a vector. With a sink a Report; without one, the result as an Arrow table.
+    """Embed a text column: adds the vector column `output`. Returns a Report if there is a sink, else an Arrow table.
 
-    In both forms GateFailed is raised where more rows fail than `gates` allows (1 %, and one in any case), and a
-    GristmillWarning tells of the others. Of rows in memory, without a sink, none may fail unless `gates` says so or
-    `keep` (or `row_id`) has the table tell which row an answer is of: they stand beside the rows, one for each.
+    `source` is a path or pattern, a `gm.source`, a DataFrame, an Arrow table or a list of dicts. A list, Series or
+    array of strings is taken as the texts themselves, in a column named `text` ("text" by default); for a list of
+    paths, use `gm.source`.
 
-    The index of a DataFrame, where it is not 0, 1, …, stands in the table as pyarrow keeps one: `to_pandas()` has it
-    back. Where rows have no answer, or the job has steps, there is none, and a GristmillWarning.
+    Raises GateFailed if more rows fail than `gates` allows (1 %, but always one); fewer are reported by a
+    GristmillWarning. For rows in memory and no sink, no row may fail, unless `gates` is given, or `keep` or `row_id`
+    give the table a column that tells its rows apart.
 
-    A list of strings, a Series or an array of them is the texts themselves, in a column `text` ("text" where it is not
-    said); lists of paths are what `gm.source` is for.
+    The index of a DataFrame is kept in the table as pyarrow keeps it, so that `to_pandas()` restores it, unless some
+    rows have no answer or the job has steps, which is reported by a GristmillWarning.
 
-    Options: those of TextEmbedder (prompt=, backend=, …), of the source (where=, limit=, …), the sink (keep=, …) and
-    Job. Raises BadJob for others.
+    Options are those of TextEmbedder (prompt=, backend=, …), the source (where=, limit=, …), the sink (keep=, …) and
+    the job. Raises BadJob for any other.
     """
-    check_names("embed", options, names_of(EmbedOptions))
     given: dict[str, Any] = dict(options)
-    names = _fields(TextEmbedder) - {"output"}
+    names = options_of(TextEmbedder).keys() - {"model", "text", "output"}
     rows, text = _texts("embed", source, text)
     spec = TextEmbedder(model, text, output, **{k: given.pop(k) for k in list(given) if k in names})
-    return _run(rows, sink, spec, given, of=source)
+    return _run(rows, sink, spec, given, of=source, keeps=True)
 
 
 @overload
@@ -230,16 +254,33 @@ def classify(
 def classify(
     source: Any, sink: Place, *, text: str | None = None, model: str, **options: Unpack[ClassifyOptions]
 ) -> Report: ...
+@named("classify", ClassifyOptions)
 def classify(
     source: Any, sink: Place | None = None, *, text: str | None = None, model: str, **options: Unpack[ClassifyOptions]
 ) -> Any:
-    """Classify a text column: adds `label` and `score` (`scores` with all_scores=True). As `embed` otherwise."""
-    check_names("classify", options, names_of(ClassifyOptions))
+    """Classify a text column: adds `label` and `score`, and `scores` with all_scores=True. Otherwise like `embed`."""
     given: dict[str, Any] = dict(options)
-    names = _fields(TextClassifier)
+    names = options_of(TextClassifier).keys() - {"model", "text"}
     rows, text = _texts("classify", source, text)
     spec = TextClassifier(model, text, **{k: given.pop(k) for k in list(given) if k in names})
-    return _run(rows, sink, spec, given, of=source)
+    return _run(rows, sink, spec, given, of=source, keeps=True)
+
+
+@overload
+def predict(source: Any, sink: None = None, *, model: Path, **options: Unpack[PredictOptions]) -> pa.Table: ...
+@overload
+def predict(source: Any, sink: Place, *, model: Path, **options: Unpack[PredictOptions]) -> Report: ...
+@named("predict", PredictOptions)
+def predict(source: Any, sink: Place | None = None, *, model: Path, **options: Unpack[PredictOptions]) -> Any:
+    """Run a saved model over feature columns: a scikit-learn estimator (.skops, .joblib, .pkl), an ONNX graph (.onnx)
+    or a TorchScript file (.pt, .pth). Without `features`, the columns are those that it was fitted with, or that the
+    graph's inputs name. Otherwise like `embed`; the options are those of `SklearnModel`, `OnnxModel` or
+    `TorchScriptModel`.
+    """
+    given: dict[str, Any] = dict(options)
+    names = {name for kind in (SklearnModel, OnnxModel, TorchScriptModel) for name in options_of(kind)}
+    chosen = {k: given.pop(k) for k in list(given) if k in names}
+    return _run(source, sink, saved_model(os.fspath(model), **chosen), given, keeps=True)
 
 
 @overload
@@ -250,6 +291,7 @@ def apply(
 def apply(
     source: Any, sink: Place, *, fn: Any, args: Mapping[str, Any] | None = None, **options: Unpack[ApplyOptions]
 ) -> Report: ...
+@named("apply", ApplyOptions)
 def apply(
     source: Any,
     sink: Place | None = None,
@@ -258,21 +300,20 @@ def apply(
     args: Mapping[str, Any] | None = None,
     **options: Unpack[ApplyOptions],
 ) -> Any:
-    """Run a function, or a class built once a worker, over batches; the row is what it returns, plus `keep`.
+    """Run a function on batches of rows, or a class that each worker builds once with `args`.
 
-    With a sink a Report; without one, the result as an Arrow table, as for `embed`.
+    An output row is what it returns for the row, plus the columns in `keep`. Returns a Report if there is a sink, else
+    an Arrow table, like `embed`.
     """
-    check_names("apply", options, names_of(ApplyOptions))
     given: dict[str, Any] = dict(options)
     chosen = {k: given.pop(k) for k in ("batch_format", "takes", "returns", "output") if k in given}
-    spec = fn if isinstance(fn, FunctionModel) else function_model(fn, **chosen, **dict(args or {}))
-    return _run(source, sink, spec, given)
+    return _run(source, sink, as_model(fn, **chosen, **dict(args or {})), given)
 
 
+@named("run", Verbs)
 def run(job: Any, **verbs: Unpack[Verbs]) -> Report:
     """Run a Job, or a job file, FILE.py[:NAME] or MODULE:NAME."""
-    made = job if isinstance(job, Job) else load_job(os.fspath(job))
-    return made.run(**verbs)
+    return _made(job).run(**verbs)
 
 
 @named("load_job")
@@ -280,33 +321,60 @@ def load_job(
     ref: str, *, variables: Mapping[str, str] | None = None, profile: str | None = None, sets: Sequence[str] = ()
 ) -> Job:
     """A job from job.yaml, FILE.py[:NAME] or MODULE:NAME. Raises BadJob, naming the key and the place."""
-    from gristmill.plan.jobfile import load
+    from gristmill.jobfile.jobfile import load
 
     return Job.of(load(ref, variables=variables or {}, profile=profile, sets=sets, environ=os.environ))
 
 
+@named("plan")
+def plan(job: Any) -> Any:
+    """What a Job, a job file, FILE.py[:NAME] or MODULE:NAME would do: shards, rows, bytes, null counts."""
+    return _made(job).plan()
+
+
+@named("tune")
+def tune(job: Any, budgets: Sequence[int] | None = None, *, rounds: int = 3) -> Any:
+    """Measure which batch sizes are fastest for a Job, a job file, FILE.py[:NAME] or MODULE:NAME, on its own rows, as
+    `Job.tune` does.
+    """
+    return _made(job).tune(budgets, rounds=rounds)
+
+
+@named("schema")
+def schema() -> dict[str, Any]:
+    """The JSON Schema of job files, as `gristmill schema` prints it."""
+    from gristmill.jobfile.sections import json_schema
+
+    return json_schema()
+
+
+def _made(job: Any) -> Job:
+    return job if isinstance(job, Job) else load_job(os.fspath(job))
+
+
 @named("read")
 def read(sink: Any, storage: Mapping[str, Any] | None = None) -> Any:
-    """A pyarrow Dataset of exactly the published parts, in the order of the source, that has `.to_pandas()`,
-    `.to_polars()` and `.to_numpy("embedding")`, too. `sink` is the place, the job that writes there (or its file), or
-    a run's Report.
+    """A pyarrow Dataset of exactly what is published, in the order of the source. It also has `.to_pandas()`,
+    `.to_polars()` and `.to_numpy("embedding")`.
 
-    Rows retried or appended later stand after the others; with partition_by the order is that of the source within each
-    part, and rows of a partition stand together. A Dataset goes on reading the result that it was made of when
-    a run publishes another one; the run after that removes it. Raises BadSource where nothing is published or the
-    sink's format is npy (read its manifest.parquet). `storage` holds options of an object store, as those of a sink.
+    `sink` is a folder or URI, the job that writes there (or its file), or a run's Report. `storage` has the options of
+    an object store, as for a sink. Rows that were retried or appended come after the others; with partition_by, the
+    rows of a partition are together. If a run publishes another result, the Dataset continues to read the one that it
+    was created from, until the run after that. Raises BadSource if nothing is published, or if the sink's format is npy
+    (read its manifest.parquet).
     """
-    from gristmill.commit.reading import read as of_root
+    from gristmill.result.reading import read as of_root
 
     return of_root(*_place(sink, storage, BadSource))
 
 
 @named("dead")
 def dead(sink: Any, storage: Mapping[str, Any] | None = None, generation: int | None = None) -> pa.Table:
-    """The dead letters of a sink, a row each; `payload` is JSON text. Where nothing is published yet, those that the
-    unfinished run has committed, and also where that is the `generation` that is asked for. `sink` as in `read`.
+    """The dead letters of a sink as an Arrow table, one row each; `payload` is JSON text. `sink` is as in `read`.
+
+    If nothing is published yet, or `generation` is that of an unfinished run, they are those it has committed so far.
     """
-    from gristmill.commit.reading import dead as of_root
+    from gristmill.result.reading import dead as of_root
 
     if isinstance(sink, Report) and generation is None:
         generation = sink.generation
@@ -315,39 +383,38 @@ def dead(sink: Any, storage: Mapping[str, Any] | None = None, generation: int | 
 
 @named("retry_dead")
 def retry_dead(job: Any, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
-    """Score the dead letters of a job's sink again, usually after a fix: those that now succeed join the published
-    rows, after the others. `job` is the one that wrote the sink, or its file.
+    """Score the dead letters of a job's sink again, usually after a fix. Rows that now succeed are added to the result,
+    after the others. `job` is the job that wrote the sink, or its file.
 
-    Raises PlanChanged where the code is another and that was not accepted, BadJob for a job without a sink.
+    Raises PlanChanged if the code has changed and `accept_code_change` is not set, BadJob for a job without a sink.
     """
-    from gristmill.running import retry_dead as retried
+    from gristmill.driver.run import retry_dead as retried
 
-    made = job if isinstance(job, Job) else load_job(os.fspath(job))
-    return _ran(made.spec, observer, _dead_letters, functools.partial(retried, accept_code_change=accept_code_change))
+    return _ran(
+        _made(job).spec, observer, _dead_letters, functools.partial(retried, accept_code_change=accept_code_change)
+    )
 
 
 @named("status")
 def status(sink: Any, storage: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """How far the run on a sink is, or was: a dict with state, counts, shards; needs nothing but the sink's files.
-    `sink` as in `read`.
+    """How far the run on a sink is, as a dict with state, counts and shards, from the sink's files alone.
 
-    `storage` says how to reach a sink in an object store, as in `gm.sink(…)`; a job brings its own.
+    `sink` is as in `read`. `storage` has the options of an object store, as in `gm.sink(…)`; a job brings its own.
     """
-    from gristmill.viewing import status as of_root
+    from gristmill.driver.views import status as of_root
 
     return of_root(*_place(sink, storage))
 
 
 @named("verify")
 def verify(sink: Any, storage: Mapping[str, Any] | None = None, *, deep: bool = False, source: bool = False) -> Verdict:
-    """Recount and re-hash what is published, and hold it against plans, receipts and dead letters. The verdict has .ok,
-    .lines and .as_dict(); `sink` and `storage` as in `read`. With `deep` all values are read again, as `gm.read` reads
-    them.
+    """Recount and re-hash what is published, and compare it with plans, receipts and dead letters.
 
-    With `source` the source is read again, and must hold what every shard read; give the job where reaching it needs
-    options or secrets.
+    The verdict has .ok, .lines and .as_dict(). `sink` and `storage` are as in `read`. With `deep`, all values are read
+    again, as `gm.read` reads them. With `source`, the source is read again and must hold what every shard read; give
+    the job if reaching the source needs options or secrets.
     """
-    from gristmill.viewing import verify as of_root
+    from gristmill.driver.views import verify as of_root
 
     job = _job(sink)
     of_job = job.spec.source if job and source else source
@@ -365,8 +432,8 @@ class _Split:
 
 
 def _texts(verb: str, source: Any, column: str | None) -> tuple[Any, str]:
-    """The source, texts alone made a table, and the column that they stand in. Raises BadJob where none is named."""
-    from gristmill.io.values import is_from
+    """The source, with bare texts turned into a table, and their column. Raises BadJob if none is named."""
+    from gristmill.arrow.frompython import is_from
 
     if isinstance(source, (list, tuple)):
         alone = bool(source) and all(text is None or isinstance(text, str) for text in source)
@@ -387,55 +454,59 @@ def _texts(verb: str, source: Any, column: str | None) -> tuple[Any, str]:
     return source, column
 
 
-def _run(source: Any, sink: Any, model: Any, options: dict[str, Any], of: Any = None) -> Any:
-    """`of` is what a source of texts alone was made of."""
+def _run(source: Any, sink: Any, model: Any, options: dict[str, Any], of: Any = None, keeps: bool = False) -> Any:
+    """`of` is what a source of bare texts was built from; `keeps`, that the model keeps the columns that it does not
+    read.
+    """
     split = _Split()
     for name in list(options):
         for group, kind in ((split.source, RowOptions), (split.sink, OutputOptions), (split.verbs, Verbs)):
             if name in names_of(kind):
                 group[name] = options.pop(name)
-    if sink is None and "format" in split.sink:
-        raise BadJob("format is that of a sink, and there is none: give one; a table needs no format")
+    if sink is None and (given := [n for n in _OF_FILES if split.sink.get(n)]):
+        raise BadJob(
+            f"{given[0]}= is an option of a sink's files, and no sink is given: give a sink, or leave {given[0]}= out"
+        )
     made = as_source(source, **split.source)
     if sink is not None:
         return Job(made, model, as_sink(sink, **split.sink), **options).run(**split.verbs)
-    from gristmill.io.memory import with_index
-    from gristmill.running import run
+    from gristmill.driver.run import run
+    from gristmill.sources.memory import with_index
 
     observer = split.verbs.pop("observer", None)
-    if made.data is not None and not _told_apart(model, made.data, split.sink):
+    if made.data is not None and not _told_apart(keeps, made.data, split.sink):
         options.setdefault("gates", Gates(min_ok=1))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
         job = Job(made, as_model(model), as_sink(os.path.join(folder, "out"), **split.sink), **options)
         try:
             report = _ran(job.spec, observer, _lost, functools.partial(run, **split.verbs))
             table = report.read().to_table()
-            return with_index(table, source if of is None else of, bool(job.spec.steps))
+            return with_index(table, source if of is None else of, job.spec)
         except GateFailed as e:
             if e.report is None or not e.report.rows_dead:
                 raise
-            way = "keep= columns that tell which row an answer is of, or gates= how many may be missing"
+            way = "keep= which columns identify a row, or with gates= how many answers may be missing"
             raise GateFailed(f"{_dead_rows(e.report)}; say with {way}", report=e.report) from None
 
 
-def _told_apart(model: Any, rows: Any, sink: Mapping[str, Any]) -> bool:
-    """Whether the answers without a sink have something of the rows in memory beside them, which tells whose they are:
-    what is kept, where that is said, and what a text model keeps anyway. A function says itself what its rows are, so
-    that nobody knows.
+def _told_apart(keeps: bool, rows: Any, sink: Mapping[str, Any]) -> bool:
+    """Whether answers without a sink are accompanied by columns of the rows in memory that identify them: those named
+    to be kept, and those that a model `keeps` anyway. A function decides itself what its rows are, so for it this is
+    unknown.
     """
     if sink.get("row_id") or sink.get("keep") is not None:
         return bool(sink.get("row_id") or sink["keep"])
     columns = getattr(rows, "column_names", None) or list(getattr(rows, "columns", ()))
-    return isinstance(model, (TextEmbedder, TextClassifier)) and len(columns) > 1
+    return keeps and len(columns) > 1
 
 
 def _ran(
     spec: JobSpec, observer: Observer | None, told: Callable[[Report], str], verb: Callable[..., Report]
 ) -> Report:
-    """Run a job, under the observer given or the one that fits; `told` puts its dead rows into words."""
-    from gristmill.observe.logging import logged
-    from gristmill.observe.warned import Warned
-    from gristmill.plan.secret import secrets_in
+    """Run a job, under the given observer or one that fits; `told` puts its dead rows into words."""
+    from gristmill.job.secret import secrets_in
+    from gristmill.observe.observers import logged
+    from gristmill.observe.warnings import Warned
 
     warned = Warned(observer or _watching(bar=True))
     with logged(observer or warned, spec.running.log, list(secrets_in(spec))) as heard:
@@ -447,7 +518,7 @@ def _ran(
 
 
 def _dead_letters(report: Report) -> str:
-    from gristmill.gating import told
+    from gristmill.commit.gates import told
 
     return f"{report.sink}: {told(report.counts, report.errors)}; report.dead(), gristmill dead {report.sink} show them"
 
@@ -457,7 +528,7 @@ def _lost(report: Report) -> str:
 
 
 def _dead_rows(report: Report) -> str:
-    """How many there are and why: there is no sink in which a person could look."""
+    """How many dead rows there are and why: there is no sink in which a person could look."""
     kinds = ", ".join(f"{name}: {count}" for name, count in report.errors.items())
     text = f"{report.rows_dead} of {report.rows_in} rows could not be scored{f' ({kinds})' if kinds else ''}"
     for row in report.dead().slice(0, 1).to_pylist():
@@ -465,15 +536,9 @@ def _dead_rows(report: Report) -> str:
     return text
 
 
-def _fields(spec: type) -> set[str]:
-    import dataclasses
-
-    return {f.name for f in dataclasses.fields(spec)} - {"model", "text"}
-
-
 def _watching(*, bar: bool) -> Observer:
-    """What shows a run: with `bar` the progress bar where a person is watching, at a terminal or in a notebook. Its
-    notes and what the user's code prints are shown wherever stderr goes.
+    """The observer that shows a run: with `bar` the progress bar if a person is watching, at a terminal or in a
+    notebook. Notes and prints of the user's code are shown wherever stderr goes.
     """
     from gristmill.observe.events import Silent
     from gristmill.observe.notebook import in_notebook
@@ -490,8 +555,8 @@ def _watching(*, bar: bool) -> Observer:
 
 
 def _job(sink: Any) -> Job | None:
-    """The job that is given or named; None for a sink."""
-    from gristmill.plan.jobfile import is_job
+    """The given or named job; None for a sink."""
+    from gristmill.jobfile.jobfile import is_job
 
     if isinstance(sink, Job):
         return sink
@@ -503,10 +568,11 @@ def _job(sink: Any) -> Job | None:
 
 def _place(
     sink: Any, storage: Mapping[str, Any] | None = None, missing: type[GristmillError] = BadJob
-) -> tuple[str, Any]:
-    from gristmill.commit.places import opened
-    from gristmill.plan.job import Sink
-    from gristmill.running import sink_place
+) -> tuple[str, Files]:
+    from gristmill.driver.opening import sink_place
+    from gristmill.files.roots import opened
+    from gristmill.job.job import Sink
+    from gristmill.job.uris import file_named, local_path, records_of
 
     job = _job(sink)
     if job is not None:
@@ -520,6 +586,6 @@ def _place(
     text: str = os.fspath(sink)
     if "://" in text:
         return opened(text, storage)
-    if os.path.isdir(text):
+    if os.path.isdir(local_path(text)) or (file_named(text) and os.path.isdir(records_of(text))):
         return opened(text)
-    raise missing(f"{text}: no result, as there is no such sink or job: give the folder a job writes to, or the job")
+    raise missing(f"{text}: no result: there is no such sink or job; give the folder a job writes to, or the job")

@@ -1,12 +1,13 @@
-"""Every exception a user can meet, as one tree; the end that a signal asked for, which is no Exception; and the one
-warning.
+"""Every exception a user can meet, as one tree; the stop by a signal, which is not an Exception; and the one warning.
 
 Each class carries the exit code that the command line ends with. An error's message names the value received, where
-it stood, and the way out; `report` is set where a run happened before the error.
+it was, and the way out; `report` is set if a run happened before the error.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "GristmillWarning",
     "Interrupted",
     "MissingExtra",
+    "NewerFormat",
     "PlanChanged",
     "QueueFull",
     "RemoteError",
@@ -59,7 +61,7 @@ class BadSource(BadJob):
 
 
 class BadModel(BadJob):
-    """What was given as a model is not one, or does not fit the source."""
+    """What was given as a model is not a model, or does not fit the source."""
 
 
 class MissingExtra(BadJob):
@@ -77,7 +79,7 @@ class WorkerLost(RunFailed):
 
 
 class RemoteError(RunFailed):
-    """An exception in a worker that cannot be raised again as what it was: its type, text and traceback as text."""
+    """An exception in a worker that cannot be raised again as itself: its type, message and traceback as text."""
 
 
 class CallTimeout(GristmillError, TimeoutError):
@@ -85,7 +87,7 @@ class CallTimeout(GristmillError, TimeoutError):
 
 
 class QueueFull(GristmillError, RuntimeError):
-    """A call was refused: `max_queue` items wait already, and `when_full="refuse"`."""
+    """A call was refused: `max_queue` items are already waiting, and `when_full="refuse"`."""
 
 
 class BatcherClosed(GristmillError, RuntimeError):
@@ -97,17 +99,25 @@ class WrongOutput(GristmillError, ValueError):
 
 
 class BatchFailed(GristmillError, RuntimeError):
-    """A batch function ended with what is no ordinary error (SystemExit, KeyboardInterrupt, StopIteration, a
-    cancellation), which would end its caller's thread or loop: it is this error's `__cause__`.
+    """A batch function raised something that would end its caller's thread or loop (SystemExit, KeyboardInterrupt,
+    StopIteration, a cancellation), which is this error's `__cause__`.
     """
 
 
 class CorruptStore(RunFailed):
-    """A plan or a published file is not what its checksum says."""
+    """A plan or a published file does not match its checksum."""
+
+
+class NewerFormat(GristmillError):
+    """A document of a sink, or a file of saved results, has a format from a later version that this version does not
+    know.
+    """
+
+    exit_code = 2
 
 
 class BadOutput(RunFailed):
-    """A function returned something that cannot be one row per row: the job stops, nothing is zipped short."""
+    """A function returned something other than one row per row: the job stops, and no rows are silently dropped."""
 
 
 class GateFailed(GristmillError):
@@ -135,7 +145,8 @@ class SinkBusy(GristmillError):
 class Interrupted(KeyboardInterrupt):
     """The run was stopped by a signal; running it again resumes it. 130 for SIGINT, 143 for SIGTERM.
 
-    A script that catches the errors of one job (`except Exception`) to go on with the next is ended all the same.
+    It is not an Exception, so it also ends a script that catches the errors of one job (`except Exception`) to continue
+    with the next.
     """
 
     exit_code: int = 130
@@ -147,10 +158,23 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Ended(Interrupted, SystemExit):
-    """One that ends a script: where nobody catches it, with its exit code and without a traceback. Not for sessions in
-    which a person types, whose interpreter it would end.
+    """A stop that, if not caught, ends a script with its exit code and without a traceback. Not for interactive
+    sessions, whose interpreter it would end.
     """
 
     def __init__(self, message: str, *, exit_code: int = 130, report: Any = None) -> None:
         super().__init__(message, exit_code=exit_code, report=report)
         self.code = exit_code
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The closest match for `name` among `names`, ignoring case; None if none is close."""
+    by_fold = {n.casefold(): n for n in names}
+    close = difflib.get_close_matches(name.casefold(), by_fold, 1)
+    return by_fold[close[0]] if close else None
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """ "; did you mean 'text'?", or nothing."""
+    close = nearest(name, names)
+    return "" if close is None else f"; did you mean {close!r}?"

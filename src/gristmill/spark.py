@@ -1,9 +1,10 @@
-"""For those who work in Spark: the engine with options, and a model as a column expression in a query of one's own."""
+"""For use from Spark: the engine with options, `gm.spark(…)`, and a model as a column expression in a query."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,29 +12,30 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from gristmill.batching.policy import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ROWS_WITHOUT_LENGTHS, Budget, cut
+from gristmill.arrow.casts import Lossy, fitted
+from gristmill.arrow.rows import picked
 from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, PlanChanged, RunFailed
-from gristmill.io.lossless import Lossy, fitted
-from gristmill.io.picking import picked
-from gristmill.models.loaded import listen, outdated
-from gristmill.models.pins import Named, Pin, Planned
-from gristmill.plan.contracts import ModelInfo, Place, Prepared
-from gristmill.plan.options import Auto, EngineSpec
-from gristmill.plan.pickling import by_value
-from gristmill.plan.processes import become_worker, import_path
-from gristmill.plan.specs import FunctionModel, as_model
+from gristmill.fingerprint.loadedmodules import listen, outdated
+from gristmill.fingerprint.pins import Named, Pin, Planned
+from gristmill.job.options import Auto, spark
+from gristmill.job.specs import ModelSpec, as_model, changed
+from gristmill.models.contract import ModelInfo, Place, Prepared
+from gristmill.process.pickling import by_value
+from gristmill.process.startup import become_worker, import_path
+from gristmill.worker.batches import (
+    CPU_TOKENS,
+    GPU_TOKENS,
+    MOST_ROWS,
+    ROWS_WITHOUT_LENGTHS,
+    Budget,
+    cut_lazily,
+    padded_tokens,
+)
+from gristmill.worker.budgetsearch import Search
 
-__all__ = ["engine", "predict_udf"]
+__all__ = ["predict_udf"]
 
 _ANEW = "call predict_udf again"
-
-
-def engine(*, workers: int | Auto = "auto", threads: int | Auto = "auto", **options: Any) -> EngineSpec:
-    """The Spark engine with options: `gm.spark.engine(session=spark)`, or `master=`, `conf=`, `cpus_per_task=`.
-
-    `workers` is how many partitions run at once, which decides how a source is cut; a session tells it itself.
-    """
-    return EngineSpec("spark", workers, threads=threads, options=options)
 
 
 def predict_udf(
@@ -48,24 +50,25 @@ def predict_udf(
 ) -> Callable[..., Any]:
     """A model as a column expression: `df.withColumn("vector", predict_udf(gm.TextEmbedder("minilm", text="body"))())`.
 
-    What it returns is called with the columns that the model reads, in its order (`embed("title")`), by name
-    (`score(x="x", y=col("a") + 1)`), or with none where the model names them itself. The result is a column of the
-    model's one output, or a struct of several. The model is loaded once a Python worker; each Arrow batch is cut by
-    padded tokens. Null texts and, with `on_error="null"`, rows that the model refuses or raises on give null; a wrong
-    number of rows always fails. Unlike a job, a query has no receipts and no dead letters.
+    Call what it returns with the columns that the model reads, in the model's order (`embed("title")`) or by name
+    (`score(x="x", y=col("a") + 1)`), or with none if the model names its columns. The result is one column, or a struct
+    if the model has several outputs. Each Python worker loads the model once, and cuts each Arrow batch by padded
+    tokens. A null text gives null, as do rows that the model refuses or fails on with `on_error="null"`. A wrong number
+    of rows always fails. Unlike a job, a query has no receipts and no dead letters.
 
-    Spark's Python workers need Gristmill, too: `PYSPARK_PYTHON` names their interpreter before the session starts.
-    Spark must know the types before it runs: `returns={"output": "list<float32>"}` says them for a model that does not
-    (a function without returns=, TorchScript). Raises BadModel for no such model, or where they are not known.
+    Spark's Python workers need Gristmill too; set `PYSPARK_PYTHON` to their interpreter before the session starts.
+    Spark must know the types in advance: give `returns={"output": "list<float32>"}` for a model that does not declare
+    them (a function without returns=, TorchScript). Raises BadModel if it is not a model, or the types are not
+    known.
     """
-    from gristmill.models import registry
+    from gristmill.models import kinds
     from gristmill.models.returns import parse_schema
 
     for name, value, allowed in (("on_null", on_null, ("null", "raise")), ("on_error", on_error, ("raise", "null"))):
         if value not in allowed:
-            raise BadJob(f"{name} is {value!r}: it is one of {', '.join(allowed)}")
-    spec = registry.resolve(as_model(model))
-    info = registry.describe(spec, None)
+            raise BadJob(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
+    spec = kinds.resolve(as_model(model))
+    info = kinds.describe(spec, None)
     schema = info.schema if returns is None else parse_schema(returns)
     if schema is None:
         name = getattr(spec, "output", None) or "output"
@@ -73,29 +76,40 @@ def predict_udf(
             f"{spec.name}: Spark must know the columns before it runs, with their types: "
             f'predict_udf(model, returns={{"{name}": "list<float32>"}})'
         )
-    if info.digest and not isinstance(spec, FunctionModel):
-        from dataclasses import replace
-
-        spec = replace(spec, sha256=info.digest)
+    if info.digest and hasattr(spec, "sha256"):
+        spec = changed(spec, sha256=info.digest)
     modules, named = _rests_on(spec, info)
-    shipped = _Shipped(spec, schema, on_null, on_error, batch_tokens, batch_rows, threads, modules, named)
+    shipped = _Shipped(
+        spec, info.on_gpu, info.by_tokens, schema, on_null, on_error, batch_tokens, batch_rows, threads, modules, named
+    )
     return _Expression(spec.name, info.columns, schema, _udf(shipped))
 
 
-def _rests_on(spec: Any, info: ModelInfo) -> tuple[tuple[Pin, ...], tuple[Named, ...]]:
-    """The user's modules, and the files that arguments name, as they are now: those that make the payload of a model
-    that was trained anew another one, for Spark's Python workers go on from query to query.
+def _rests_on(spec: ModelSpec, info: ModelInfo) -> tuple[tuple[Pin, ...], tuple[Named, ...]]:
+    """The user's modules, and the files that arguments name, as they are now. They give a retrained model another
+    payload: Spark's Python workers live on from query to query.
     """
-    from gristmill.models import code
-    from gristmill.models.files import Looked
-    from gristmill.models.pins import named_pins, pins
-    from gristmill.plan.secret import secrets_in
+    from gristmill.fingerprint import code
+    from gristmill.fingerprint.modelfiles import Looked
+    from gristmill.fingerprint.pins import named_pins, pins
+    from gristmill.job.secret import secrets_in
 
     looked: dict[str, Looked] = {}
     found = code.digests_of_code(info.code, [], looked, ())
-    if isinstance(spec, FunctionModel):
-        found |= code.digests(spec.call, [], looked)
+    if info.call is not None:
+        found |= code.digests(info.call, [], looked)
     return pins(found), named_pins(found, tuple(secrets_in(spec)), looked)
+
+
+class _Callable(types.ModuleType):
+    """This module, which can be called like `gm.local` and `gm.ray`."""
+
+    __call__ = staticmethod(spark)
+    predict_udf = staticmethod(predict_udf)
+
+
+CALLABLE: _Callable = _Callable(__name__)  # what type checkers see; the module itself becomes one
+sys.modules[__name__].__class__ = _Callable
 
 
 class _Expression:
@@ -112,7 +126,7 @@ class _Expression:
         names = self._columns if self._columns is not None else columns
         if len(columns) > len(names) or not all(isinstance(n, str) for n in names[: len(columns)]):
             raise BadJob(
-                f"{self._name} was given {len(columns)} columns; it reads {', '.join(map(str, names)) or 'none'}: "
+                f"{self._name} was given {len(columns)} columns, but it reads {', '.join(map(str, names)) or 'none'}: "
                 "give an expression as name=column"
             )
         given |= dict(zip(names, columns, strict=False))
@@ -129,9 +143,11 @@ class _Expression:
 
 @dataclass(frozen=True)
 class _Shipped:
-    """What a Python worker is given."""
+    """What is sent to a Python worker."""
 
-    spec: Any
+    spec: ModelSpec
+    on_gpu: bool
+    by_tokens: bool
     schema: pa.Schema
     on_null: str
     on_error: str
@@ -173,7 +189,7 @@ def _pandas_udf(payload: bytes, kind: Any) -> Any:
 
 
 def _one(table: pa.Table) -> pa.Array:
-    """The only column, or all as a struct that is null where they all are."""
+    """The only column, or all columns as a struct that is null where they all are."""
     columns = [c.combine_chunks() for c in table.columns]
     columns = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
     if len(columns) == 1:
@@ -203,7 +219,7 @@ def _loaded(payload: bytes) -> _Loaded:
     become_worker()
     listen()
     path, shipped = pickle.loads(payload)
-    sys.path += [p for p in path if p not in sys.path]  # modules of the driver, where they are on this machine too
+    sys.path += [p for p in path if p not in sys.path]  # modules of the driver, if they are on this machine too
     return _Loaded(pickle.loads(shipped))
 
 
@@ -211,46 +227,56 @@ class _Loaded:
     """A model in a Python worker, and the budget that fits in its memory."""
 
     def __init__(self, shipped: _Shipped) -> None:
-        from gristmill.models import registry
-        from gristmill.worker.failures import Doubt
+        from gristmill.models import kinds
+        from gristmill.worker.bisection import Doubt
 
         self._shipped = shipped
         planned = Planned(shipped.modules, shipped.named, _ANEW)
-        device = _device(shipped.spec)
+        device = _device(shipped.spec, shipped.on_gpu)
         place = Place(
             device,
             getattr(shipped.spec, "dtype", "auto"),
             shipped.threads,
             getattr(shipped.spec, "backend", "auto"),
         )
-        self._model = registry.open(shipped.spec, place)
+        self._model = kinds.open(shipped.spec, place)
         planned.look()
         if old := outdated(shipped.modules):
             raise PlanChanged(
                 f"{old[0]} has changed since this Python worker of Spark imported it: end the session and begin "
                 "another (or set spark.python.worker.reuse to false)"
             )
-        self._tokens = (GPU_TOKENS if device != "cpu" else CPU_TOKENS) if shipped.tokens == "auto" else shipped.tokens
-        self._rows = shipped.rows
-        self._budget: Budget | None = None
+        tokens = (GPU_TOKENS if device != "cpu" else CPU_TOKENS) if shipped.tokens == "auto" else shipped.tokens
+        rows = (
+            (MOST_ROWS if shipped.by_tokens else ROWS_WITHOUT_LENGTHS * 32) if shipped.rows == "auto" else shipped.rows
+        )
+        self._budgets = Search(Budget(tokens, rows))
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._doubt = Doubt(self._still_works)
 
     def score(self, rows: pa.Table) -> pa.Table:
-        """One output row for each row, null where it has none. Raises BadOutput and RunFailed."""
+        """One output row per row, null for a row without one. Raises BadOutput and RunFailed."""
         shipped, name = self._shipped, self._shipped.spec.name
         prepared = self._model.prepare(rows)
         for refusal in prepared.refused:
             if (shipped.on_null if refusal.kind == "null" else shipped.on_error) == "raise":
-                raise RunFailed(f"{name}: {refusal.error}: {refusal.message} (on_null, on_error say what is done)")
+                raise RunFailed(
+                    f"{name}: {refusal.error}: {refusal.message} (on_null and on_error say what happens to such rows)"
+                )
         refused = {r.row for r in prepared.refused}
         alive = np.array([i for i in range(rows.num_rows) if i not in refused], dtype=np.int64)
+
+        def budget() -> Budget:
+            return self._budgets.now(prepared.lengths is not None)
+
         places, tables = [np.empty(0, dtype=np.int64)], [pa.Table.from_batches([], shipped.schema)]
-        for batch in cut(prepared.lengths, alive, self._fitting(prepared), prepared.apart):
+        for batch in cut_lazily(prepared.lengths, alive, budget, prepared.apart):
             found = self._isolation(prepared).score(batch)
             if found.dead and shipped.on_error == "raise":
                 dead = found.dead[0]
-                raise RunFailed(f"{name}: {dead.error}: {dead.message}; on_error='null' goes on\n{dead.traceback}")
+                raise RunFailed(
+                    f"{name}: {dead.error}: {dead.message}; on_error='null' gives null instead\n{dead.traceback}"
+                )
             places += [index for index, _ in found.outputs]
             tables += [_cast(table, shipped.schema, name) for _, table in found.outputs]
         where = np.full(rows.num_rows, -1, dtype=np.int64)
@@ -259,15 +285,9 @@ class _Loaded:
         outputs = picked(pa.concat_tables(tables).combine_chunks(), pa.array(where, mask=where < 0))
         return outputs.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in outputs.schema]))
 
-    def _fitting(self, prepared: Prepared) -> Budget:
-        if self._budget is None:
-            auto = MOST_ROWS if prepared.lengths is not None else ROWS_WITHOUT_LENGTHS * 32
-            self._budget = Budget(self._tokens, auto if self._rows == "auto" else self._rows)
-        return self._budget if prepared.lengths is not None else Budget(None, self._budget.rows)
-
     def _isolation(self, prepared: Prepared) -> Any:
-        from gristmill.models.failures import is_out_of_memory
-        from gristmill.worker.failures import Isolation, Stage, length_error
+        from gristmill.models.outofmemory import is_out_of_memory, release_memory
+        from gristmill.worker.bisection import Isolation, Stage, length_error
 
         def call(index: np.ndarray) -> pa.Table:
             output = self._model.predict(prepared, index)
@@ -276,34 +296,29 @@ class _Loaded:
             self._good = (prepared, index[:1])
             return output
 
-        return Isolation(
-            call, stage=Stage.MODEL, out_of_memory=is_out_of_memory, shrink=self._shrink, doubt=self._doubt
-        )
+        def shrink(index: np.ndarray) -> None:
+            release_memory()
+            padded = None if prepared.lengths is None else padded_tokens(prepared.lengths, index)
+            self._budgets = self._budgets.out_of_memory(len(index), padded)
 
-    def _shrink(self, failed_rows: int) -> Budget:
-        from gristmill.models.failures import release_memory
-
-        release_memory()
-        assert self._budget is not None
-        self._budget = self._budget.halved()
-        return Budget(None, max(1, failed_rows // 2))
+        return Isolation(call, stage=Stage.MODEL, out_of_memory=is_out_of_memory, shrink=shrink, doubt=self._doubt)
 
     def _still_works(self) -> bool | None:
         if self._good is None:
             return None
         try:
             self._model.predict(*self._good)
-        except Exception:  # any failure is the answer to the question asked here
+        except Exception:  # any failure answers the question
             return False
         return True
 
 
-def _device(spec: Any) -> str:
-    """The GPU that Spark has given this task, where the model may run on one; else what the model says."""
+def _device(spec: ModelSpec, on_gpu: bool) -> str:
+    """The GPU that Spark has given this task, if the model may run on one; else the model's own device."""
     device = str(getattr(spec, "device", "auto"))
     if device != "auto":
         return device
-    if isinstance(spec, FunctionModel):
+    if not on_gpu:
         return "cpu"
     from pyspark import TaskContext
 
@@ -316,4 +331,4 @@ def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     try:
         return fitted(table.select(schema.names), schema)
     except (KeyError, Lossy) as e:
-        raise BadOutput(f"{name} returned {table.schema.to_string()}, planned was {schema.to_string()}: {e}") from e
+        raise BadOutput(f"{name} returned {table.schema.to_string()}, but {schema.to_string()} was planned: {e}") from e

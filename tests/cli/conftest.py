@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from commands import Commands, Ended
 
 SCORING = '''\
 """Functions as a person writes them."""
@@ -58,19 +60,11 @@ def leaky(batch, token=""):
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True)
 class Folder:
     """A folder that commands are started in."""
 
     path: Path
+    commands: Commands
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None, **options: object) -> subprocess.Popen[str]:
         """The command, running."""
@@ -85,6 +79,10 @@ class Folder:
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """The command, ended."""
+        return self.commands.run(arguments, self.path, {**os.environ, **(env or {})}, timeout=120)
+
+    def fresh(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """The command in an interpreter that starts for it, ended."""
         process = self.start(*arguments, env=env)
         out, err = process.communicate(timeout=120)
         return Ended(process.returncode, out, err)
@@ -96,14 +94,22 @@ class Folder:
         )
 
 
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    """Where commands are forked from."""
+    made = Commands()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path, commands: Commands) -> Folder:
     """rows.parquet (id, x, t; 60 rows) and scoring.py."""
     (tmp_path / "scoring.py").write_text(SCORING)
     n = range(60)
     table = pa.table({"id": list(n), "x": [float(i) for i in n], "t": [f"text {i}" for i in n]})
     pq.write_table(table, tmp_path / "rows.parquet")
-    return Folder(tmp_path)
+    return Folder(tmp_path, commands)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_a_saved_job_runs_the_same(folder: Folder) -> None:
     assert again.code == 0 and "nothing to do" in again.out
     assert folder.apply("double", "out", "--arg", "factor=3", "--where", "x < 10", "--save", "job.yaml").code == 0
     other = folder.apply("double", "out2", "--save", "job.yaml")
-    assert other.code == 2 and "says something else" in other.err
+    assert other.code == 2 and "has other content" in other.err
 
 
 def test_jobs_in_files(folder: Folder) -> None:
@@ -133,6 +134,48 @@ def test_jobs_in_files(folder: Folder) -> None:
     assert "nothing to do" in folder.run("run", "pipe:two").out
 
 
+def test_a_plan_says_what_the_sink_holds(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, an unfinished run, all rows, new files, a result of another job; it changes none of it."""
+    monkeypatch.chdir(folder.path)
+    (folder.path / "in").mkdir()
+    shutil.copy("rows.parquet", "in/a.parquet")
+
+    def told(fn: str = "double", **options: Any) -> str:
+        return gm.Job("in", f"scoring.py:{fn}", "held", workers=0, shard_rows=10, **options).plan().sink
+
+    def run(fn: str = "double") -> gm.Report:
+        return gm.Job("in", f"scoring.py:{fn}", "held", workers=0, shard_rows=10, gates={"min_ok": 1}).run()
+
+    assert told() == ""
+    with pytest.raises(gm.GateFailed):
+        run("bad")
+    assert re.fullmatch(r"an unfinished run, \d of 6 shards done, which the next run .* resumes", told("bad"))
+    shutil.rmtree("held")
+    run()
+    assert told() == "all rows are published: there is nothing to do"
+    assert "a result of a different job, so that a run is refused: code: " in told("bad")
+    shutil.copy("rows.parquet", "in/b.parquet")
+    assert told() == "a result, and 1 new file since: --append scores these alone"
+    assert told(on_new_files="append").endswith("1 new file since: a run scores these alone")
+    before = sorted(map(str, folder.path.rglob("held/**/*")))
+    (folder.path / "job.yaml").write_text("source: in\nmodel: {call: 'scoring.py:double'}\nsink: held\n")
+    assert "\nsink     a result, and 1 new file since" in folder.run("plan", "job.yaml").out
+    assert sorted(map(str, folder.path.rglob("held/**/*"))) == before
+
+
+def test_plan_and_schema_from_python(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the commands have them, of a job or its file."""
+    monkeypatch.chdir(folder.path)
+    (folder.path / "job.yaml").write_text(
+        "source: rows.parquet\nmodel: {call: 'scoring:double'}\nsink: planned/\nrunning: {shard_rows: 7}\n"
+    )
+    job = gm.load_job("job.yaml")
+    told = json.loads(folder.run("plan", "job.yaml", "--json").out)
+    for view in (gm.plan("job.yaml"), gm.plan(job), job.plan()):
+        assert (view.rows, view.shards) == (told["rows"], told["shards"]) == (60, 9)
+    assert json.loads(folder.run("schema").out) == gm.schema()
+
+
 # ---------------------------------------------------------------- mistakes
 
 MISTAKES = [
@@ -148,7 +191,7 @@ MISTAKES = [
     (
         ("apply", "rows.parquet", "out", "--fn", "m.joblib"),
         2,
-        "said in a job file, model: {sklearn: m.joblib}, or gm.Skl",
+        "write model: {sklearn: m.joblib} in a job file, or gm.Skl",
     ),
     (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--keep", "idd"), 2, "idd"),
     (("apply", "rows.parquet", "out", "--fn", "scoring:double", "--where", "y > 1"), 2, "y"),
@@ -168,8 +211,9 @@ MISTAKES = [
     (("dead", "nowhere"), 2, "nowhere: there is no such sink"),
     (("verify", "nowhere"), 2, "nowhere: there is no such sink"),
     (("retry-dead", "nowhere"), 2, "nowhere: there is no such sink"),
-    (("status", "out", "--var", "a=1", "--profile", "x"), 2, "out is a sink; --var and --profile only change a job"),
-    (("verify", "out", "--set", "sink.uri=b"), 2, "out is a sink; --set only change"),
+    (("run", "job.yaml", "--profile", "a", "--profile", "b"), 2, "--profile is given 2 times (a, b): give one"),
+    (("status", "out", "--var", "a=1", "--profile", "x"), 2, "out is a sink; --var and --profile only apply to a job"),
+    (("verify", "out", "--set", "sink.uri=b"), 2, "out is a sink; --set only app"),
     (
         ("apply", "rows.parquet", "out", "--fn", "scoring:double", "--preview", "2", "--append"),
         2,
@@ -247,8 +291,8 @@ def test_no_dead_letters_is_said(folder: Folder) -> None:
 def test_an_engine_that_there_is_not_is_told_also_where_nothing_is_to_do(sink_with_dead: Folder) -> None:
     """Exit 2 with what was meant, before the sink is looked at; so from Python."""
     done = sink_with_dead.apply("bad", "out", "--engine", "rey")
-    assert done.code == 2 and "engine 'rey': there is local, ray, spark; did you mean 'ray'?" in done.err, done.err
-    with pytest.raises(gm.BadJob, match="engine 'dask': there is local, ray, spark"):
+    assert done.code == 2 and "must be one of local, ray, spark; did you mean 'ray'?" in done.err, done.err
+    with pytest.raises(gm.BadJob, match="engine 'dask': it must be one of local, ray, spark"):
         gm.Job("rows.parquet", len, "out", engine="dask")
 
 
@@ -583,3 +627,22 @@ def test_status_adds_up(folder: Folder) -> None:
         now["rows_done"] == now["rows_ok"] + now["rows_dead"] == min(60, 7 * now["shards_done"])
         and now["rows_dead"] == 1
     )
+
+
+def test_predict_by_the_suffix_of_a_saved_model(folder: Folder) -> None:
+    """An estimator, a graph; another suffix is told, with what to use for it."""
+    import pyarrow.parquet as pq
+    import skops.io
+    from sklearn.linear_model import LinearRegression
+
+    rows = pq.read_table(folder.path / "rows.parquet").to_pandas()
+    model = LinearRegression().fit(rows[["x"]], rows["x"] * 3 + 1)
+    skops.io.dump(model, folder.path / "line.skops")
+    done = folder.run("predict", "rows.parquet", "out", "--model", "line.skops", "--keep", "id", "--workers", "0")
+    assert done.code == 0, done.err
+    found = gm.read(str(folder.path / "out")).to_table().sort_by("id")
+    assert found["prediction"].to_pylist() == pytest.approx((rows["x"] * 3 + 1).tolist())
+    refused = folder.run("predict", "rows.parquet", "two", "--model", "line.bin")
+    assert refused.code == 2 and "one of .onnx, .pt" in refused.err and "apply is for functions" in refused.err
+    refused = folder.run("predict", "rows.parquet", "two", "--model", "line.skops", "--features", "y")
+    assert refused.code == 2 and "also has y" in refused.err

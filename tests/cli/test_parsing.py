@@ -12,15 +12,18 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import gristmill as gm
-from gristmill.cli import app, job, score, sink, tune, vocabulary
+from gristmill.cli import app, common, job, score, sink, tune
 from gristmill.cli.flags import Flag, changes
 from gristmill.errors import BadJob
-from gristmill.plan.job import JobSpec, Sink, Source
-from gristmill.plan.jobfile import dump, literal, read_job_file
-from gristmill.plan.options import EngineSpec, Gates, Running
-from gristmill.plan.specs import Call, FunctionModel
+from gristmill.job.job import JobSpec, Sink, Source
+from gristmill.job.options import EngineSpec, Gates, Running
+from gristmill.job.specs import Call, FunctionModel
+from gristmill.jobfile.jobfile import read_job_file
+from gristmill.jobfile.literals import literal
+from gristmill.jobfile.writing import dump
 
 
 def typed(*arguments: str) -> JobSpec:
@@ -143,7 +146,7 @@ def test_a_wrong_flag_is_a_usage_error(more: tuple[str, ...], said: str) -> None
         (("--limit", "3", "--sample", "3"), "--limit, --sample: source has both limit and sample"),
         (("--min-ok", "3"), "--min-ok: gates.min_ok is 3.0: give a share between 0 and 1"),
         (("--key", "id"), "--key: sink has key=['id'] but no row_id"),
-        (("--format", "csv"), "--format csv: it names what is written: parquet, jsonl or npy"),
+        (("--format", "csv"), "--format csv: it is the format of the sink: parquet, jsonl or npy"),
         (("--output", "../x"), "model.output is '../x': a column's name has no slash"),
         (("--set", "model.txt=a"), "--set model.txt=a: this model (embed) has no 'txt': did you mean text?"),
     ],
@@ -211,7 +214,7 @@ def test_every_option_has_a_line_of_help(name: str) -> None:
 
 def test_every_flag_is_a_field() -> None:
     """Flags derive from the frozen options: one that leads nowhere cannot be built."""
-    for flag in (*vocabulary.COMMON, *vocabulary.EMBED, *vocabulary.CLASSIFY, *vocabulary.APPLY):
+    for flag in (*common.COMMON, *common.EMBED, *common.CLASSIFY, *common.APPLY):
         assert isinstance(flag, Flag) and changes([flag], {}) == []
 
 
@@ -226,6 +229,22 @@ def test_help_and_version_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "command", [score.embed, score.classify, score.apply, job.run, tune.tune], ids=lambda c: c.name
+)
+def test_the_help_is_short_and_the_whole_of_it_is_to_be_had(command: Any) -> None:
+    """A command of many options shows the usual ones and those it cannot do without; --help-all shows every one."""
+    runner = CliRunner()
+    short, whole = (runner.invoke(command, [flag]) for flag in ("--help", "--help-all"))
+    assert short.exit_code == whole.exit_code == 0
+    listed = [set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", text.output, re.MULTILINE)) for text in (short, whole)]
+    every = {p.opts[-1] for p in command.get_params(click.Context(command)) if isinstance(p, click.Option)}
+    assert listed[1] == every and listed[0] < every
+    assert {"--help", "--help-all"} <= listed[0] and 8 <= len(listed[0]) <= 16
+    assert {p.opts[-1] for p in command.params if isinstance(p, click.Option) and p.required} <= listed[0]
+    assert "Examples:" in short.output
 
 
 def test_the_schema_is_printed() -> None:

@@ -167,9 +167,9 @@ def test_other_progress_on_a_terminal(folder: Folder, kind: str) -> None:
 def test_a_poor_encoding_is_no_error(folder: Folder) -> None:
     """A terminal that knows only ASCII gets question marks."""
     env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-    done = folder.run(*SLOW[:-2], "--preview", "2", "--keep", "größe,id", env=env)
+    done = folder.fresh(*SLOW[:-2], "--preview", "2", "--keep", "größe,id", env=env)
     assert done.code == 2 and "gr??e" in done.err, done.err
-    done = folder.run(*SLOW[:-2], "--preview", "2", "--keep", "id", "--arg", "seconds=0.001", env=env)
+    done = folder.fresh(*SLOW[:-2], "--preview", "2", "--keep", "id", "--arg", "seconds=0.001", env=env)
     assert done.code == 0 and done.out.startswith("2 rows"), done.err
 
 

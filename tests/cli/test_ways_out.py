@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_retry_dead_is_about_the_sink_that_is_named(sink_with_dead: Folder) -> N
     shutil.copy(here / "rows.parquet", other)
     shutil.copytree(here / "out", other / "out")
     (here / "out").rename(here / "moved")
-    assert (done := type(sink_with_dead)(other).run("retry-dead", "../moved", told)).code == 0, done.err
+    assert (done := replace(sink_with_dead, path=other).run("retry-dead", "../moved", told)).code == 0, done.err
     assert gm.dead(str(here / "moved")).num_rows == 0 and gm.dead(str(other / "out")).num_rows == 1
     assert sorted(gm.read(str(here / "moved")).to_table()["score"].to_pylist()) == list(range(60))
     assert not (here / "out").exists()
@@ -179,7 +180,7 @@ def test_what_was_added_and_dead_rows_of_text_are_told_as_they_stand(folder: Any
     (folder.path / "in" / "b.jsonl").write_text('{"id": 3}\n{"id": 4}\n')
     assert "added 2 rows of 1 new file" in folder.run("run", "job.yaml", "--append").err
     (folder.path / "in" / "b.jsonl").unlink()
-    assert "b.jsonl is not in the source any more" in folder.run("run", "job.yaml").err
+    assert "b.jsonl is no longer in the source" in folder.run("run", "job.yaml").err
 
 
 def test_columns_with_commas_in_their_names_are_named_as_the_message_prints_them(folder: Any) -> None:

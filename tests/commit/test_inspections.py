@@ -12,16 +12,35 @@ from hypothesis import strategies as st
 
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
-from gristmill.commit.store import LocalFiles
-from gristmill.plan import shard
-from gristmill.plan.contracts import FileInfo, SourceFile
-from gristmill.plan.shard import Selection
+from gristmill.commit.documents import BatchRecord, ModelRecord, PlanDocument, Reads, RunsOn
+from gristmill.files.disk import LocalFiles
+from gristmill.fingerprint.digests import StoredFingerprint
+from gristmill.shards import shard
+from gristmill.shards.shard import Selection
+from gristmill.shards.sourcefiles import FileInfo, SourceFile
 
 SCHEMAS = [
     pa.schema([("a", pa.int64())]),
     pa.schema([pa.field("a", pa.string(), nullable=False, metadata={b"k": b"v"})], metadata={b"m": b"n"}),
     pa.schema([]),
 ]
+
+
+ABOUT = PlanDocument(
+    fingerprint=StoredFingerprint(),
+    output_schema="",
+    answers={},
+    made={},
+    sink_format="parquet",
+    partition_by=(),
+    model=ModelRecord("model", "", ""),
+    reads=Reads("parquet", None, "", None, {}),
+    batch=BatchRecord(1, 1, (), None),
+    runs_on=RunsOn("cpu", 1),
+    workers=1,
+    everything=True,
+    created="",
+)
 
 
 @st.composite
@@ -44,7 +63,7 @@ def stored(folder: Path, files: list[FileInfo], how: str) -> inspections.Inspect
     """Written into a plan and read back."""
     generation = generations.claim(LocalFiles(), str(folder), "new")
     shards = shard.cut([], Selection.everything([]), 1)  # how the files are cut is of no matter here
-    generations.write_plan(LocalFiles(), generation, {}, files, shards, inspections.as_table(files, how))
+    generations.write_plan(LocalFiles(), generation, ABOUT, files, shards, inspections.as_table(files, how))
     return inspections.of_generations([generation])
 
 

@@ -12,6 +12,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from children import is_worker
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "faults")]  # imported by name, here and in workers
 
@@ -73,11 +75,4 @@ def leaves_no_worker() -> Iterator[None]:
 
 def _workers() -> set[int]:
     """Processes below this one that are workers of an engine."""
-    return {p.pid for p in psutil.Process(os.getpid()).children(recursive=True) if _is_worker(p)}
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "gristmill.engines" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    return {p.pid for p in psutil.Process(os.getpid()).children(recursive=True) if is_worker(p)}

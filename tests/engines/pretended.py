@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gristmill.plan.contracts import DONE, WAIT, Death, Emit, Event, Failure, Item, Left, Outcome
+from gristmill.process.messages import DONE, WAIT, Death, Emit, Event, Failure, Item, Left, Outcome
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pretended import Feed, Stages
 
 from gristmill.engines.local import Local
 from gristmill.engines.ray import Ray
-from gristmill.plan.contracts import Left, Outcome, Printed, Started
-from gristmill.plan.options import RayOptions
+from gristmill.job.options import RayOptions
+from gristmill.process.messages import Left, Outcome, Printed, Started
 
 HERE = (os.path.dirname(__file__),)
 

@@ -140,7 +140,7 @@ def test_prints_reach_the_driver(place: Place, numbers: str, tmp_path: Path) -> 
 SCRIPT = """
 import json, sys
 import gristmill as gm
-from gristmill.plan.options import EngineSpec
+from gristmill.job.options import EngineSpec
 
 engine, source, sink = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
 FACTOR = 2.0

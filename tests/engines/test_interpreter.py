@@ -1,4 +1,6 @@
-"""Interpreters that are started ahead of a run: used where they fit, and never left behind."""
+"""Interpreters that are started ahead of a run, where workers are no forks: used where they fit, and never left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ import pytest
 from pretended import Feed, Stages, Worker
 
 import gristmill as gm
-from gristmill import ahead
+from gristmill.driver import warmup
 from gristmill.engines.interpreter import MOST, SPARES, Spares
 from gristmill.engines.local import Local
 from gristmill.errors import BadJob
-from gristmill.plan.contracts import Emit, Printed
-from gristmill.plan.job import JobSpec, Source
-from gristmill.plan.options import EngineSpec
-from gristmill.plan.processes import import_path, thread_variables
-from gristmill.plan.specs import Call, FunctionModel
+from gristmill.job.job import JobSpec, Source
+from gristmill.job.options import EngineSpec
+from gristmill.job.specs import Call, FunctionModel
+from gristmill.process.messages import Emit, Printed
+from gristmill.process.startup import import_path, thread_variables
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Reader(Worker):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         print(*(os.environ.get(key, "") for key in ("GIVEN", "SET_LATER", "OPENBLAS_NUM_THREADS")))
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no fork server."""
+    monkeypatch.setenv("GRISTMILL_FORK", "0")
 
 
 @pytest.fixture
@@ -142,7 +150,7 @@ def test_a_small_job_starts_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (Source((str(tmp_path / "*.jsonl"),)), MOST),
         (Source(data=[{"x": 1}]), MOST),
     ]:
-        ahead.start(JobSpec(source, model))
+        warmup.start(JobSpec(source, model))
         assert begun.pop() == most, source
 
 
@@ -159,7 +167,7 @@ def test_one_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """A driver that is killed while it plans leaves no interpreter behind."""
     code = (
         "import os, time\nfrom gristmill.engines.interpreter import SPARES\n"
-        "from gristmill.plan.options import EngineSpec\n"
+        "from gristmill.job.options import EngineSpec\n"
         "SPARES.start(EngineSpec(workers=2), 2)\nprint('started', flush=True)\ntime.sleep(60)\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.engines.overheard import A_SECOND, LAST, LONGEST, Overheard
+from gristmill.engines.output import A_SECOND, LAST, LONGEST, Overheard
 
 
 class Clock:

@@ -24,9 +24,10 @@ from heard import Heard
 from places import MEMORY, head
 
 import gristmill as gm
+from children import is_worker
 from gristmill.engines.ray_cluster import needs, room, shortage
+from gristmill.job.options import RayOptions
 from gristmill.observe.events import Progress
-from gristmill.plan.options import RayOptions
 
 pytestmark = pytest.mark.leaves_children  # idle processes of Ray; our own are watched by `leaves_no_worker`
 
@@ -166,21 +167,13 @@ def test_the_driver_is_killed(cluster: Any, numbers: str, wanted: pa.Table, tmp_
     args = {"seconds": 0.1}
     running = processes.start("jobs:run", source=numbers, sink=root, fn="slow", args=args, **arguments)
     processes.until(lambda: processes.receipts_in(root) >= 2)
-    workers = [p for p in psutil.Process().children(recursive=True) if "engines.local" in command_of(p)]
+    workers = [p for p in psutil.Process().children(recursive=True) if is_worker(p)]
     assert workers
     processes.killed(running)
     assert processes.gone(workers, 12)
     report = jobs.run(numbers, root, "slow", args, **arguments)
     assert 0 < report.rows_run < 200
     oracles.same_values(root, wanted)
-
-
-def command_of(process: psutil.Process) -> str:
-    """Its command line; nothing where it has just ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def test_shortage_in_words() -> None:
@@ -219,7 +212,7 @@ def test_fault_66_types_of_gpus_as_others_write_them(asked: str, there: dict[str
 @pytest.mark.parametrize("asked", ["A1OO", "nvidia", "RTX", "", "80GB"])
 def test_fault_66_no_type_of_gpus(asked: str) -> None:
     """Refused: Ray would wait for ever."""
-    with pytest.raises(gm.BadJob, match=r"is no known type of GPU: .*the cluster has V100"):
+    with pytest.raises(gm.BadJob, match=r"is not a known type of GPU: .*the cluster has V100"):
         needs(RayOptions(accelerator_type=asked or "?"), gpu=True, there={"accelerator_type:V100": 1})
 
 
@@ -261,7 +254,7 @@ ABSENT = {"name": "ray", "workers": 1, "options": {"address": "127.0.0.1:1"}}
 
 def test_a_job_file_names_the_engine(tmp_path: Path) -> None:
     """`engine: {name: ray, …}` of a job file and its profiles is the engine of gm.ray(…); so are --engine and --set."""
-    from gristmill.plan.options import EngineSpec
+    from gristmill.job.options import EngineSpec
 
     victims.write_input(str(tmp_path / "in"), 10, files=1)
     (tmp_path / "job.yaml").write_text(

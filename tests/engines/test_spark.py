@@ -62,7 +62,7 @@ def test_an_executor_is_killed(speculation: bool, numbers: str, wanted: pa.Table
     finally:
         running.kill()
     assert running.returncode == 0, printed
-    assert processes.receipts_in(root) == (success(root) or {})["shards"]
+    assert (done := success(root)) is not None and processes.receipts_in(root) == done.shards
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
     oracles.same_values(root, wanted)
     oracles.tidy(root)
@@ -150,22 +150,22 @@ class Named:
 
 
 def test_a_given_session_stays(spark: Place, numbers: str, tmp_path: Path) -> None:
-    """`gm.spark.engine(session=…)` runs in it, with its number of slots, and does not stop it."""
+    """`gm.spark(session=…)` runs in it, with its number of slots, and does not stop it."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.getOrCreate()
     root = str(tmp_path / "out")
-    report = gm.Job(numbers, gm.model(Named), root, engine=gm.spark.engine(session=session)).run()
+    report = gm.Job(numbers, gm.model(Named), root, engine=gm.spark(session=session)).run()
     assert (report.rows_ok, report.workers, report.engine) == (200, 1, "spark")
     assert session.range(3).count() == 3
 
 
 def test_what_cannot_be(spark: Place, numbers: str, tmp_path: Path) -> None:
     """Another master than that of the session there is, unknown options, a session with a master: one clear line."""
-    job = gm.Job(numbers, gm.model(Named), str(tmp_path / "out"), engine=gm.spark.engine(master="local[7]"))
+    job = gm.Job(numbers, gm.model(Named), str(tmp_path / "out"), engine=gm.spark(master="local[7]"))
     with pytest.raises(gm.BadJob, match=r"master is 'local\[7\]', but this process has a session on 'local\[2\]'"):
         job.run()
     with pytest.raises(gm.BadJob, match="engine spark has no option 'mastr': did you mean 'master'"):
-        gm.spark.engine(mastr="local")
+        gm.spark(mastr="local")
     with pytest.raises(gm.BadJob, match="a session is given"):
-        gm.spark.engine(session=object(), master="local")
+        gm.spark(session=object(), master="local")

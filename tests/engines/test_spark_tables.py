@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill import tables
 from gristmill.commit.publication import published
+from gristmill.driver import sparktables
 
 pytestmark = pytest.mark.leaves_children  # Spark's own
 
@@ -66,7 +66,7 @@ def job(source: str, sink: Any, fn: Any, keep: tuple[str, ...] = ("id",), **opti
 
 def test_from_a_table_to_a_table(spark: Any, shop: str) -> None:
     """On the Spark engine: every row once, with vectors and timestamps after 2262; then there is nothing to do."""
-    made = job("spark://shop.sold", "spark://shop.scored", vectors, ("id", "at"), engine=gm.spark.engine(), workers=2)
+    made = job("spark://shop.sold", "spark://shop.scored", vectors, ("id", "at"), engine=gm.spark(), workers=2)
     report = made.run()
     assert (report.rows_ok, report.engine) == (300, "spark")
     scored = {r.id: r for r in spark.table("shop.scored").collect()}
@@ -105,14 +105,14 @@ def test_replaced_in_one_step(spark: Any, shop: str) -> None:
     assert spark.table("shop.scored").agg({"y": "sum"}).first()[0] == sum(3 * i / 4 for i in range(300))
     assert not set(files) & set(spark.table("shop.scored").inputFiles())
     job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=4.0)).run(restart=True)
-    kept = os.path.dirname(tables.folder_of(gm.sink("spark://shop.scored")))
+    kept = os.path.dirname(sparktables.folder_of(gm.sink("spark://shop.scored")))
     assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0002", "0003", ""]
 
 
 def test_runs_that_begin_anew_replace_the_table(spark: Any, shop: str) -> None:
     """Where the folder of the runs was removed, numbers begin again: a result is told by what it holds."""
     job("spark://shop.sold", "spark://shop.scored", gm.model(doubled)).run()
-    shutil.rmtree(tables.folder_of(gm.sink("spark://shop.scored")))
+    shutil.rmtree(sparktables.folder_of(gm.sink("spark://shop.scored")))
     for _ in range(2):
         job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=3.0)).run()
         spark.catalog.refreshTable("shop.scored")
@@ -123,12 +123,12 @@ def test_fault_73_what_a_killed_run_had_begun_to_fill_goes(spark: Any, shop: str
     """Killed with SIGKILL as it gives the filled folder its name: the next run replaces the table and cleans up."""
     made = job("spark://shop.sold", "spark://shop.scored", doubled)
     made.run()
-    kept = Path(tables.folder_of(gm.sink("spark://shop.scored")).rpartition("/")[0])
-    dying = "import os\nfrom gristmill.commit.store import LOCAL\nfrom gristmill.tables import TableSink\n"
+    kept = Path(sparktables.folder_of(gm.sink("spark://shop.scored")).rpartition("/")[0])
+    dying = "import os\nfrom gristmill.files.disk import LOCAL\nfrom gristmill.driver.sparktables import TableSink\n"
     dying += "sink = object.__new__(TableSink)\nsink._base = sys.argv[1]\n"
     dying += "LOCAL.__class__.rename = lambda *_: os.kill(os.getpid(), 9)\n"
-    dying += "sink._fill(sys.argv[1] + '/data-g0002-' + 16 * '0', [], {'output_schema': sys.argv[2]})\n"
-    schema = published(str(kept / "run")).body["output_schema"]
+    dying += "sink._fill(sys.argv[1] + '/data-g0002-' + 16 * '0', [], sys.argv[2])\n"
+    schema = published(str(kept / "run")).body.output_schema
     killed = subprocess.run([sys.executable, "-c", "import sys\n" + dying, str(kept), schema])
     assert killed.returncode == -9
     assert [n for n in os.listdir(kept) if n.endswith(".tmp")]
@@ -145,7 +145,7 @@ def test_stopped_before_the_table_is_replaced(spark: Any, shop: str, monkeypatch
         raise ConnectionError("the metastore is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(tables.TableSink, "_point_at", down)
+        patched.setattr(sparktables.TableSink, "_point_at", down)
         with pytest.raises(gm.RunFailed, match="the metastore is away: run again"):
             made.run()
     assert not spark.catalog.tableExists("shop.scored")
@@ -220,7 +220,7 @@ def test_what_cannot_be(spark: Any, shop: str, tmp_path: Path) -> None:
     with pytest.raises(gm.BadJob, match="partition_by"):
         job("spark://shop.sold", gm.sink("spark://shop.out", partition_by=["id"], keep=["id"]), doubled).run()
     spark.sql("CREATE TABLE shop.other (id BIGINT, y STRING) USING PARQUET")
-    with pytest.raises(gm.RunFailed, match=r"the table has id: bigint, y: string, the result id: bigint, y: double"):
+    with pytest.raises(gm.RunFailed, match=r"has id: bigint, y: string, but the result id: bigint, y: double"):
         job("spark://shop.sold", "spark://shop.other", doubled).run()
     spark.sql("DROP TABLE shop.other")
     assert job("spark://shop.sold", "spark://shop.other", doubled).run().state == "nothing to do"

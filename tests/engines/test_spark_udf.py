@@ -13,6 +13,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.spark import predict_udf
+from snippets import block
 
 pytestmark = pytest.mark.leaves_children  # Spark's own
 
@@ -140,7 +141,21 @@ def test_what_cannot_be(spark: Any, minilm_onnx: Path) -> None:
     with pytest.raises(gm.BadModel, match="returns="):
         predict_udf(too_few)
     embed = predict_udf(gm.TextEmbedder(str(minilm_onnx), text="body"))
-    with pytest.raises(gm.BadJob, match="was given 2 columns; it reads body"):
+    with pytest.raises(gm.BadJob, match="was given 2 columns, but it reads body"):
         embed("a", "b")
     with pytest.raises(gm.BadJob, match="on_null is 'drop'"):
         predict_udf(too_few, on_null="drop")  # type: ignore[arg-type]
+
+
+def test_the_column_expression_of_the_documentation(
+    spark: Any, minilm_int8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snippet of docs/clusters.md, on a table of that name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "minilm").symlink_to(minilm_int8)
+    spark.createDataFrame([(1, "a film"), (2, "a play")], "id int, body string").createOrReplaceTempView("reviews")
+    text = block("docs/clusters.md", "predict_udf").replace('"models/', f'"{tmp_path}/models/')
+    exec(text.replace('"vectors/"', f'"{tmp_path}/vectors/"'), {"gm": gm, "spark": spark})
+    rows = spark.read.parquet(f"{tmp_path}/vectors/").collect()
+    assert sorted((r.id, len(r.vector)) for r in rows) == [(1, 384), (2, 384)]

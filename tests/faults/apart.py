@@ -14,10 +14,10 @@ from typing import Any
 
 READY = (
     "pyarrow.dataset", "pyarrow.parquet", "importlib.metadata", "concurrent.futures", "gristmill.api",
-    "gristmill.running",
-    "gristmill.retrying", "gristmill.engines.local", "gristmill.io.parquet", "gristmill.io.parquet_sink",
-    "gristmill.io.registry", "gristmill.io.paths", "gristmill.models.function", "gristmill.models.batches",
-    "gristmill.models.code", "gristmill.models.registry", "gristmill.models.returns", "gristmill.models.failures",
+    "gristmill.driver.run",
+    "gristmill.driver.retry", "gristmill.engines.local", "gristmill.sources.parquet", "gristmill.sinks.parquet",
+    "gristmill.sources.formats", "gristmill.sources.paths", "gristmill.models.function", "gristmill.models.conversion",
+    "gristmill.fingerprint.code", "gristmill.models.kinds", "gristmill.models.returns", "gristmill.models.outofmemory",
 )  # fmt: skip
 
 

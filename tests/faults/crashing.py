@@ -8,7 +8,8 @@ import victims
 from recording import Harm, Recorded
 
 import gristmill as gm
-from gristmill.running import Run, Verbs
+from gristmill.driver.opening import Verbs
+from gristmill.driver.run import finish
 
 
 def filtered(rows: int) -> list[int]:
@@ -35,4 +36,4 @@ def run(
         shard_rows=20,
         gates={"min_ok": 0.0},
     )
-    Run(job.spec, Verbs(**verbs), files=Recorded(journal, Harm(**harm) if harm else None)).run()
+    finish(job.spec, Verbs(**verbs), files=Recorded(journal, Harm(**harm) if harm else None))

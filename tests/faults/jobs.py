@@ -8,8 +8,9 @@ import victims
 from recording import Harm, Recorded
 
 import gristmill as gm
-from gristmill.plan.options import EngineSpec
-from gristmill.running import Run, Verbs
+from gristmill.driver.opening import Verbs
+from gristmill.driver.run import finish
+from gristmill.job.options import EngineSpec
 
 
 def job(source: Any, sink: Any, fn: str, args: dict[str, Any] | None = None, **options: Any) -> gm.Job:
@@ -41,4 +42,4 @@ def run(
     if harm and "ops" in harm:
         harm = {**harm, "ops": tuple(harm["ops"])}
     files = Recorded(journal, Harm(**harm) if harm else None) if journal else None
-    return Run(job(source, sink, fn, args, **options).spec, Verbs(**(verbs or {})), files=files).run()
+    return finish(job(source, sink, fn, args, **options).spec, Verbs(**(verbs or {})), files=files).report

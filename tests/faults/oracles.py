@@ -14,7 +14,7 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import generations, read_plan
 from gristmill.commit.publication import latest, load, success
 from gristmill.commit.publish import strangers
-from gristmill.commit.store import sha256_of
+from gristmill.files.disk import sha256_of
 
 
 def ok_ids(root: str) -> list[int]:
@@ -33,8 +33,8 @@ def nothing_lost_nothing_twice(root: str, ids: list[int], filtered: list[int] | 
     body = success(root)
     assert body is not None
     assert sorted(ok_ids(root) + dead_ids(root) + gone) == sorted(ids)
-    assert body["rows_filtered"] == len(gone)
-    assert body["rows_in"] == len(ids)
+    assert body.rows_filtered == len(gone)
+    assert body.rows_in == len(ids)
 
 
 def same_values(root: str, wanted: pa.Table) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from children import is_worker
+
 HERE = Path(__file__).parent
 
 
@@ -22,7 +24,7 @@ def start(function: str, env: dict[str, str] | None = None, **arguments: Any) ->
     module, _, name = function.partition(":")
     code = f"""
 import json, sys
-sys.path.insert(0, {str(HERE)!r})
+sys.path[:0] = {[str(HERE), str(HERE.parent)]!r}
 import {module}
 from gristmill.errors import GristmillError
 try:
@@ -52,14 +54,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
         children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:
         return []
-    return [p for p in children if _is_worker(p)]
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "engines.local" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+    return [p for p in children if is_worker(p)]
 
 
 def gone(processes: list[psutil.Process], seconds: float = 12.0) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gristmill.commit.store import LocalFiles
+from gristmill.files.disk import LocalFiles
 
 HARM = ("kill", "stop", "ENOSPC", "EIO")
 

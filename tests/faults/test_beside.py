@@ -25,7 +25,7 @@ from heard import Heard
 
 import gristmill as gm
 from gristmill.errors import BadJob
-from gristmill.plan.spawning import mortal
+from gristmill.process.spawning import mortal
 
 IDS = list(range(200))
 
@@ -88,7 +88,7 @@ def test_a_step_that_hangs_is_ended(numbers: str, quick: Path) -> None:
     """Also one that holds the GIL: its process exits after batch_timeout, and its shard is done again."""
     heard = Heard()
     step = gm.step(victims.hanging_step, marker=str(quick / "hung"))
-    job = jobs.job(numbers, str(quick / "out"), "scored", steps=[step], workers=1, steps_workers=1, batch_timeout=1.0)
+    job = jobs.job(numbers, str(quick / "out"), "scored", steps=[step], workers=1, steps_workers=1, batch_timeout=3.0)
     report = job.run(observer=heard)
     assert (report.rows_ok, report.rows_dead, heard.deaths()) == (200, 0, 1)
     oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
@@ -103,7 +103,7 @@ def test_processes_that_do_not_come_up(numbers: str, quick: Path, monkeypatch: p
     tool = quick / "bin" / "setpriv"
     tool.parent.mkdir()
     if how == "killed":
-        called, does = "*worker.beside*", f"mkdir {quick}/once 2>/dev/null && kill -9 $$"
+        called, does = "*worker.stepprocesses*", f"mkdir {quick}/once 2>/dev/null && kill -9 $$"
     else:
         called, does = '"--pdeathsig KILL true"', f"rm {tool}"  # found, and then gone
     tool.write_text(f'#!/bin/sh\ncase "$*" in {called}) {does};; esac\nexec {shutil.which("setpriv")} "$@"\n')
@@ -122,9 +122,7 @@ def test_processes_that_do_not_come_up(numbers: str, quick: Path, monkeypatch: p
         assert (report.rows_ok, report.rows_dead, heard.deaths()) == (200, 0, 1)
         oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
     else:
-        with pytest.raises(
-            gm.GristmillError, match=r"\(w0\.0\) cannot be started: No such file .*; have fewer workers"
-        ):
+        with pytest.raises(gm.GristmillError, match=r"\(w0\.0\) cannot be started: No such file .*; use fewer workers"):
             job.run()
 
 
@@ -143,7 +141,7 @@ def test_nothing_is_left_when_the_driver_is_killed(numbers: str, quick: Path) ->
     processes.until(lambda: processes.receipts_in(root) >= 2)
     workers = processes.workers_of(running.pid)
     below = [p for w in workers for p in w.children()]
-    assert len([p for p in below if "worker.beside" in " ".join(p.cmdline())]) >= 2
+    assert len([p for p in below if "worker.stepprocesses" in " ".join(p.cmdline())]) >= 2
     processes.killed(running)
     assert processes.gone([*workers, *below])
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.pid in {b.pid for b in below}]

@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.models import modules, pins
-from gristmill.models.code import digests
-from gristmill.plan.secret import Secret
-from gristmill.plan.specs import Call
+from gristmill.fingerprint import modules, pins
+from gristmill.fingerprint.code import digests
+from gristmill.job.secret import Secret
+from gristmill.job.specs import Call
 
 SCORING = """
 import os, pathlib, shutil, time
@@ -225,7 +225,7 @@ def test_the_package_that_a_function_is_of_counts_by_its_files(tmp_path: Path, m
             pins.check(planned)
     importlib.import_module("acme_rates.score")
     (site / "acme_rates" / "score.py").write_text(code)
-    with pytest.raises(gm.BadJob, match="start again"):
+    with pytest.raises(gm.BadJob, match="restart the process"):
         gm.Job(str(tmp_path / "in.parquet"), gm.model("acme_rates.score:score"), str(tmp_path / "out")).run()
     assert installed(code).run().state == "nothing to do"
 

@@ -80,7 +80,7 @@ class Scene:
     def committed(self) -> set[int]:
         """Ids that need no scoring again. A restart that has published is begun anew by the same command."""
         verbs = dict(self.verbs)
-        if verbs.get("restart") and (success(self.root) or {}).get("generation") == 2:
+        if verbs.get("restart") and (found := success(self.root)) is not None and found.generation == 2:
             return set()
         return oracles.committed(self.root, self.source, after=1 if "restart" in verbs or "retry" in verbs else 0)
 

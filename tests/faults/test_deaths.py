@@ -295,7 +295,7 @@ def test_fault_29a_and_31_a_stopped_worker_comes_back(quick: Path, op: str, rest
         jobs.run(**arguments, verbs={"restart": restart})
         before, body = gm.read(root).to_table(), success(root)
         assert body is not None
-        assert body["generation"] == (2 if restart else 1)
+        assert body.generation == (2 if restart else 1)
     finally:
         zombie.send_signal(signal.SIGCONT)
     assert processes.gone([zombie], 20)

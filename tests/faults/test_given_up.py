@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from recording import Harm, Recorded
 
 import gristmill as gm
 from gristmill.commit import publication
-from gristmill.commit.verify import verify
+from gristmill.driver.opening import Verbs
+from gristmill.driver.run import finish, retry_dead, run
 from gristmill.errors import GristmillError
-from gristmill.io.registry import sink_format
-from gristmill.running import Run, Verbs, retry_dead, run
+from gristmill.result.verify import verify
+from gristmill.sinks.formats import sink_format
 
 KINDS = ("new", "restart", "append", "retry")
 STAGES = {
@@ -89,7 +90,7 @@ class Scene:
         try:
             if harm is not None:
                 verbs = Verbs(**said, retry=verb == "retry")
-                Run(spec, verbs, files=Recorded(str(self.folder / f"journal{self.count}"), harm)).run()
+                finish(spec, verbs, files=Recorded(str(self.folder / f"journal{self.count}"), harm))
             elif verb.startswith("retry"):
                 retry_dead(spec, accept_code_change=verb == "retry, accepting")
             else:
@@ -234,7 +235,7 @@ def test_an_append_whose_file_is_taken_away_can_be_given_up(memory: Path, stage:
     assert stage == "claimed" or "--append" in told
     if stage == "linked":
         verdict = gm.verify(scene.root)
-        assert not verdict.ok and "of an unfinished append (generation 2) stand in the sink" in verdict.lines[0]
+        assert not verdict.ok and "of an unfinished append (generation 2) are in the sink" in verdict.lines[0]
     assert scene.command("append") == ""
     scene.sound()
     assert scene.command("run") == ""
@@ -275,14 +276,18 @@ def test_what_was_given_up_can_no_longer_be_published(memory: Path) -> None:
     """By a run of it that stood still and goes on: it is told, and the sink stays as it is."""
     scene = Scene(memory / "one")
     scene.begun("append", "linked")
-    from gristmill.choosing import Held
     from gristmill.commit import publish
-    from gristmill.commit.store import LOCAL
+    from gristmill.commit.documents import ResultRecord
+    from gristmill.driver.selection import Held
+    from gristmill.files.disk import LOCAL
 
-    late = Held.by(scene.root, LOCAL).unfinished
+    found = Held.by(scene.root, LOCAL)
+    late = found.unfinished
     assert late is not None
+    assert found.latest is not None
+    about = ResultRecord(**{f.name: getattr(found.latest.body, f.name) for f in fields(ResultRecord)})
     scene.changed("file removed")
     assert scene.command("append") == ""
-    with pytest.raises(gm.SinkBusy, match="given this one"):
-        publish.publish(late, {"generations": [1, 2]}, [])
+    with pytest.raises(gm.SinkBusy, match="has given it"):
+        publish.publish(late, replace(about, generations=(1, 2)), [])
     scene.sound()

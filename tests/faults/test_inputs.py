@@ -21,8 +21,8 @@ import pytest
 import victims
 
 import gristmill as gm
-from gristmill.plan.specs import SklearnModel
-from gristmill.running import retry_dead
+from gristmill.driver.run import retry_dead
+from gristmill.job.specs import SklearnModel
 
 
 def test_fault_08_a_truncated_parquet_file(numbers: str, quick: Path) -> None:

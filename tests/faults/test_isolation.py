@@ -19,7 +19,9 @@ import pytest
 import victims
 
 import gristmill as gm
-from gristmill.running import Run, Verbs
+from children import is_worker
+from gristmill.driver.opening import Verbs
+from gristmill.driver.run import finish
 
 SOURCE_STAGES = ("filter", "map", "flat_map")  # what dies there is a source row with both of its twins
 STAGES = (*SOURCE_STAGES, "derived", "model", "post")
@@ -84,10 +86,10 @@ def test_fault_55_killers_in_retry_dead(quick: Path) -> None:
     job.run()
     scored_are(root, 100, raising)
     written(quick / "bad", **killers)
-    Run(job.spec, Verbs(retry=True)).run()
+    finish(job.spec, Verbs(retry=True))
     scored_are(root, 100, killers, letters_each=2)
     written(quick / "bad")
-    Run(job.spec, Verbs(retry=True)).run()
+    finish(job.spec, Verbs(retry=True))
     scored_are(root, 100, {})
 
 
@@ -100,7 +102,7 @@ def test_fault_55_killers_among_rows_that_raise(quick: Path) -> None:
     job = deadly_job(source, root, written(quick / "bad", **bad), workers=1, shard_rows=1000, batch_rows=1)
     job.run()
     scored_are(root, 40, bad)
-    Run(job.spec, Verbs(retry=True)).run()
+    finish(job.spec, Verbs(retry=True))
     scored_are(root, 40, bad)
 
 
@@ -140,7 +142,7 @@ def test_fault_54_kills_of_everything_beside_killers(quick: Path) -> None:
             for worker in processes.workers_of(running.pid) if kill % 2 else []:
                 worker.send_signal(signal.SIGKILL)
         processes.killed(running)
-        for worker in [p for p in psutil.process_iter() if processes._is_worker(p) and p.ppid() == 1]:
+        for worker in [p for p in psutil.process_iter() if is_worker(p) and p.ppid() == 1]:
             processes.gone([worker])
     run(**arguments)
     scored_are(root, 60, killers)

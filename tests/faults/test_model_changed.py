@@ -63,7 +63,7 @@ def test_a_model_that_changes_during_a_run_is_exit_4(to: str, tmp_path: Path) ->
     step = gm.step(Changes, model=str(model), other=str(other), marker=str(tmp_path / "marker"))
     job = gm.Job(str(tmp_path / "in.parquet"), gm.TorchScriptModel(str(model), features=("x",), output="y"),
                  gm.sink(str(tmp_path / "out"), keep=["id"]), steps=[step], workers=1, shard_rows=25)  # fmt: skip
-    with pytest.raises(gm.PlanChanged, match=r"model\.pt: its files were changed after the run was planned") as stopped:
+    with pytest.raises(gm.PlanChanged, match=r"model\.pt: its files have changed since the run was planned") as stopped:
         job.run()
     assert stopped.value.exit_code == 4 and not (tmp_path / "out" / "_SUCCESS").exists()
     shutil.copy(planned, model)

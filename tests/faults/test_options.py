@@ -11,7 +11,7 @@ import pytest
 from apart import Apart
 
 import gristmill as gm
-from gristmill.plan.job import Sink
+from gristmill.job.job import Sink
 
 CHANGES = [
     pytest.param({"format": "jsonl"}, {"options": {"compression": "gzip"}}, "sink.options", id="jsonl gzip"),

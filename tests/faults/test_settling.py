@@ -18,9 +18,9 @@ import pytest
 from test_generations import BEFORE_PUBLISHING, more, root, run, sound, source  # noqa: F401 - fixtures
 
 import gristmill as gm
-from gristmill.commit import ids
 from gristmill.errors import BadSource, CorruptStore
-from gristmill.io import paths
+from gristmill.result import ids
+from gristmill.sources import paths
 
 IN_SETTLING = {"at": 0, "kind": "ENOSPC", "ops": ["remove"], "path": "/_dead/"}
 
@@ -121,9 +121,9 @@ def test_ids_that_cannot_be_counted_are_no_failure(
     monkeypatch.setattr(ids, "_repeats", fails)
     report = run(source, gm.sink(root, keep=["id"], row_id="rid", key=["id"]))
     assert report.state == "done"
-    assert any("whether row ids repeat was not found out" in note for note in report.notes)
+    assert any("could not check whether row ids repeat" in note for note in report.notes)
     verdict = gm.verify(root)
-    assert verdict.ok and "was not found out" in verdict.lines[-1]
+    assert verdict.ok and "could not check" in verdict.lines[-1]
 
 
 @pytest.mark.parametrize("form", ["folder", "glob", "below"])
@@ -274,7 +274,7 @@ def test_committed_files_that_were_cut_before_they_were_published(
         else:
             work.unlink()
     report = run(source, sink, **fn)
-    assert report.rows_ok == 30 and any("or not the files that it names" in note for note in report.notes)
+    assert report.rows_ok == 30 and any("or files that it names" in note for note in report.notes)
     assert gm.verify(root, deep=True).ok
     assert run(source, sink, **fn).state == "nothing to do"
 
@@ -333,5 +333,5 @@ def test_a_manifest_is_read_where_it_stands(source: str, root: str) -> None:  # 
     for lost in [*Path(root).rglob("*.tmp"), Path(root, "manifest.parquet")]:
         lost.unlink()
     more(source, range(40, 50), "b.parquet")
-    with pytest.raises(CorruptStore, match=r"manifest .* is lost: start anew with --restart"):
+    with pytest.raises(CorruptStore, match=r"manifest .* is lost: start over with --restart"):
         run(source, npy(root), fn="vector", append=True)

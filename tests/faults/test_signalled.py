@@ -91,6 +91,28 @@ def night(when: str) -> str:
     return NIGHT.format(here=str(Path(victims.__file__).parent), model=model, audit=audit)
 
 
+CLASS = """
+import sys
+from gristmill.cli import ending
+
+class Field:
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt  # what a signal raises while a class is made
+
+try:
+    class Made:
+        field = Field()
+except BaseException as error:
+    sys.exit(ending.end(error, debug=False))
+"""
+
+
+def test_fault_26_a_signal_while_a_class_is_made() -> None:
+    """Python makes another error of the interrupt, which is one all the same."""
+    ended = subprocess.run([sys.executable, "-c", CLASS], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr.startswith("gristmill: interrupted")) == (130, True), ended.stderr
+
+
 STRUCK = """
 import _imp, os, signal, sys
 from gristmill.cli import main
@@ -126,6 +148,6 @@ def test_fault_26_a_signal_in_the_middle_of_an_import(numbers: str, quick: Path,
 
 def test_fault_26_a_lock_that_a_signal_left_taken() -> None:
     """C++ code that imports may throw away what a signal raised, the lock still taken: no thread waits for it."""
-    left = "import _imp; _imp.acquire_lock(); from gristmill.plan import processes; print(processes.imported('wave'))"
+    left = "import _imp; _imp.acquire_lock(); from gristmill.process import startup; print(startup.imported('wave'))"
     ended = subprocess.run([sys.executable, "-c", left], capture_output=True, text=True, timeout=60)
     assert ended.stdout.startswith("<module 'wave'"), ended.stderr

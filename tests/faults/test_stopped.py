@@ -55,7 +55,7 @@ def workers() -> list[psutil.Process]:
 def beside() -> list[psutil.Process]:
     """The processes of steps below workers of this process."""
     below = [p for w in workers() for p in w.children()]
-    return [p for p in below if "worker.beside" in " ".join(p.cmdline())]
+    return [p for p in below if "worker.stepprocesses" in " ".join(p.cmdline())]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -147,7 +147,7 @@ def test_fault_59_worker_and_driver_killed_while_a_step_holds_the_gil(numbers: s
     processes.until(marker.exists)
     both = processes.workers_of(running.pid)
     below = [p for w in both for p in w.children()]
-    assert [p for p in below if "worker.beside" in " ".join(p.cmdline())]
+    assert [p for p in below if "worker.stepprocesses" in " ".join(p.cmdline())]
     for process in [*both, psutil.Process(running.pid)]:
         process.send_signal(signal.SIGKILL)
     running.communicate(timeout=20)
@@ -162,8 +162,8 @@ def hangs(source: str, sink: str, marker: str) -> None:
 
 IMPATIENT = """
 import sys
-if "gristmill.engines.local" in " ".join(sys.orig_argv):
-    import gristmill.worker.work as work
+if "gristmill.engines" in " ".join(sys.orig_argv):
+    import gristmill.worker.watch as work
     work.LONGEST_LOAD = 3.0
 """
 
@@ -193,9 +193,7 @@ def test_a_model_that_hangs_while_it_is_loaded_ends_the_run(numbers: str, quick:
     run = processes.start("test_stopped:never_loads", {"PYTHONPATH": path}, source=numbers, sink=str(quick / "out"))
     printed, _ = run.communicate(timeout=60)
     assert run.returncode != 0
-    assert re.search(
-        r"longer to load than their limit of 3 s, at .*test_stopped.py:\d+ in __init__; a greater", printed
-    )
+    assert re.search(r"longer to load than their limit of 3 s, at .*test_stopped.py:\d+ in __init__; a larger", printed)
 
 
 STOPS_ITSELF = """
@@ -206,14 +204,18 @@ if {which!r} in " ".join(sys.orig_argv):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel ends nobody with its parent")
-@pytest.mark.parametrize("which", ["gristmill.engines.local", "gristmill.worker.beside"])
+@pytest.mark.parametrize("which", ["engines.forkserver", "engines.serving", "worker.stepprocesses"])
 def test_fault_58_stopped_while_it_starts(numbers: str, quick: Path, which: str) -> None:
     """A process that was stopped before it had run a line of its own goes with the run that is killed."""
     (quick / "first").mkdir()
     (quick / "first" / "sitecustomize.py").write_text(STOPS_ITSELF.format(which=which))
     path = os.pathsep.join(filter(None, [str(quick / "first"), os.environ.get("PYTHONPATH")]))
     run = processes.start(
-        "test_stopped:hangs", {"PYTHONPATH": path}, source=numbers, sink=str(quick / "out"), marker=str(quick / "hung")
+        "test_stopped:hangs",
+        {"PYTHONPATH": path, "GRISTMILL_FORK": "01"["fork" in which]},
+        source=numbers,
+        sink=str(quick / "out"),
+        marker=str(quick / "hung"),
     )
     below: list[psutil.Process] = []
     try:

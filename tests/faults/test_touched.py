@@ -20,7 +20,7 @@ import pytest
 from apart import Apart
 
 import gristmill as gm
-from gristmill.io.waiting import Waiting
+from gristmill.sources.openreaders import Waiting
 
 Write = Callable[[Path, np.ndarray], None]
 
@@ -190,7 +190,7 @@ def test_a_sample_is_of_all_rows_that_it_was_drawn_from(source: tuple[Path, Writ
     assert drawn(root).state == "nothing to do"
     write(path, np.where(free & (np.arange(600) < 300), 80, SOME))
     for _ in range(2):
-        with pytest.raises(gm.PlanChanged, match="other rows would be chosen"):
+        with pytest.raises(gm.PlanChanged, match="other rows would be selected"):
             drawn(root)
     assert drawn(root, restart=True).rows_ok == 40
 

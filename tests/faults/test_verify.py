@@ -17,12 +17,12 @@ import pytest
 import victims
 
 import gristmill as gm
-from gristmill.commit.store import seal, unseal
+from gristmill.files.document import seal, unseal
 
 
 def resealed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """A sealed document with a change that its own checksum does not tell."""
-    body = unseal(str(path))
+    body = unseal(path.read_bytes(), str(path))
     change(body)
     path.write_bytes(seal(body))
 
@@ -91,7 +91,7 @@ def bury_the_living(root: Path) -> None:
 def overlap(root: Path) -> None:
     """The second generation's plan names the first one's file."""
     (plan,) = (root / "_gristmill").glob("g0002-*/plan.json")
-    entry = unseal(str(plan))["tables"]["files"]
+    entry = unseal(plan.read_bytes(), str(plan))["tables"]["files"]
     path = plan.parent / entry["path"]
     table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
     first = str(root.parent / "in" / "0.parquet")
@@ -108,11 +108,11 @@ def overlap(root: Path) -> None:
         (lose_receipt, "shard 1 has no receipt"),
         (invent_receipt, "a receipt of shard 99"),
         (list_twice, "listed 2 times"),
-        (leave_out, "committed by generation 1, and not in the result"),
+        (leave_out, "committed by generation 1, but not in the result"),
         (miscount, "its receipts"),
         (negative, "dead is -1"),
         (bury_twice, "2 dead letters"),
-        (bury_the_living, "is published and dead"),
+        (bury_the_living, "is both published and a dead letter"),
         (overlap, "is in two generations of the result"),
     ],
 )
@@ -176,14 +176,14 @@ def _widened(root: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (_indexed(lambda t: t.slice(1)), "manifest.parquet: does not name p="),
-        (_indexed(_put("rows", 0, 60)), "manifest.parquet: 60 rows in p="),
-        (_indexed(_put("output_path", 0, "p=9/part.npy")), "names p=9/part.npy, which is not in the result"),
-        (_indexed(_put("input_path", 0, "elsewhere")), "names elsewhere, which is no file of the source"),
+        (_indexed(lambda t: t.slice(1)), "manifest.parquet: does not list p="),
+        (_indexed(_put("rows", 0, 60)), "manifest.parquet: lists 60 rows of p="),
+        (_indexed(_put("output_path", 0, "p=9/part.npy")), "lists p=9/part.npy, which is not in the result"),
+        (_indexed(_put("input_path", 0, "elsewhere")), "lists elsewhere, which is not a file of the source"),
         (_indexed(lambda t: pa.concat_tables([_put("rows", 0, 0)(t).slice(0, 1), t])), "lists 1 pairs of files twice"),
         (_indexed(lambda t: t.take(list(range(t.num_rows))[::-1])), "in another order"),
         (_indexed(lambda t: t.drop_columns("input_path")), "has columns output_path"),
-        (_widened, "vectors of width 4, in the result it is 2"),
+        (_widened, "vectors of width 4, but those of the result have width 2"),
     ],
 )
 def test_npys_manifest_is_held_against_the_files(harm: Callable[[Path], None], said: str, quick: Path) -> None:

@@ -20,7 +20,7 @@ import victims
 from test_generations import BEFORE_PUBLISHING, more, run
 
 import gristmill as gm
-from gristmill import running
+from gristmill.driver import run as driver
 from gristmill.errors import GateFailed, GristmillError, RunFailed
 
 OLD: dict[str, Any] = {"args": {"bad": [3]}}
@@ -52,8 +52,8 @@ class World:
             shutil.copy2(os.path.join(f"{self.source}.then", name), self.source)
         spec = jobs.job(self.source, self.root, **given).spec
         if verbs.pop("retry", False):
-            return running.retry_dead(spec, **verbs)
-        return running.run(spec, **verbs)
+            return driver.retry_dead(spec, **verbs)
+        return driver.run(spec, **verbs)
 
 
 Steps = list[tuple[dict[str, Any], bool]]  # verbs in turn, and whether the job is put back for each

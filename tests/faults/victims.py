@@ -373,7 +373,7 @@ def deadly_post(batch: Batch, bad: str) -> Batch:
 
 def hangs_apart(batch: Batch, marker: str) -> Batch:
     """A step that does not return where it runs in a process of its own, and lets no other thread run there."""
-    if "worker.beside" in " ".join(sys.orig_argv):
+    if "worker.stepprocesses" in " ".join(sys.orig_argv):
         open(marker, "w").close()
         hold_the_gil()
     return {"x": batch["x"]}

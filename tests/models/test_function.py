@@ -8,19 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gristmill.arrow.typetext import parse_type
 from gristmill.errors import BadModel, BadOutput
-from gristmill.io.typenames import parse_type
-from gristmill.models import registry
+from gristmill.job.specs import Call, model
+from gristmill.models import kinds
+from gristmill.models.contract import Place
 from gristmill.models.function import load_call
-from gristmill.plan.contracts import Place
-from gristmill.plan.failing import SomeFailed
-from gristmill.plan.specs import Call, model
+from gristmill.process.failure import SomeFailed
 
 ROWS = pa.table({"x": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()), "text": ["a", "b", "c", "d"]})
 
 
 def run(spec, index=(0, 1, 2, 3), rows=ROWS):
-    loaded = registry.open(spec, Place())
+    loaded = kinds.open(spec, Place())
     try:
         return loaded.predict(loaded.prepare(rows), np.array(index, dtype=np.int64))
     finally:
@@ -64,7 +64,7 @@ def test_rows_come_back_in_the_order_asked_for(index, form):
 def test_a_class_is_built_once_and_closed():
     """A class is built once per worker with its arguments; close closes it."""
     Scorer.built = Scorer.closed = 0
-    loaded = registry.open(model(Scorer, weight=2.0), Place())
+    loaded = kinds.open(model(Scorer, weight=2.0), Place())
     prepared = loaded.prepare(ROWS)
     for _ in range(3):
         assert loaded.predict(prepared, np.arange(4))["output"].to_pylist() == [2, 4, 6, 8]
@@ -84,7 +84,7 @@ def test_changing_a_batch_in_place_does_not_reach_the_rows():
         batch["text"][:] = [t.upper() for t in batch["text"]]
         return {"t": batch["text"]}
 
-    loaded = registry.open(model(shout), Place())
+    loaded = kinds.open(model(shout), Place())
     prepared = loaded.prepare(ROWS)
     for _ in range(2):
         assert loaded.predict(prepared, np.arange(4))["t"].to_pylist() == ["A", "B", "C", "D"]
@@ -119,7 +119,7 @@ def test_returns_fixes_names_and_types():
         (lambda b: b["x"], "string", "it is double, not string"),
         (lambda b: np.array([1, 0, 1, 0]), "bool", "not bool"),
         (lambda b: np.ones((4, 3)), "float32[2]", "holds 2"),
-        (lambda b: {"other": b["x"]}, "float32", "returned columns other; returns= says score"),
+        (lambda b: {"other": b["x"]}, "float32", "returned columns other; returns= declares score"),
     ],
 )
 def test_returns_refuses_what_would_lose_something(function, kind, says):
@@ -218,7 +218,7 @@ def test_callables_by_name_from_the_current_folder(here):
 )
 def test_bad_callables_are_told_before_anything_runs(here, target, args, says):
     """Wrong names, arguments and instances are one clear line, from the driver and from a worker."""
-    for attempt in (lambda: registry.describe(model(target, **args), None), lambda: load_call(Call(target, args))):
+    for attempt in (lambda: kinds.describe(model(target, **args), None), lambda: load_call(Call(target, args))):
         with pytest.raises(BadModel) as caught:
             attempt()
         assert says in str(caught.value)
@@ -232,7 +232,7 @@ def test_async_functions_are_refused():
         return batch
 
     with pytest.raises(BadModel, match="async"):
-        registry.describe(model(score), None)
+        kinds.describe(model(score), None)
 
 
 def test_class_without_call_is_refused():
@@ -247,12 +247,12 @@ def test_class_without_call_is_refused():
 
 def test_describe_tells_the_outputs_that_returns_declares():
     """With returns= the schema is known before anything runs, without it nothing is."""
-    info = registry.describe(model(doubled, returns={"y": "float32"}), ROWS.schema)
+    info = kinds.describe(model(doubled, returns={"y": "float32"}), ROWS.schema)
     assert info.outputs == ("y",)
     assert info.schema == pa.schema({"y": pa.float32()})
-    assert registry.describe(model(doubled), None).outputs is None
+    assert kinds.describe(model(doubled), None).outputs is None
     with pytest.raises(BadModel, match="did you mean 'float32'"):
-        registry.describe(model(doubled, returns={"y": "flaot32"}), None)
+        kinds.describe(model(doubled, returns={"y": "flaot32"}), None)
 
 
 # ---------------------------------------------------------------- types as text
@@ -286,9 +286,9 @@ def test_a_map_under_another_name_is_one_where_returns_says_so():
     for kind in ("map<string,int32>", "map<string, int32>"):
         found = run(model(again, returns={"o": kind}), rows=maps)
         assert found["o"].combine_chunks().equals(maps["m"].combine_chunks())
-    with pytest.raises(BadOutput, match=r"with returns= that pairs are a map, as in \{'o': 'map<string, int64>'\}"):
+    with pytest.raises(BadOutput, match=r"declare pairs as a map with returns=\{'o': 'map<string, int64>'\}"):
         run(model(again), rows=maps)
     with pytest.raises(BadOutput, match="as map<int8, int8>: "):
         run(model(again, returns={"o": "map<int8, int8>"}), rows=maps)
-    with pytest.raises(BadModel, match="'map<string>' is no map of keys and values: write map<string, float32>"):
-        registry.describe(model(again, returns={"o": "map<string>"}), None)
+    with pytest.raises(BadModel, match="'map<string>' is not a map type: write map<string, float32>"):
+        kinds.describe(model(again, returns={"o": "map<string>"}), None)

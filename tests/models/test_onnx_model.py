@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -11,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import kit
 from gristmill.errors import BadModel
-from gristmill.models import registry
+from gristmill.job.specs import OnnxModel
+from gristmill.models import kinds
+from gristmill.models.contract import Place
 from gristmill.models.onnx_graph import read_graph
-from gristmill.plan.contracts import Place
-from gristmill.plan.specs import OnnxModel
 
 RNG = np.random.default_rng(0)
 
@@ -72,8 +74,8 @@ TABLE = pa.table(
 
 
 def run(spec, table=TABLE, index=None):
-    description = registry.describe(registry.resolve(spec), table.schema)
-    model = registry.open(spec, Place())
+    description = kinds.describe(kinds.resolve(spec), table.schema)
+    model = kinds.open(spec, Place())
     prepared = model.prepare(table)
     refused = {r.row: r for r in prepared.refused}
     index = np.array([i for i in range(table.num_rows) if i not in refused]) if index is None else np.array(index)
@@ -98,6 +100,15 @@ def test_features_are_stacked_and_bad_rows_refused(linear):
     wanted = ort.InferenceSession(str(linear)).run(None, {"x": matrix})
     assert np.allclose(np.array(output["y"].to_pylist()), wanted[0])
     assert output["total"].to_pylist() == [2.5, 8.5]
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(10, 2), pa.decimal128(19, 2), pa.decimal256(40, 3)], ids=str)
+def test_decimals_with_a_null(linear, kind):
+    """As databases write them: the row with the null is refused, the others are scored."""
+    values = pa.array([Decimal("1.25"), None, Decimal("2.50")], kind)
+    table = pa.table({"p": values, "q": pa.array([1.0, 2.0, 3.0]), "r": pa.array([0.0, 0.0, 1.0])})
+    prepared = kinds.open(kinds.resolve(OnnxModel(str(linear), features=("p", "q", "r"))), Place()).prepare(table)
+    assert [(r.row, r.kind) for r in prepared.refused] == [(1, "null")]
 
 
 def test_lists_fixed_and_ragged(linear):
@@ -182,7 +193,7 @@ def test_whole_numbers_are_never_rounded(tmp_path, dtype, kind):
     assert output["y"].to_pylist() == kept
     told = [r.message for r in refused.values() if r.error == "OutOfRange"]
     assert told == [
-        f"column 'x' holds {v}, which {dtype} cannot hold exactly: where it may be rounded, make the column a float in "
+        f"column 'x' holds {v}, which {dtype} cannot hold exactly: if it may be rounded, cast the column to a float in "
         "a step"
         for v in values if v is not None and v not in kept
     ]  # fmt: skip
@@ -233,27 +244,31 @@ def test_magika():
 @pytest.mark.parametrize(
     ("fixture", "options", "says"),
     [
-        ("linear", {}, "takes 3 values a row, and no column has its name: give features="),
-        ("linear", {"features": ("p", "q")}, "takes 3 values a row, p, q give 2"),
+        ("linear", {}, "takes 3 values per row, and no column has its name: give features="),
+        ("linear", {"features": ("p", "q")}, "takes 3 values per row, but p, q give 2"),
         ("linear", {"features": ("p", "q", "text")}, "column 'text' as a number, but it is string"),
         ("linear", {"features": ("p", "q", "t")}, "reads column 't', which the source does not have"),
         ("linear", {"inputs": {"X": "v"}}, "did you mean 'x'?"),
         ("linear", {"inputs": {"x": "v"}, "features": ("p",)}, "both given"),
         ("linear", {"inputs": {"x": "v"}, "output": "z"}, "renames one column, but there are y, total"),
         ("linear", {"inputs": {"x": "v"}, "outputs": {"z": "z"}}, "the model has y, total"),
-        ("linear", {"inputs": {"x": "v"}, "sha256": "ab"}, "sha256 is pinned as ab"),
+        ("linear", {"inputs": {"x": "v"}, "sha256": "ab"}, "sha256 is pinned to ab"),
         ("two_inputs", {}, "the source has no column for the graph's a, b"),
-        ("two_inputs", {"features": ("p", "q")}, "features are for one input"),
+        ("two_inputs", {"features": ("p", "q")}, "features= is for a graph with one input"),
         ("two_inputs", {"inputs": {"a": "p"}}, "no column for the graph's b"),
-        ("two_inputs", {"inputs": {"a": "q", "b": "p"}}, "takes int64, column 'p' is double: numbers would be cut"),
-        ("two_inputs", {"inputs": {"a": "v", "b": "q"}}, "takes one value a row, column 'v' is"),
+        (
+            "two_inputs",
+            {"inputs": {"a": "q", "b": "p"}},
+            "takes int64, but column 'p' is double: numbers would be truncated",
+        ),
+        ("two_inputs", {"inputs": {"a": "v", "b": "q"}}, "takes one value per row, but column 'v' is"),
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_runs(fixture, options, says, request):
     """Inputs, ranks, dtypes and names are compared with the source's columns, in one line."""
     path = request.getfixturevalue(fixture)
     with pytest.raises(BadModel) as caught:
-        registry.describe(OnnxModel(str(path), **options), TABLE.schema)
+        kinds.describe(OnnxModel(str(path), **options), TABLE.schema)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -264,7 +279,7 @@ def test_graphs_with_other_inputs_are_refused():
     schema = pa.schema({"chunk": pa.list_(pa.float32(), 512)})
     spec = OnnxModel(str(kit.silero_onnx()), inputs={"input": "chunk", "state": "chunk", "sr": "chunk"})
     with pytest.raises(BadModel, match=r"'state' takes exactly 2 rows"):
-        registry.describe(spec, schema)
+        kinds.describe(spec, schema)
 
 
 def test_files_that_are_no_models(tmp_path):
@@ -273,12 +288,12 @@ def test_files_that_are_no_models(tmp_path):
     (tmp_path / "text.onnx").write_text("this is text, not protobuf")
     (tmp_path / "cut.onnx").write_bytes(kit.magika_onnx().read_bytes()[:1000])
     for name in ("empty", "text", "cut"):
-        with pytest.raises(BadModel, match="is no ONNX model"):
-            registry.describe(OnnxModel(str(tmp_path / f"{name}.onnx")), None)
+        with pytest.raises(BadModel, match="is not an ONNX model"):
+            kinds.describe(OnnxModel(str(tmp_path / f"{name}.onnx")), None)
     with pytest.raises(BadModel, match="did you mean"):
-        registry.describe(OnnxModel(str(tmp_path / "emty.onnx")), None)
-    with pytest.raises(BadModel, match=r"a folder, where one file \(ONNX\).* it holds cut.onnx"):
-        registry.describe(OnnxModel(str(tmp_path)), None)
+        kinds.describe(OnnxModel(str(tmp_path / "emty.onnx")), None)
+    with pytest.raises(BadModel, match=r"this is a folder, but a file \(ONNX\) is needed.* it holds cut.onnx"):
+        kinds.describe(OnnxModel(str(tmp_path)), None)
 
 
 @pytest.mark.real_model
@@ -320,8 +335,8 @@ def test_external_weights_are_part_of_the_digest(tmp_path):
         size_threshold=0,
         convert_attribute=False,
     )
-    found = registry.describe(OnnxModel(str(path), inputs={"x": "v"}), None)
+    found = kinds.describe(OnnxModel(str(path), inputs={"x": "v"}), None)
     assert set(found.digests) == {"big.onnx", "big.onnx.data"}
     (tmp_path / "big.onnx.data").unlink()
     with pytest.raises(BadModel, match=r"big.onnx.data beside it, which is missing"):
-        registry.describe(OnnxModel(str(path), inputs={"x": "v"}), None)
+        kinds.describe(OnnxModel(str(path), inputs={"x": "v"}), None)

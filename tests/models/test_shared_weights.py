@@ -14,8 +14,8 @@ import sys
 import numpy as np
 import pyarrow as pa
 import gristmill as gm
-from gristmill.models.registry import open
-from gristmill.plan.contracts import Place
+from gristmill.models.kinds import open
+from gristmill.models.contract import Place
 
 model = open(gm.TextEmbedder(sys.argv[1], text="text", backend="torch", dtype="float32"), Place("cpu", "float32"))
 model.predict(model.prepare(pa.table({"text": ["a text"] * 8})), np.arange(8))

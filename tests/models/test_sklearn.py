@@ -16,14 +16,14 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
 
 import gristmill as gm
 import kit
 from gristmill.errors import BadModel
-from gristmill.models import registry
-from gristmill.plan.contracts import Place
-from gristmill.plan.specs import SklearnModel, TorchScriptModel
+from gristmill.job.specs import SklearnModel, TorchScriptModel
+from gristmill.models import kinds
+from gristmill.models.contract import Place
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame({"a": RNG.random(200), "b": RNG.random(200), "c": RNG.choice(["x", "y"], 200)})
@@ -37,8 +37,8 @@ def dump(estimator, path):
 
 
 def run(spec, table):
-    description = registry.describe(spec, table.schema)
-    model = registry.open(spec, Place(threads=1))
+    description = kinds.describe(spec, table.schema)
+    model = kinds.open(spec, Place(threads=1))
     prepared = model.prepare(table)
     refused = [r.row for r in prepared.refused]
     index = RNG.permutation([i for i in range(table.num_rows) if i not in refused])
@@ -50,6 +50,54 @@ def run(spec, table):
 
 def table(frame=FRAME):
     return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def test_the_probability_of_one_class_alone(tmp_path):
+    """`label` names it, as it is or as text; what is none of the classes, or of no probability, is told with them."""
+    numbered = np.where(TARGET == "high", 1, 0)
+    yes, floats = numbered == 1, numbered.astype(float)
+    for target, label, place in (
+        (TARGET, "low", 1), (numbered, 1, 1), (numbered, "0", 0), (numbered, 1.0, 1), (yes, True, 1), (yes, "False", 0),
+        (floats, 1.0, 1), (floats, "1.0", 1), (floats, 0, 0),
+    ):  # fmt: skip
+        estimator = LogisticRegression().fit(FRAME[["a", "b"]], target)
+        options = dump(estimator, tmp_path / "m.joblib")
+        output, _ = run(SklearnModel(**options, method="predict_proba", label=label), table())
+        assert output.column_names == ["probability"]
+        assert output["probability"].to_numpy() == pytest.approx(estimator.predict_proba(FRAME[["a", "b"]])[:, place])
+    options = dump(LogisticRegression().fit(FRAME[["a", "b"]], numbered), tmp_path / "m.joblib")
+    with pytest.raises(BadModel, match="label is 2, but its classes are 0, 1"):
+        kinds.describe(SklearnModel(**options, method="predict_proba", label=2), table().schema)
+    with pytest.raises(BadModel, match="label is for predict_proba, but method is 'predict'"):
+        kinds.describe(SklearnModel(**options, label=1), table().schema)
+
+
+@pytest.mark.parametrize("kind", [OneHotEncoder, OrdinalEncoder])
+def test_an_encoder_takes_texts_by_itself(tmp_path, kind):
+    """It says of itself that its columns may be categories."""
+    texts = FRAME[["c"]].assign(d=[f"v{n % 3}" for n in range(len(FRAME))])
+    encoder = kind(**({"sparse_output": False} if kind is OneHotEncoder else {})).fit(texts)
+    output, _ = run(SklearnModel(**dump(encoder, tmp_path / "e.joblib"), method="transform"), table(texts))
+    assert np.array_equal(np.stack(output["transformed"].to_numpy(zero_copy_only=False)), encoder.transform(texts))
+
+
+def test_predict_in_python(tmp_path):
+    """Rows of a data frame get their predictions, by the suffix of the model's file; wrong options are told."""
+    import skops.io
+
+    estimator = LogisticRegression().fit(FRAME[["a", "b"]], TARGET)
+    skops.io.dump(estimator, path := str(tmp_path / "m.skops"))
+    found = gm.predict(FRAME, model=path, method="predict_proba", label="high", keep="c", workers=0)
+    assert found["probability"].to_numpy() == pytest.approx(estimator.predict_proba(FRAME[["a", "b"]])[:, 0])
+    assert found["c"].to_pylist() == FRAME["c"].tolist()
+    array = LogisticRegression().fit(FRAME[["a"]].to_numpy(), TARGET)
+    skops.io.dump(array, plain := str(tmp_path / "a.skops"))
+    report = gm.predict(FRAME.rename(columns={"a": "age"}), tmp_path / "out", model=plain, features="age", workers=0)
+    assert report.rows_ok == 200
+    with pytest.raises(gm.BadJob, match="OnnxModel has no option 'method'"):
+        gm.predict(FRAME, model="m.onnx", method="predict")
+    with pytest.raises(gm.BadJob, match=r"model m.bin: not the suffix of a saved model: it must be one of .onnx"):
+        gm.predict(FRAME, model="m.bin")
 
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
@@ -124,12 +172,12 @@ def test_flights(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"features": ("a", "d")}, "was fitted with a, b; features= lacks b and has d besides"),
+        ({"features": ("a", "d")}, "was fitted with a, b, but features= lacks b and also has d"),
         ({"method": "score"}, "one of predict, predict_proba"),
         ({"method": "transform"}, "has no method 'transform'"),
-        ({"allow_pickle": False}, "opening a pickle runs whatever is in it"),
-        ({"sha256": None}, "opening a pickle runs whatever is in it"),
-        ({"sha256": "0" * 64}, "sha256 is pinned as 000"),
+        ({"allow_pickle": False}, "opening a pickle runs whatever code is in it"),
+        ({"sha256": None}, "opening a pickle runs whatever code is in it"),
+        ({"sha256": "0" * 64}, "sha256 is pinned to 000"),
         ({"model": "missing.joblib"}, "there is no such file"),
     ],
 )
@@ -138,7 +186,7 @@ def test_what_does_not_fit_is_told_before_anything_runs(tmp_path, options, says)
     estimator = LogisticRegression().fit(FRAME[["a", "b"]], TARGET)
     spec = SklearnModel(**{**dump(estimator, tmp_path / "m.joblib"), **options})
     with pytest.raises(BadModel) as caught:
-        registry.describe(spec, table().schema)
+        kinds.describe(spec, table().schema)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -148,15 +196,15 @@ def test_source_columns_are_compared_with_the_fitted_ones(tmp_path):
     estimator = LogisticRegression().fit(FRAME[["a", "b"]].rename(columns={"a": "height", "b": "width"}), TARGET)
     spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"))
     with pytest.raises(BadModel, match=r"was fitted with column 'height'.*did you mean 'heigth'"):
-        registry.describe(spec, pa.schema({"heigth": pa.float64(), "width": pa.float64()}))
+        kinds.describe(spec, pa.schema({"heigth": pa.float64(), "width": pa.float64()}))
     with pytest.raises(BadModel, match="'height' as a number, but it is string"):
-        registry.describe(spec, pa.schema({"height": pa.string(), "width": pa.float64()}))
+        kinds.describe(spec, pa.schema({"height": pa.string(), "width": pa.float64()}))
     unnamed = LogisticRegression().fit(FRAME[["a", "b"]].to_numpy(), TARGET)
     options = dump(unnamed, tmp_path / "u.joblib")
     with pytest.raises(BadModel, match="without names on 2 features"):
-        registry.describe(SklearnModel(**options), None)
-    with pytest.raises(BadModel, match="fitted on 2 features, features= names 1"):
-        registry.describe(SklearnModel(**options, features=("a",)), None)
+        kinds.describe(SklearnModel(**options), None)
+    with pytest.raises(BadModel, match="fitted on 2 features, but features= names 1"):
+        kinds.describe(SklearnModel(**options, features=("a",)), None)
 
 
 class Bomb:
@@ -174,7 +222,7 @@ def test_a_pickle_is_not_opened_unless_it_is_the_pinned_one(tmp_path):
     path = tmp_path / "bomb.pkl"
     path.write_bytes(pickle.dumps(Bomb(tmp_path / "burst")))
     for options in ({}, {"allow_pickle": True}, {"allow_pickle": True, "sha256": "0" * 64}):
-        for step in (lambda s: registry.describe(s, None), lambda s: registry.open(s, Place())):
+        for step in (lambda s: kinds.describe(s, None), lambda s: kinds.open(s, Place())):
             with pytest.raises(BadModel):
                 step(SklearnModel(str(path), features=("a",), **options))
     assert not (tmp_path / "burst").exists()
@@ -195,8 +243,8 @@ def test_skops_files(tmp_path):
     trees = HistGradientBoostingClassifier(max_iter=3).fit(FRAME[["a", "b"]], TARGET)
     path = tmp_path / "trees.skops"
     skops_io.dump(trees, path)
-    with pytest.raises(BadModel, match="does not trust by itself"):
-        registry.describe(SklearnModel(str(path)), None)
+    with pytest.raises(BadModel, match="does not trust by default"):
+        kinds.describe(SklearnModel(str(path)), None)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     output, _ = run(SklearnModel(str(path), allow_pickle=True, sha256=digest), table())
     assert output["prediction"].to_pylist() == trees.predict(FRAME[["a", "b"]]).tolist()
@@ -217,7 +265,7 @@ def numbers_of(values, kind):
 
 def each(spec, rows):
     """What each row gets in a window of its own; None where it is refused."""
-    model = registry.open(spec, Place(threads=1))
+    model = kinds.open(spec, Place(threads=1))
     prepared = [model.prepare(rows.slice(i, 1)) for i in range(rows.num_rows)]
     found = [None if p.refused else model.predict(p, np.array([0]))["prediction"][0].as_py() for p in prepared]
     model.close()
@@ -269,7 +317,7 @@ def test_a_large_whole_number_beside_a_null_is_that_rows_dead_letter(tmp_path):
     for values in (frame, frame.to_numpy()):
         estimator = HistGradientBoostingClassifier(min_samples_leaf=1).fit(values, [0, 1, 0, 1])
         spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"), features=("a", "b"))
-        model = registry.open(spec, Place(threads=1))
+        model = kinds.open(spec, Place(threads=1))
         (refused,) = model.prepare(rows).refused
         assert (refused.row, refused.error) == (2, "OutOfRange")
         assert f"column 'b' holds {BIG + 1}, which float64 cannot hold exactly" in refused.message
@@ -316,7 +364,7 @@ def test_fault_76_a_pipeline_that_imputes_is_asked(tmp_path, on_null):
     found = report.read().to_table().to_pydict()
     assert found["prediction"] == estimator.predict(NULLS.to_pandas()[["a", "b", "kind"]]).tolist()
     assert (found["id"], report.rows_dead) == ([0, 1, 2], 0)
-    assert any("gave a row of nulls an answer" in note for note in report.notes)
+    assert any("it scored a row of them" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(("on_null", "errors"), [("dead", ["NullFeature"] * 2), ("keep", ["ValueError"] * 2)])

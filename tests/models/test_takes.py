@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.plan.specs import SklearnModel
+from gristmill.job.specs import SklearnModel
 
 Batch = dict[str, np.ndarray]
 

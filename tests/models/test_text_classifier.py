@@ -13,9 +13,9 @@ import pytest
 
 import kit
 from gristmill.errors import BadModel
-from gristmill.models import registry
-from gristmill.plan.contracts import Place
-from gristmill.plan.specs import TextClassifier
+from gristmill.job.specs import TextClassifier
+from gristmill.models import kinds
+from gristmill.models.contract import Place
 
 
 @functools.cache
@@ -25,7 +25,7 @@ def texts() -> tuple[str, ...]:
 
 def classify(spec: TextClassifier, values=None) -> pa.Table:
     table = pa.table({"text": pa.array(values or texts(), pa.string())})
-    model = registry.open(registry.resolve(spec), Place(threads=2))
+    model = kinds.open(kinds.resolve(spec), Place(threads=2))
     prepared = model.prepare(table)
     order = np.argsort(-prepared.lengths, kind="stable")
     parts = [model.predict(prepared, order[i : i + 16]) for i in range(0, len(order), 16)]
@@ -136,7 +136,7 @@ def test_columns_and_schema_before_loading():
     source = pa.schema({"text": pa.string()})
 
     def schema(**options):
-        info = registry.describe(registry.resolve(TextClassifier(folder, text="text", **options)), source)
+        info = kinds.describe(kinds.resolve(TextClassifier(folder, text="text", **options)), source)
         assert info.outputs == tuple(info.schema.names)
         assert info.keeps_columns
         return info.schema
@@ -149,5 +149,5 @@ def test_columns_and_schema_before_loading():
 
 def test_an_encoder_is_no_classifier():
     """A folder of another architecture says what it is."""
-    with pytest.raises(BadModel, match=r"BertModel, which is no sequence classifier; for vectors use embed"):
-        registry.resolve(TextClassifier(str(kit.minilm()), text="text"))
+    with pytest.raises(BadModel, match=r"BertModel, which is not a sequence classifier; for vectors, use embed"):
+        kinds.resolve(TextClassifier(str(kit.minilm()), text="text"))

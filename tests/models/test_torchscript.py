@@ -8,9 +8,9 @@ import pytest
 
 import kit
 from gristmill.errors import BadModel
-from gristmill.models import registry
-from gristmill.plan.contracts import Place
-from gristmill.plan.specs import TorchScriptModel
+from gristmill.job.specs import TorchScriptModel
+from gristmill.models import kinds
+from gristmill.models.contract import Place
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -42,8 +42,8 @@ class Named(torch.nn.Module):
 
 
 def run(spec, table=TABLE):
-    registry.describe(spec, table.schema)
-    model = registry.open(spec, Place(threads=1))
+    kinds.describe(spec, table.schema)
+    model = kinds.open(spec, Place(threads=1))
     prepared = model.prepare(table)
     refused = [r.row for r in prepared.refused]
     index = np.array([i for i in range(table.num_rows) if i not in refused])
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_told_before_anything_runs(tmp_path, options, says)
     """Options and columns that cannot be are one line."""
     path = traced(tmp_path / "m.pt", torch.nn.Linear(2, 1), torch.zeros(1, 2))
     with pytest.raises(BadModel) as caught:
-        registry.describe(TorchScriptModel(path, **options), TABLE.schema)
+        kinds.describe(TorchScriptModel(path, **options), TABLE.schema)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -113,13 +113,13 @@ def test_weights_and_pickles_are_not_torchscript(tmp_path):
     torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "weights.pt")
     (tmp_path / "other.pt").write_bytes(b"other")
     with pytest.raises(BadModel, match="holds weights or a pickled model"):
-        registry.describe(TorchScriptModel(str(tmp_path / "weights.pt"), features=("a",)), None)
+        kinds.describe(TorchScriptModel(str(tmp_path / "weights.pt"), features=("a",)), None)
     with pytest.raises(BadModel, match="is none"):
-        registry.describe(TorchScriptModel(str(tmp_path / "other.pt"), features=("a",)), None)
+        kinds.describe(TorchScriptModel(str(tmp_path / "other.pt"), features=("a",)), None)
 
 
 @pytest.mark.real_model
 def test_a_real_file_is_recognised():
     """Silero's file is TorchScript; its digest is that of the file."""
-    info = registry.describe(TorchScriptModel(str(kit.silero_jit()), features=("a",)), TABLE.schema)
+    info = kinds.describe(TorchScriptModel(str(kit.silero_jit()), features=("a",)), TABLE.schema)
     assert info.digest == kit.SHA256["silero_vad/data/silero_vad.jit"]

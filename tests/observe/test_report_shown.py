@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gristmill.observe import units
 from gristmill.observe.report import Report, count_rows, headline, show_report, top_errors
 from gristmill.observe.tables import Table, cell, clip, columns, of_arrow
-from gristmill.plan.counts import Counts
+from gristmill.shards.counts import Counts
 
 PLAIN = Counts(13_905, 13_900, 2, 3, 13_900, 1, 2, 13_897)
 REPORT = Report(

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.parallel.calling import Answers, Some
-from gristmill.parallel.feed import CHUNK_BYTES, LOST, ORDERED_AHEAD, CallFeed
+from gristmill.parallel.inputfeed import CHUNK_BYTES, LOST, ORDERED_AHEAD, CallFeed
 from gristmill.parallel.inputs import Inputs
-from gristmill.parallel.sealed import Bundle
-from gristmill.parallel.shipping import Fault
-from gristmill.plan.contracts import DONE, WAIT, Death, Failure, Item, Outcome
+from gristmill.parallel.pickles import Bundle
+from gristmill.parallel.transport import Fault
+from gristmill.process.messages import DONE, WAIT, Death, Failure, Item, Outcome
 
 
 def answers(numbers: list[int], faults: list[int] = (), seconds: float = 0.001) -> Answers:  # type: ignore[assignment]

@@ -25,9 +25,9 @@ import numpy as np
 import pytest
 
 import gristmill as gm
-from gristmill import machine
 from gristmill.parallel import placing
-from gristmill.parallel.kept import Kept
+from gristmill.parallel.checkpoint import Kept
+from gristmill.process import machine
 
 HERE = Path(__file__).parent
 
@@ -284,15 +284,15 @@ def test_a_stopped_worker_s_call_is_over_its_time(tmp_path: Path, retries: int) 
 
 def test_a_worker_that_stays_stopped_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where calls may take for ever: another one does what it had, which is not to blame."""
-    monkeypatch.setattr("gristmill.plan.beats.STOPPED", 1.0)
+    monkeypatch.setattr("gristmill.process.liveness.STOPPED", 1.0)
     with within(60):
         assert gm.map(functools.partial(called.stops, folder=str(tmp_path)), range(8)) == [x * 10 for x in range(8)]
 
 
 def test_a_call_that_holds_the_gil_may_take_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives no sign of life, and is let be: its process goes on, also after it was stopped for a moment."""
-    monkeypatch.setattr("gristmill.plan.beats.STOPPED", 0.1)
-    monkeypatch.setattr("gristmill.plan.beats.LOADING", 0.1)
+    monkeypatch.setattr("gristmill.process.liveness.STOPPED", 0.1)
+    monkeypatch.setattr("gristmill.process.liveness.LOADING", 0.1)
     marker = tmp_path / "pid"
 
     def nudge() -> None:
@@ -548,7 +548,7 @@ def test_results_half_sent(tmp_path: Path) -> None:
     late = [
         x
         for x in done.stderr.splitlines()
-        if not x.endswith("nothing left to do, but to close its model; its rows are done")
+        if not x.endswith("all it had left to do was to close its model; its rows are done")
     ]
     assert late == [], done.stderr
 
@@ -769,7 +769,7 @@ def test_results_that_a_disk_does_not_hold_are_told_with_the_way_on(tmp_path: Pa
     for how in ("detached", "here"):
         done = run_script(script, str(tmp_path / "kept"), "300000", how)
         assert done.returncode == 1 and "RunFailed" in done.stderr
-        assert "results.sqlite: " in done.stderr and "call the map again when the disk is well" in done.stderr
+        assert "results.sqlite: " in done.stderr and "call the map again when the disk works again" in done.stderr
     done = run_script(script, str(tmp_path / "kept"), "0", "here")
     assert done.returncode == 0, done.stderr
 
@@ -819,9 +819,16 @@ def test_a_detached_map_that_fails_is_cancelled_or_lost() -> None:
     with pytest.raises(gm.RunFailed, match="cancelled"):
         endless.results()
     lost = gm.remote_parallel_map(called.slow, [600.0] * 4, detach=True)
-    from gristmill.commit.lease import holder
+    from gristmill.files.lease import holder
 
-    os.kill(holder(str(lost.folder))["pid"], signal.SIGKILL)  # type: ignore[index]
+    os.kill(holder(str(lost.folder)).pid, signal.SIGKILL)  # type: ignore[union-attr]
     with pytest.raises(gm.RunFailed, match="lost"):
         lost.results(timeout=60)
     assert len(gm.remote_parallel_map(called.slow, [0.0])) == 1  # sweeps what the killed one left in memory
+
+
+@pytest.mark.parametrize("said", [1, np.True_], ids=["one", "numpy"])
+def test_what_is_true_counts_as_true_for_a_detached_map(said: Any) -> None:
+    """What it keeps of itself has a truth value, whatever the caller gave."""
+    found = gm.remote_parallel_map(called.raises, [0, 1], detach=True, return_exceptions=said).results(60)
+    assert len(found) == 2 and any(isinstance(value, Exception) for value in found)

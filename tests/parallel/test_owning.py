@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gristmill as gm
-from gristmill.parallel.sealed import Bundle, Unread, opened, seal, seal_back
+from gristmill.parallel.pickles import Bundle, Unread, opened, seal, seal_back
 
 CALLS = 400
 

@@ -17,12 +17,14 @@ import pyarrow.parquet as pq
 from stepped import Driver, layers
 
 import gristmill as gm
-from gristmill.choosing import Held
-from gristmill.commit import publication, reading
-from gristmill.commit.verify import verify
+from gristmill.commit import publication
+from gristmill.driver.opening import Verbs
+from gristmill.driver.run import finish
+from gristmill.driver.selection import Held
 from gristmill.errors import GristmillError
-from gristmill.io.registry import sink_format
-from gristmill.running import Run, Verbs
+from gristmill.result import reading
+from gristmill.result.verify import verify
+from gristmill.sinks.formats import sink_format
 
 ROWS = 8  # a file; a shard holds half of them
 BAD = {1: (2, 5), 2: (5,), 3: ()}  # source rows that fail, by version of the code
@@ -123,8 +125,7 @@ class Scene:
         }[act.verb]
         self._allow(act)
         try:
-            report = Run(job.spec, verbs, files=self._layer(driver)).run()
-            return report.state
+            return finish(job.spec, verbs, files=self._layer(driver)).report.state
         except GristmillError as e:
             return type(e).__name__
         finally:

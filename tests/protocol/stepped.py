@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from gristmill.commit.objects import ObjectFiles
-from gristmill.commit.store import LocalFiles
 from gristmill.errors import SinkBusy
+from gristmill.files.disk import LocalFiles
+from gristmill.files.objectstore import ObjectFiles
 
 
 class Ended(OSError):

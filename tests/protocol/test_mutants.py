@@ -17,8 +17,8 @@ import stepped
 from scenes import Act, Interleaving
 from test_protocol import explore, memory  # noqa: F401 - a fixture
 
-from gristmill import choosing, running
 from gristmill.commit import publication, publish
+from gristmill.driver import selection
 from gristmill.worker.retried import Seeking
 
 GROWN = "result and a new file"
@@ -26,8 +26,8 @@ GROWN = "result and a new file"
 
 def claims_forget(patch: pytest.MonkeyPatch) -> None:
     """42: what a claim without a plan was for is not compared."""
-    patch.setattr(choosing, "_meant", lambda *_: [])
-    patch.setattr(choosing, "_changed", lambda *_: [])
+    patch.setattr(selection, "_meant", lambda *_: [])
+    patch.setattr(selection, "_changed", lambda *_: [])
 
 
 def twins_are_scored_again(patch: pytest.MonkeyPatch) -> None:
@@ -53,15 +53,15 @@ def publishing_is_not_fenced(patch: pytest.MonkeyPatch) -> None:
 
 def restarts_resume_anything(patch: pytest.MonkeyPatch) -> None:
     """56: --restart goes on with whatever is unfinished."""
-    choose = choosing.choose
+    choose = selection.choose
 
     def chosen(files: Any, root: str, uri: str, r: Any, *, restart: bool, **more: Any) -> Any:
-        held = choosing.Held.by(root, files)
+        held = selection.Held.by(root, files)
         if restart and held.unfinished is not None and held.unfinished.planned:
-            return choosing.Choice(held.unfinished, True, r, held.base_of(held.unfinished))
+            return selection.Choice(held.unfinished, True, r, held.base_of(held.unfinished))
         return choose(files, root, uri, r, restart=restart, **more)
 
-    patch.setattr(running.choosing, "choose", chosen)
+    patch.setattr(selection, "choose", chosen)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ FORMS = ("numpy", "rows", "arrow", "pandas", "polars")
 EXACT = ("arrow",)  # formats that hold every Arrow type; the others have libraries of their own between
 BAD_LINES = [b'{"id": 5, broken', b"no json", b'{"id": "\xff"}', b"[1]", b'{"id": "seven"}', b"null"]
 # A job may be refused before anything runs, for reasons that a person can read; each is counted.
-REFUSALS = (r"partition_by has", r"merge: a npy sink", r"npy sink", r"jsonl sink")
+REFUSALS = (r"partition_by names", r"merge: a npy sink", r"npy sink", r"jsonl sink")
 
 
 @dataclass
@@ -232,7 +232,9 @@ class Case:
             sink["options"] = {"compression": c.choice([None, "gz", "zst"])}
         layout = self._some(None, None, "partition", "merge")
         if layout == "partition":
-            sink["partition_by"], sink["keep"] = ["p"], keep if "p" in keep else [*keep, "p"]
+            sink["partition_by"] = ["p"]
+            keep = keep if "p" in keep else [*keep, "p"]
+            sink["keep"] = c.choice([keep, [n for n in keep if n != "p"]])  # what names folders is kept without it
         elif layout == "merge":
             sink["merge"] = True
         if c.random() < 0.3:
@@ -256,7 +258,7 @@ class Case:
             steps=[o.step for o in ops], post=[o.step for o in post], workers=self.workers,
             on_nan="keep" if floats else "dead", gates={"min_ok": 0, "warn_failed": 1, "allow_empty": True}, **running,
         )  # fmt: skip
-        return job, list(sink["keep"]), echo
+        return job, keep, echo
 
     # ------------------------------------------------ what must be
 

@@ -101,6 +101,14 @@ def _below(pid: int) -> list[psutil.Process]:
         return []
 
 
+def _command(process: psutil.Process) -> str:
+    """Of a process between fork and exec, its parent's."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def _until(true: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not true():
@@ -123,6 +131,10 @@ def tagged(tag: str) -> list[psutil.Process]:
 def nothing_left(tag: str, log: Sequence[str]) -> None:
     """Raises Broken, and ends them, where processes of a siege outlive its runs."""
     if _until(lambda: not tagged(tag), GRACE):
+        return
+    # One that was stopped between fork and exec has not run a line yet: it could not ask to end with its parent.
+    send([p.pid for p in tagged(tag) if p.status() == psutil.STATUS_STOPPED and "-m gristmill " in _command(p)], "CONT")
+    if _until(lambda: not tagged(tag), 1.0):
         return
     left = tagged(tag)
     shown = [" ".join(p.cmdline())[:150] for p in left if p.is_running()]

@@ -113,8 +113,8 @@ def retried(base: Result, files: Iterable[File], shape: Shape, keep: Sequence[st
         if any(o.kind == "dead" and o.whole for o in old):
             made[place] = again[place]
         else:
-            new = {o.key: o for o in again[place]}
-            made[place] = [new[o.key] if o.kind == "dead" else o for o in old]
+            # One after the other: a row that is cured has a number, which it did not have as its step's victim.
+            made[place] = [new if o.kind == "dead" else o for o, new in zip(old, again[place], strict=True)]
     return Result(made, True)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.commit.places import opened
+from gristmill.files.roots import opened
 from s3server import S3Server, Troubled
 
 RUN = """
@@ -35,7 +35,7 @@ except gm.Interrupted as e:
 LAST = """
 import contextlib, sys, threading, time
 import gristmill as gm
-from gristmill.commit.places import opened
+from gristmill.files.roots import opened
 
 storage = {"access_key": "AKIAME", "secret_key": "hu/sh+word", "endpoint_override": sys.argv[1], "scheme": "http"}
 root, files = opened("s3://box/none", storage)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.commit import heartbeat
-from gristmill.commit.places import opened
-from gristmill.commit.store import LOCAL
 from gristmill.errors import Interrupted, SinkBusy
-from gristmill.plan.contracts import Files
+from gristmill.files import heartbeat
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL
+from gristmill.files.roots import opened
 from s3server import S3Server, Troubled
 
 Place = Callable[[str], tuple[str, Files]]
@@ -71,7 +71,7 @@ def test_a_lease_that_tells_nobody_is_taken_over_once_it_stands_still(
     said: list[str] = []
     with files.lease("strange", f"{root}/_gristmill", said.append) as lease:
         assert lease.held()
-    assert said == ["process ? on ?, started ? may hold this sink: looking whether it lives, for a minute at most"]
+    assert said == ["process ? on ?, started ? may hold this sink: checking whether it is alive, for up to a minute"]
 
 
 def test_fault_48_a_store_that_is_away_has_given_the_sink_to_nobody(server: S3Server) -> None:
@@ -83,11 +83,11 @@ def test_fault_48_a_store_that_is_away_has_given_the_sink_to_nobody(server: S3Se
         time.sleep(heartbeat.LOOK + 0.1)
         began = time.monotonic()
         assert lease.held()
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 20  # three minutes is what others wait
         assert lease.held()  # not asked again so soon
         began = time.monotonic()
         raise Interrupted("asked to end")
-    assert time.monotonic() - began < 6  # nor does the goodbye wait
+    assert time.monotonic() - began < 20  # nor does the goodbye wait
 
 
 def test_swap_replaces_what_was_looked_at(place: Place) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gristmill.commit import requests
-from gristmill.commit.places import opened
 from gristmill.errors import BadJob, BadSource
-from gristmill.io.paths import open_input, resolve
-from gristmill.plan.contracts import Files
-from gristmill.plan.job import source
+from gristmill.files import requests
+from gristmill.files.contract import Files
+from gristmill.files.roots import opened
+from gristmill.job.job import source
+from gristmill.sources.paths import open_input, resolve
 from s3server import S3Server, Troubled
 
 CONDITIONAL = re.compile("If-None-Match|If-Match", re.IGNORECASE)
@@ -80,7 +80,7 @@ def test_a_role_that_may_not_remove_is_refused_at_first(server: S3Server, proxy:
     """Before any row is scored; a sink in which nothing can be removed could never replace a result."""
     root, files = files_of(server, proxy, "worm")
     proxy.every, proxy.kinds, proxy.wanted = 1, ("403",), re.compile(r"^DELETE |^POST [^ ]*\?delete")
-    with pytest.raises(BadJob, match=r"may be written there, but not removed .*403.*s3:DeleteObject"):
+    with pytest.raises(BadJob, match=r"can be written there, but not deleted .*403.*s3:DeleteObject"):
         files.prove(root)
 
 
@@ -118,10 +118,10 @@ def test_fault_74_any_name_is_kept_as_it_is(server: S3Server, name: str) -> None
 @pytest.mark.parametrize("name", ["a\\b", "a//b", "./a", "a/./b", "a\nb"])
 def test_fault_74_names_that_stores_change_are_refused(server: S3Server, name: str) -> None:
     """In one line, before anything is asked of the store."""
-    with pytest.raises(BadJob, match="is no name that all stores keep"):
+    with pytest.raises(BadJob, match="is not a name that every store keeps"):
         opened(f"s3://box/x/{name}", server.storage())
     if "//" in name:
-        with pytest.raises(BadSource, match="between two slashes"):
+        with pytest.raises(BadSource, match="two slashes in a row"):
             resolve(source(f"s3://box/x/{name}", storage=server.storage()))
 
 
@@ -136,4 +136,4 @@ def test_fault_69_a_sink_that_is_away_is_told_while_it_is_waited_for(
     with pytest.raises(OSError, match="cannot be reached"):
         files.hasty(2.0).names(root)  # type: ignore[attr-defined]
     (line,) = [r.getMessage() for r in caplog.records if r.name == "gristmill.commit"]
-    assert "away" in line and "cannot be reached" in line and "asked again for 2 s at most" in line
+    assert "away" in line and "cannot be reached" in line and "retrying for up to 2 s" in line

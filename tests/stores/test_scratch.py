@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.plan.scratch import Scratch
+from gristmill.process.scratch import Scratch
 
 RACER = """
 import os, sys, tempfile
-from gristmill.plan.scratch import Scratch
+from gristmill.process.scratch import Scratch
 tempfile.tempdir = sys.argv[1]
 sys.stdin.readline()
 for n in range(60):

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.commit import heartbeat, lease, reading
-from gristmill.commit.objects import ObjectFiles
-from gristmill.commit.places import opened
 from gristmill.errors import BadJob, CorruptStore, SinkBusy
+from gristmill.files import heartbeat, lease
+from gristmill.files.objectstore import ObjectFiles
+from gristmill.files.roots import opened
+from gristmill.result import reading
 from s3server import SECRET, Forgetful, S3Server, Troubled
 
 ROWS = 600
@@ -90,7 +91,7 @@ def test_restart_replaces_and_dead_rows_are_retried(
     server: S3Server, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Generations: dead letters scored again join the result; a restart replaces it and cleans up."""
-    from gristmill.running import retry_dead
+    from gristmill.driver.run import retry_dead
 
     made = job(server, rows, "retry", picky)
     report = made.run()
@@ -340,7 +341,7 @@ def test_a_lease_that_moves_no_more_is_taken(server: S3Server, rows: str, monkey
     monkeypatch.setattr(heartbeat, "STALE", 2.0)
     monkeypatch.setattr(heartbeat, "LOOK", 0.2)
     root, files = files_of(server, "stale")
-    theirs = {**lease.myself(), "host": "elsewhere", "machine": "another kernel", "nonce": "theirs"}
+    theirs = {**vars(lease.myself()), "host": "elsewhere", "machine": "another kernel", "nonce": "theirs"}
     assert files.write_new(f"{root}/_gristmill/lease.json", json.dumps({**theirs, "beat": 0}).encode())
     over = threading.Event()
 
@@ -370,7 +371,7 @@ def test_a_run_that_stood_still_comes_back(server: S3Server, rows: str, tmp_path
     after_some_receipts(server, "stood", 2)
     first.send_signal(signal.SIGSTOP)
     elsewhere = (
-        "import gristmill.commit.heartbeat as h\nh.STALE, h.LOOK, h._machine = 2.0, 0.2, lambda: 'another machine'\n"
+        "import gristmill.files.heartbeat as h\nh.STALE, h.LOOK, h._machine = 2.0, 0.2, lambda: 'another machine'\n"
     )
     second = started(server, rows, "stood", tmp_path, before=elsewhere)
     said, _ = second.communicate(timeout=120)
@@ -405,7 +406,7 @@ def test_secrets_are_nowhere(server: S3Server, rows: str) -> None:
         assert SECRET.encode() not in files.read(f"{root}/{name}"), name
     assert SECRET not in repr(report) + json.dumps(report.as_dict(), default=str) + repr(files)
     wrong = {**server.storage(), "secret_key": "wrongword"}
-    with pytest.raises(BadJob, match="cannot be looked at") as caught:
+    with pytest.raises(BadJob, match="cannot be read") as caught:
         gm.Job(rows, double, gm.sink("s3://box/denied", storage=wrong), workers=0).run()
     assert "wrongword" not in str(caught.value) + str(caught.value.__cause__)
 

@@ -15,7 +15,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.errors import BadSource, RunFailed
-from gristmill.io import patience
+from gristmill.sources import patience
 from s3server import KEY, SECRET, S3Server, Troubled
 
 ROWS = 20_000
@@ -85,7 +85,9 @@ def test_fault_69_a_store_that_stays_away_is_named(
     """After the patience is at its end: which store, what it said, and no word of a disk."""
     monkeypatch.setattr(patience.patiently, "__defaults__", (2.0,))
     proxy.kinds, proxy.every = ("503",), 1
-    with pytest.raises(RunFailed, match=r"s3://box: the store did not answer for .*run again when it does") as caught:
+    with pytest.raises(
+        RunFailed, match=r"s3://box: the store did not answer for .*run again when the store answers"
+    ) as caught:
         job(server, proxy, "src/", tmp_path / "out").run()
     assert "disk" not in str(caught.value)
     assert SECRET not in str(caught.value)

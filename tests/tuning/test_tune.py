@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import gristmill as gm
-from gristmill.tuning.written import edited, write
+from gristmill.tuning.apply import edited, write
 
 JOB = """\
 # Embeds what people wrote.
@@ -91,7 +91,7 @@ def test_models_without_lengths_are_measured_in_rows(tmp_path: Path, monkeypatch
     assert [(m.budget, m.failed) for m in found.budgets] == [(10, ""), (100, ""), (1000, "memory")]
     file = tmp_path / "job.yaml"
     file.write_text("running: {batch_rows: 5}\nprofiles:\n  prod: {running: {batch_rows: 7}}\n  dev: {}\n")
-    with pytest.raises(gm.BadJob, match=r"profile prod of .* has its own running\.batch_rows; put in there: running"):
+    with pytest.raises(gm.BadJob, match=r"profile prod of .* has its own running\.batch_rows; put this there: running"):
         write(found, str(file), "prod")
     assert (
         write(found, str(file), "dev")["running"] == yaml.safe_load(file.read_text())["running"] == {"batch_rows": 100}
@@ -142,7 +142,7 @@ def test_budgets_that_are_asked_for_are_tried(tmp_path: Path, monkeypatch: pytes
     found = job.tune([10, 500, 1000, 2000, 4000, 8000], rounds=1)
     assert [m.budget for m in found.budgets] == [10, 500, 1000, 2000, 4000]
     assert found.notes[-1].startswith("budget 8,000 was not tried: a call of 4,000 holds the whole sample")
-    monkeypatch.setattr("gristmill.tuning.sweeping.LONGEST_CALL", 0.2)
+    monkeypatch.setattr("gristmill.tuning.sweep.LONGEST_CALL", 0.2)
     found = job.tune([10, 1000, 2400], rounds=2)
     assert [m.budget for m in found.budgets] == [10, 1000]
     assert found.notes[-1] == "budget 2,400 was not tried: its call would take more than 0.2 s"

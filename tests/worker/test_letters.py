@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gristmill as gm
-from gristmill.commit.reading import dead_letters
-from gristmill.commit.store import LOCAL
+from gristmill.driver.run import retry_dead
 from gristmill.errors import BadJob, BadSource
-from gristmill.plan.failing import failure_of
-from gristmill.plan.shard import Shard
-from gristmill.running import retry_dead
-from gristmill.worker.commit import _DeadLetters
-from gristmill.worker.failures import Stage
+from gristmill.files.disk import LOCAL
+from gristmill.process.failure import failure_of
+from gristmill.result.reading import dead_letters
+from gristmill.shards.shard import Shard
+from gristmill.worker.bisection import Stage
 from gristmill.worker.prepare import Letter
 from gristmill.worker.recipe import Task
+from gristmill.worker.shardcommit import _DeadLetters
 
 HALF = "caf\ud83d"  # as json.loads gives it for a text that was cut in the middle of a character
 ANY = st.one_of(

@@ -1,4 +1,4 @@
-"""`batched.inference`."""
+"""The names of `batched.inference`."""
 
 from gristmill.inference import ModelBatchProcessor, dynamically
 

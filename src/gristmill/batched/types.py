@@ -1,4 +1,4 @@
-"""What code written for `batched.types` looks for."""
+"""Names that code written for `batched.types` imports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from gristmill.batching.settings import PriorityStrategy
-from gristmill.batching.stats import Stats as BatchProcessorStats
+from gristmill.dynamic.settings import PriorityStrategy
+from gristmill.dynamic.stats import Stats as BatchProcessorStats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ BatchInfer: TypeAlias = Callable[[dict[str, Feature[Any]]], Feature[Any]] | Call
 
 @dataclass
 class CacheStats:
-    """What a cache's `stats()` returns, which the cache itself keeps. Times in seconds."""
+    """The result of a cache's `stats()`; the cache itself keeps these figures. Times are in seconds."""
 
     gets: int = 0
     hits: int = 0
@@ -51,21 +51,20 @@ class CacheStats:
 
     @property
     def avg_get_time(self) -> float:
-        """Seconds a get."""
+        """Seconds per get."""
         return self.total_get_time / self.gets if self.gets else 0.0
 
     @property
     def avg_hit_time(self) -> float:
-        """Seconds a get that found something."""
+        """Seconds per get that found something."""
         return self.total_hit_time / self.hits if self.hits else 0.0
 
     @property
     def avg_set_time(self) -> float:
-        """Seconds a set."""
+        """Seconds per set."""
         return self.total_set_time / self.sets if self.sets else 0.0
 
     def update_get(self, *, hit: bool, time_taken: float) -> None:
-        """Count a get."""
         self.gets += 1
         self.total_get_time += time_taken
         if hit:
@@ -73,14 +72,13 @@ class CacheStats:
             self.total_hit_time += time_taken
 
     def update_set(self, *, time_taken: float) -> None:
-        """Count a set."""
         self.sets += 1
         self.total_set_time += time_taken
 
 
 @runtime_checkable
 class AsyncCache(Protocol[_K_contra, _V]):
-    """The whole protocol of a cache. `cache=` itself asks for `get` and `set` alone, and `stats` where there is one."""
+    """The whole protocol of a cache. `cache=` itself needs only `get` and `set`, and uses `stats` if there is one."""
 
     async def get(self, key: _K_contra) -> _V | None: ...
 

@@ -1,4 +1,4 @@
-"""What code written for `batched.utils` looks for. Gristmill itself uses none of it."""
+"""Names that code written for `batched.utils` imports. Gristmill itself uses none of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def ensure_import(install_name: str | None = None) -> Iterator[None]:
-    """An ImportError inside says how to install what is missing: `install_name`, or what could not be imported."""
+    """An ImportError inside tells how to install what is missing: `install_name`, or what could not be imported."""
     try:
         yield
     except ImportError as e:
@@ -40,12 +40,12 @@ def ensure_import(install_name: str | None = None) -> Iterator[None]:
 
 
 def first(it: Iterable[T]) -> T:
-    """The first item. Raises StopIteration where there is none."""
+    """The first item. Raises StopIteration if there is none."""
     return next(iter(it))
 
 
 def is_method(func: Callable[..., Any]) -> bool:
-    """Whether a function takes `self` or `cls` and something more."""
+    """Whether a function takes `self` or `cls` and at least one more argument."""
     names = list(inspect.signature(func).parameters)
     return len(names) > 1 and names[0] in ("self", "cls")
 
@@ -77,7 +77,7 @@ def batch_iter(seq: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:
 
 
 def batch_iter_by_length(seq: Sequence[Any], max_batch_length: int, batch_size: int) -> Iterator[list[Any]]:
-    """Pieces of at most `batch_size` items whose lengths add up to at most `max_batch_length`; a longer one alone."""
+    """Pieces of at most `batch_size` items whose lengths sum to at most `max_batch_length`; a longer item is alone."""
     batch: list[Any] = []
     length = 0
     for item in seq:
@@ -93,7 +93,7 @@ def batch_iter_by_length(seq: Sequence[Any], max_batch_length: int, batch_size: 
 def bucket_batch_iter(
     data: list[Any], batch_size: int, *, descending: bool = True
 ) -> Iterator[tuple[list[Any], list[int]]]:
-    """Pieces of items of nearly one length, with their places in `data`; what fits into one piece keeps its order."""
+    """Pieces of items of similar length, with their places in `data`; what fits into one piece keeps its order."""
     order = list(range(len(data)))
     if len(data) > batch_size:
         order.sort(key=lambda place: len(data[place]), reverse=descending)
@@ -102,7 +102,7 @@ def bucket_batch_iter(
 
 
 class AsyncDiskCache:
-    """A cache on disk for `cache=`, by the package diskcache; values expire after `expiration_seconds`."""
+    """A cache on disk for `cache=`, using the package diskcache; values expire after `expiration_seconds`."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class AsyncDiskCache:
         self._stats = CacheStats()
 
     async def get(self, key: Any) -> Any:
-        """The value of a key, None where there is none."""
+        """The value of a key, None if there is none."""
         begun = time.perf_counter()
         value = await self._call(self._cache.get, self._get_key(key))
         if self._collect:
@@ -133,26 +133,24 @@ class AsyncDiskCache:
         return value
 
     async def set(self, key: Any, value: Any) -> None:
-        """Keep a value."""
         begun = time.perf_counter()
         await self._call(self._cache.set, self._get_key(key), value, expire=self._expire)
         if self._collect:
             self._stats.update_set(time_taken=time.perf_counter() - begun)
 
     async def clear(self) -> None:
-        """Forget all values."""
         await self._call(self._cache.clear)
 
     def clear_stats(self) -> None:
-        """Count from nothing again."""
+        """Start counting from zero again."""
         self._stats = CacheStats()
 
     def stats(self) -> CacheStats:
-        """What was asked for and found, where `collect_stats` says so."""
+        """Counts of requests and hits, if `collect_stats` is set."""
         return self._stats
 
     def _get_key(self, key: Any) -> Any:
-        """The key on disk; for subclasses to change."""
+        """The key on disk; subclasses may change it."""
         return key
 
     async def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from gristmill.plan.ending import Postponed
+from gristmill.process.interrupts import Postponed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code (contract §1). `arguments` are those of the process unless given."""
+    """Run a command and return its exit code (contract §1). `arguments` default to those of the process."""
     from gristmill.cli.app import main as click_main
 
     if arguments is not None:
@@ -25,25 +25,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
     code = click_main(sys.argv[1:])
-    if "obstore" in sys.modules:
+    if "obstore" in sys.modules or code in _STOPPED:
         _leave(code)
-    if "duckdb" not in sys.modules:  # which complains on stderr of all that is not collected
-        gc.freeze()  # the interpreter's last collection would look through every module: a twentieth of a second
+    if "duckdb" not in sys.modules:  # which complains on stderr about everything that is not collected
+        gc.freeze()  # the interpreter's last collection would visit every module: a twentieth of a second
     return code
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C as Python has it, but for the middle of an import."""
+    """Ctrl-C as in plain Python, except in the middle of an import."""
     if not _postponed(number, frame):
         raise KeyboardInterrupt
 
 
 _postponed = Postponed()
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def _leave(code: int) -> NoReturn:
-    """End as the interpreter does, but for taking itself apart: threads of the library that talks to stores still
-    let go of Python's values then, and a command that was done in every way ended with SIGABRT, one in fifteen.
+    """End as the interpreter does, but without tearing it down: during that, threads of the library for object stores
+    still release Python values, and one finished command in fifteen ended with SIGABRT. So may one that a signal
+    stopped while a thread was importing a library.
     """
     getattr(threading, "_shutdown", lambda: None)()  # as the interpreter does first: it has no public name
     atexit._run_exitfuncs()

@@ -12,20 +12,21 @@ import click
 
 from gristmill import __version__
 from gristmill.cli.ending import USAGE, end, ended, say
-from gristmill.cli.shape import unwrapped
+from gristmill.cli.helptext import unwrapped
 from gristmill.errors import GristmillError, Interrupted
-from gristmill.plan.processes import hold_standard_streams
+from gristmill.process.startup import hold_standard_streams
 
-# Name, where it lives, its line in --help.
+# Name, module and function, line in --help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "embed": ("score", "Text to vectors: adds the column `embedding`"),
     "classify": ("score", "Text to labels: adds `label` and `score`"),
+    "predict": ("score", "Features to predictions: scikit-learn, ONNX, TorchScript"),
     "apply": ("score", "Your own function or class on every batch of rows"),
     "run": ("job", "Run a job: job.yaml, FILE.py[:NAME] or MODULE:NAME"),
-    "plan": ("job", "What a job would do: shards, rows, bytes, null counts"),
-    "tune": ("tune", "How fast a job runs with which batches, on its own rows"),
-    "status": ("sink", "How far a run is, from any terminal, while it runs"),
-    "dead": ("sink", "The dead letters of a sink, readable"),
+    "plan": ("job", "Show what a job would do: shards, rows, bytes, null counts"),
+    "tune": ("tune", "Measure which batch sizes are fastest, on the job's own rows"),
+    "status": ("sink", "Show how far a run is, from any terminal"),
+    "dead": ("sink", "Show the dead letters of a sink"),
     "retry-dead": ("sink", "Score the dead letters again, usually after a fix"),
     "verify": ("sink", "Recount and re-hash what is published"),
     "schema": ("job", "JSON Schema of job files, for editors"),
@@ -52,7 +53,7 @@ converted models; NO_COLOR turns colours off.
 
 
 class Commands(click.Group):
-    """The commands, found by name without importing any but the one that is called."""
+    """The commands, found by name; only the one that is called is imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -79,8 +80,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            return 0  # who reads has enough, as with `| head`; what was to be done is done
-        except Interrupted as e:  # click would make another error of it
+            return 0  # the reader has enough, as with `| head`; the work is done
+        except Interrupted as e:  # click would turn it into another error
             say(str(e))
             return e.exit_code
         except GristmillError as e:
@@ -98,7 +99,7 @@ class Commands(click.Group):
 
 
 def _ways(message: str, command: click.Command) -> str:
-    from gristmill.cli.flags import ways  # only now: it knows all that a job may hold
+    from gristmill.cli.flags import ways  # only now: it imports all options that a job may have
 
     return ways(message, command.params)
 
@@ -116,7 +117,7 @@ def gristmill() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, run, and say how it ended; returns the exit code. Never raises."""
+    """Parse, run, and report how it ended; returns the exit code. Never raises."""
     # The folder a command is started in is importable, as with `python -m`; a worker is given the same path.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())

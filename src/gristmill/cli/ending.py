@@ -1,4 +1,4 @@
-"""How a command ends: an error as one message on stderr, its exit code, and a quiet end where nobody reads any more."""
+"""How a command ends: an error as one message on stderr, its exit code, and a quiet end if nobody reads any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import click
 
 from gristmill.errors import GristmillError
-from gristmill.plan.secret import Secret, scrub
+from gristmill.job.secret import Secret, scrub
 
 USAGE = 2
 FAILED = 1
@@ -22,12 +22,12 @@ MOST_LINES = 60
 
 
 def end(error: BaseException, debug: bool) -> int:
-    """Say what went wrong; returns the exit code. A user's mistake shows no traceback unless `debug`."""
+    """Report what went wrong; returns the exit code. A user's mistake shows no traceback unless `debug`."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 0 if error.code is None else FAILED
-    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+    if isinstance(error, (KeyboardInterrupt, click.Abort)) or _interrupted(error):
         say("interrupted: nothing is lost, run the same command again")
         return INTERRUPTED
     if debug:
@@ -43,10 +43,17 @@ def end(error: BaseException, debug: bool) -> int:
         return USAGE
     if isinstance(error, OSError) and error.errno is not None:
         return _system(error)
-    if not debug:  # not foreseen: whoever looks into it needs all of it
+    if not debug:  # not foreseen: whoever investigates it needs all of it
         _write("".join(traceback.format_exception(error)))
-    say(f"stopped by an error that it does not know: {type(error).__name__}: {error}; running again resumes")
+    say(f"stopped by an unexpected error: {type(error).__name__}: {error}; running again resumes")
     return FAILED
+
+
+def _interrupted(error: BaseException) -> bool:
+    """Whether an interrupt was the cause of another error: Python turns one raised while a class is created into a
+    RuntimeError.
+    """
+    return isinstance(error, RuntimeError) and isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _system(error: OSError) -> int:
@@ -57,14 +64,14 @@ def _system(error: OSError) -> int:
 
 
 def usage(error: click.UsageError) -> str:
-    """A usage error with what was most likely meant, and where the help is."""
+    """A usage error with what was most likely meant, and how to get help."""
     message = error.format_message().rstrip(".")
     path = error.ctx.command_path if error.ctx is not None else "gristmill"
     return f"{message[:1].lower()}{message[1:]} ({path} --help)"
 
 
 def say(message: str) -> None:
-    """A message on stderr, after the program's name, which users can search their logs for; no line without end."""
+    """A message on stderr, after the program's name, which users can search their logs for; long lines are cut."""
     lines = message.split("\n")
     shown = [line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…" for line in lines[:MOST_LINES]]
     if len(lines) > MOST_LINES:
@@ -72,11 +79,11 @@ def say(message: str) -> None:
     _write("gristmill: " + "\n".join(shown) + "\n")
 
 
-_SECRETS: list[Secret] = []  # of the job at hand: what a library says of an error may hold them
+_SECRETS: list[Secret] = []  # of the current job: a library's error message may contain them
 
 
 def hide(secrets: Iterable[Secret]) -> None:
-    """Keep the values of these out of all that is said from now on."""
+    """Keep the values of these secrets out of all messages from now on."""
     _SECRETS.extend(secrets)
 
 
@@ -87,7 +94,7 @@ def _write(text: str) -> None:
 
 
 def ended(code: int) -> int:
-    """Flush stdout. Where its reader has gone, point it at nothing, so that the interpreter's own flush is quiet."""
+    """Flush stdout. If its reader has gone, point it at nothing, so that the interpreter's own flush is quiet."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError):

@@ -1,50 +1,60 @@
-"""Flags made from the fields of a job: a flag is a path into the job, and its type is the field's own.
+"""Flags built from the options of a job, which declare whether they have one, and how it is spelled.
 
-A flag that was not given changes nothing, so the defaults stand in one place only, the frozen descriptions.
+A flag that was not given changes nothing, so defaults exist in one place only, the frozen descriptions.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from gristmill.cli.shape import Option
+from gristmill.cli.helptext import GroupedOption
 from gristmill.errors import BadJob
-from gristmill.plan.fields import about
-from gristmill.plan.job import JobSpec, Sink, Source
-from gristmill.plan.jobfile import literal
-from gristmill.plan.lists import split
-from gristmill.plan.options import EngineSpec, Gates, Running
-from gristmill.plan.overlay import KIND_OF, Change
-from gristmill.plan.specs import Call
+from gristmill.job.annotations import Help, Option, options_of
+from gristmill.job.job import JobSpec, Sink, Source
+from gristmill.job.namelists import split
+from gristmill.job.options import EngineSpec, Gates, Running
+from gristmill.job.specs import MODELS, Call
+from gristmill.jobfile.literals import literal
+from gristmill.jobfile.overlay import Change
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "source": (Source,),
     "sink": (Sink,),
-    "running": (Running,),
+    "job": (JobSpec,),
     "gates": (Gates,),
     "engine": (EngineSpec,),
-    "model": (*KIND_OF, Call),
-    "job": (JobSpec,),
+    "running": (Running,),
+    "model": (*(MODELS.get(kind) for kind in MODELS.ours), Call),
 }
+GROUPS = {
+    "source": "Source", "sink": "Output", "job": "Rows that fail", "gates": "Rows that fail", "engine": "How it runs",
+    "running": "How it runs", "model": "Model",
+}  # fmt: skip
+# Flags that come first in their group of --help, in this order; the others follow, in the order of the fields.
+FIRST = (
+    *("--text", "--features", "--method", "--device", "--dtype", "--backend", "--max-length", "--sha256"),
+    *("--trust-remote-code", "--where", "--columns", "--limit", "--sample", "--seed", "--source-format", "--delimiter"),
+    *("--keep", "--drop", "--output", "--format", "--partition-by", "--merge"),
+    *("--engine", "--workers", "--gpus", "--threads", "--steps-workers"),
+    *("--batch-tokens", "--batch-rows", "--batch-timeout"),
+)
 
 
 @dataclass(frozen=True)
 class Flag:
-    """`name` as typed, `path` into the job (`source.limit`), the group in --help, and a metavar where one says more."""
+    """The flag of an option: its `name` as typed, and `path` into the job (`source.limit`)."""
 
     name: str
     path: str
-    group: str
-    metavar: str | None = None
+    option: Option
+    help: Help
 
     @property
     def key(self) -> str:
@@ -53,9 +63,25 @@ class Flag:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """The path as the job has it: fields of the job itself stand at its top."""
+        """The path as the job has it: fields of the job itself are at its top."""
         parts = tuple(self.path.split("."))
         return parts[1:] if parts[0] == "job" else parts
+
+
+def flags_of(section: str, *kinds: type[Any]) -> tuple[Flag, ...]:
+    """A flag for each option of a section that has one, in the order of --help; for a model, options of its kinds."""
+    found: dict[str, Flag] = {}
+    for option in (option for cls in kinds or SECTIONS[section] for option in options_of(cls).values()):
+        for one in (option, *(Option(f"{option.name}.{key.name}", str, key.help) for key in option.keys)):
+            if one.help is not None and one.help.flag is not None:
+                typed = one.help.flag or "--" + one.name.rpartition(".")[2].replace("_", "-")
+                found.setdefault(typed, Flag(typed, f"{section}.{one.name}", one, one.help))
+    return ordered(found.values())
+
+
+def ordered(flags: Iterable[Flag]) -> tuple[Flag, ...]:
+    """Flags in the order of --help, group by group."""
+    return tuple(sorted(flags, key=lambda flag: FIRST.index(flag.name) if flag.name in FIRST else len(FIRST)))
 
 
 # ---------------------------------------------------------------- types
@@ -64,7 +90,7 @@ class Flag:
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # generic only to newer versions of click
+    _ParamType = click.ParamType  # generic only for newer versions of click
 
 
 class AutoInt(_ParamType):
@@ -92,7 +118,7 @@ class AutoRange(AutoInt):
 
 
 class Pair(_ParamType):
-    """`k=v`; `typed` reads v as JSON where it is some."""
+    """`k=v`; with `typed`, v is read as JSON if it is valid."""
 
     name = "K=V"
 
@@ -110,48 +136,22 @@ class Pair(_ParamType):
         return key, literal(text, f"{param.opts[0] if param else self.name} {value}")
 
 
-@functools.cache  # evaluated for each flag anew they were a tenth of a command
-def _hints(section: str) -> dict[str, Any]:
-    """Types of the fields of a section, the first class's before those of others."""
-    return {name: hint for cls in reversed(SECTIONS[section]) for name, hint in get_type_hints(cls).items()}
-
-
-def _hint(path: str) -> Any:
-    section, _, field = path.partition(".")
-    return str if field.startswith("options.") else _hints(section)[field]
-
-
-def _plain_hint(hint: Any) -> Any:
-    """The hint without its None."""
-    if get_origin(hint) in (Union, types.UnionType):
-        rest = [part for part in get_args(hint) if part is not type(None)]
-        return rest[0] if len(rest) == 1 else tuple(rest)
-    return hint
-
-
-def _origin(hint: Any) -> Any:
-    return get_origin(hint)
-
-
-def click_type(hint: Any) -> dict[str, Any]:
-    """How click takes a field of this type; nothing given is None, or empty where it can be given many times."""
-    plain = _plain_hint(hint)
-    if plain is bool:
+def click_type(option: Option) -> dict[str, Any]:
+    """How click takes an option; if it is not given it is None, or empty if it can be given many times."""
+    kinds: list[Any] = [part for part in option.types if part is not type(None)]
+    origins: list[Any] = [get_origin(part) for part in kinds]
+    if kinds[0] is bool:
         return {"is_flag": True, "default": None}
-    origin = _origin(plain)
-    if origin is Literal:
-        return {"type": click.Choice(list(get_args(plain)))}
-    if origin is tuple:
+    if len(kinds) > 1:
+        one_or_two = {"type": AutoRange(), "metavar": "N|auto|A-B"}
+        return one_or_two if tuple in origins else {"type": AutoInt(), "metavar": "N|auto"}
+    if origins[0] is Literal:
+        return {"type": click.Choice(list(option.texts))}
+    if origins[0] is tuple:
         return {"multiple": True, "metavar": "A,B"}
-    if isinstance(plain, tuple):
-        if any(_origin(part) is tuple for part in plain):
-            return {"type": AutoRange(), "metavar": "N|auto|A-B"}
-        return {"type": AutoInt(), "metavar": "N|auto"}
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        typed = get_args(plain)[1] is not str
-        return {"type": Pair(typed), "multiple": True}
-    names = {int: (click.INT, "N"), float: (click.FLOAT, "X"), str: (click.STRING, None)}
-    kind, metavar = names[plain]
+    if origins[0] is Mapping:
+        return {"type": Pair(get_args(kinds[0])[1] is not str), "multiple": True}
+    kind, metavar = {int: (click.INT, "N"), float: (click.FLOAT, "X"), str: (click.STRING, None)}[kinds[0]]
     return {"type": kind, **({"metavar": metavar} if metavar else {})}
 
 
@@ -160,14 +160,14 @@ def options(flags: Sequence[Flag], required: Sequence[str] = ()) -> Callable[[F]
 
     def decorate(command: F) -> F:
         for flag in reversed(flags):
-            kind = click_type(_hint(flag.path))
-            if flag.metavar:
-                kind["metavar"] = flag.metavar
-            section, _, field = flag.path.partition(".")
-            negated = "bool | None" in str(_hint(flag.path)) and kind.get("is_flag")
+            kind = click_type(flag.option)
+            if flag.help.metavar:
+                kind["metavar"] = flag.help.metavar
+            negated = {*flag.option.types} == {bool, type(None)}
             name = f"{flag.name}/--no-{flag.name.removeprefix('--')}" if negated else flag.name
+            group = flag.help.group or GROUPS[flag.path.partition(".")[0]]
             decorated = click.option(
-                name, flag.key, cls=Option, group=flag.group, help=about(section, field),
+                name, flag.key, cls=GroupedOption, group=group, usual=flag.help.usual, help=flag.help.text,
                 required=flag.path in required, **kind,
             )  # fmt: skip
             command = decorated(command)
@@ -177,14 +177,13 @@ def options(flags: Sequence[Flag], required: Sequence[str] = ()) -> Callable[[F]
 
 
 def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
-    """What the flags that were given change in a job."""
+    """The changes to a job that the given flags make."""
     out = []
     for flag in flags:
         value = given.get(flag.key)
         if value is None or value == ():
             continue
-        hint = _plain_hint(_hint(flag.path))
-        if get_origin(hint) is tuple:
+        if any(get_origin(part) is tuple and get_args(part)[1:] == (...,) for part in flag.option.types):
             value = listed(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], tuple):
             if twice := next((k for i, (k, _) in enumerate(value) if k in [k for k, _ in value[:i]]), None):
@@ -200,18 +199,20 @@ def listed(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
-    """A line that says how a command is given the options which a message names as Python does (`types=`); empty where
-    it names none, or says it itself.
+    """A line that tells how this command takes the options that a message names as in Python (`types=`); empty if it
+    names none, or gives the flag itself.
     """
     given = {parameter.name: parameter.opts[0] for parameter in parameters}
     told = []
     for name in dict.fromkeys(re.findall(r"(?<![\w.'\"-])([a-z_]+)=", message)):
-        homes = [s for s, classes in SECTIONS.items() if any(name in cls.__dataclass_fields__ for cls in classes)]
-        if len(homes) != 1:
+        homes = [(s, cls) for s, classes in SECTIONS.items() for cls in classes if name in options_of(cls)]
+        if len({section for section, _ in homes}) != 1:
             continue
-        flag = Flag("", f"{homes[0]}.{name}", "")
-        inside = ".NAME" if get_origin(_plain_hint(_hint(flag.path))) is Mapping else ""
-        way = given.get(flag.key) or (f"--set {'.'.join(flag.place)}{inside}=…" if "sets" in given else "")
+        section, cls = homes[0]
+        place = (name,) if section == "job" else (section, name)
+        kinds: list[Any] = [get_origin(part) for part in options_of(cls)[name].types]
+        inside = ".NAME" if Mapping in kinds else ""
+        way = given.get(f"at_{section}__{name}") or (f"--set {'.'.join(place)}{inside}=…" if "sets" in given else "")
         if way and way.split("=")[0] not in message:
             told.append(f"{name}= is {way}")
     return f"\n(for this command: {', '.join(told)})" if told else ""

@@ -1,4 +1,4 @@
-"""`run`, `plan` and `schema`: jobs that stand in a file or a module."""
+"""`run`, `plan` and `schema`: jobs in a file or a module."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from gristmill.cli import vocabulary as words
+from gristmill.cli import common as words
+from gristmill.cli.execute import perform
 from gristmill.cli.flags import changes, options
-from gristmill.cli.perform import perform
-from gristmill.cli.shape import Command
+from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
-from gristmill.plan.job import JobSpec
+from gristmill.job.job import JobSpec
 
 FLAGS = (*words.PLACE, *words.COMMON)
 
@@ -35,7 +35,7 @@ gristmill run job.yaml --set running.batch_rows=256 --workers 2
 @words.variables
 @words.showing
 def run(job: str, **given: Any) -> int:
-    """Run a job, or go on where it stopped.
+    """Run a job, or resume it where it stopped.
 
     JOB is a job file (job.yaml), FILE.py[:NAME] (the Job named `job` unless NAME is given) or MODULE:NAME. Flags
     override what it says.
@@ -48,8 +48,8 @@ def run(job: str, **given: Any) -> int:
 
 def described(job: str, given: Mapping[str, Any]) -> JobSpec:
     """The job that JOB and the flags describe. Raises BadJob."""
-    from gristmill.plan.jobfile import check_names, load
-    from gristmill.plan.overlay import overlay
+    from gristmill.jobfile.jobfile import check_names, load
+    from gristmill.jobfile.overlay import overlay
 
     spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
     spec = overlay(spec, changes(FLAGS, given))
@@ -58,7 +58,7 @@ def described(job: str, given: Mapping[str, Any]) -> JobSpec:
 
 
 def variables(given: Mapping[str, Any]) -> dict[str, str]:
-    """What --var gave. Raises BadJob for a name given twice."""
+    """The variables given with --var. Raises BadJob for a name given twice."""
     out: dict[str, str] = {}
     for name, value in given["variables"]:
         if name in out:
@@ -88,7 +88,7 @@ def plan(job: str, **given: Any) -> int:
 
     Exits 3 if a gate already cannot hold.
     """
-    from gristmill.viewing import plan as planned
+    from gristmill.driver.views import plan as planned
 
     spec = described(job, given)
     view = planned(spec)
@@ -102,7 +102,7 @@ def plan(job: str, **given: Any) -> int:
 
 def plan_dict(view: Any) -> dict[str, Any]:
     """A plan as plain values."""
-    names = ("files", "rows", "rows_estimated", "bytes", "shards", "shards_estimated", "workers", "nulls")
+    names = ("files", "rows", "rows_estimated", "bytes", "shards", "shards_estimated", "workers", "nulls", "sink")
     out: dict[str, Any] = {name: getattr(view, name) for name in names}
     for name in ("schema", "output"):
         out[name] = [{"name": column, "type": kind} for column, kind in getattr(view, name)]
@@ -111,7 +111,7 @@ def plan_dict(view: Any) -> dict[str, Any]:
 
 
 def plan_lines(view: Any, conditions: bool = False) -> list[str]:
-    """A plan for a person. Rows are counted before any `conditions`, which only reading will decide."""
+    """A plan for a person. Rows are counted before any `conditions`, which only reading can decide."""
     from gristmill.observe import units
 
     about = "about " if view.rows_estimated else ""
@@ -129,6 +129,7 @@ def plan_lines(view: Any, conditions: bool = False) -> list[str]:
         f"reads    {_columns(view.schema)}",
         f"writes   {_columns(view.output)}{returns}",
     ]
+    lines += [f"sink     {view.sink}"] if view.sink else []
     lines.append("nulls    " + (_nulls(view.nulls) or "none known"))
     lines += [f"note     {note}" for note in view.notes]
     return lines + [f"problem  {problem}" for problem in view.problems]
@@ -156,7 +157,7 @@ gristmill schema > job.schema.json
 @words.debug
 def schema(debug: bool) -> int:
     """Print the JSON Schema of job files, so that an editor completes and checks them."""
-    from gristmill.plan.jobschema import json_schema
+    from gristmill.jobfile.sections import json_schema
 
     sys.stdout.write(json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n")
     return 0

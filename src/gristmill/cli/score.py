@@ -1,4 +1,4 @@
-"""`embed`, `classify` and `apply`: a job typed as a command."""
+"""`embed`, `classify`, `predict` and `apply`: a job typed as a command."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from typing import Any, TypeVar
 
 import click
 
-from gristmill.cli import vocabulary as words
+from gristmill.cli import common as words
+from gristmill.cli.execute import perform
 from gristmill.cli.flags import Flag, changes, options
-from gristmill.cli.perform import perform
-from gristmill.cli.shape import Command
+from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
-from gristmill.plan.job import JobSpec, Sink, Source
-from gristmill.plan.options import EngineSpec, default_engine
-from gristmill.plan.overlay import changes_of, overlay
-from gristmill.plan.specs import Call, FunctionModel, ModelSpec, TextClassifier, TextEmbedder
+from gristmill.job.job import JobSpec, Sink, Source
+from gristmill.job.options import EngineSpec, default_engine
+from gristmill.job.specs import (
+    Call,
+    FunctionModel,
+    ModelSpec,
+    TextClassifier,
+    TextEmbedder,
+    saved_model,
+)
+from gristmill.jobfile.overlay import changes_of, overlay
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _sources(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """One name alone is taken for the sink: which of the two is missing, only the person knows."""
+    """A single name is taken for the sink: only the person knows which of the two is missing."""
     if not value and not ctx.resilient_parsing:
         raise click.UsageError("missing SOURCE or SINK: name the rows, then the folder for the answers", ctx)
     return value
@@ -88,6 +95,38 @@ def classify(**given: Any) -> int:
     return perform(described("classify", given), given)
 
 
+PREDICT = """
+gristmill predict customers.parquet scores/ --model churn.skops --method predict_proba --keep customer_id
+gristmill predict customers.parquet scores/ --model risk.onnx --features age,spend
+gristmill predict rows/ scores/ --model net.pt --features x,y --preview 5
+gristmill predict rows.csv scores/ --model model.joblib --allow-pickle --sha256 9f86d081884c…
+"""
+
+
+@click.command(cls=Command, examples=PREDICT)
+@SOURCES
+@SINK
+@words.option(
+    "--model",
+    "model_path",
+    group="Model",
+    required=True,
+    metavar="FILE",
+    help="A saved estimator (.skops, .joblib, .pkl), ONNX graph (.onnx) or TorchScript model (.pt, .pth)",
+)
+@options(words.PREDICT)
+@options(words.COMMON)
+@words.verbs
+@words.sets
+@words.showing
+def predict(**given: Any) -> int:
+    """Run a saved model over feature columns: adds its predictions to the rows of the folder SINK.
+
+    Without --features, the columns are those that the model was fitted with, or that the graph's inputs name.
+    """
+    return perform(described("predict", given), given)
+
+
 APPLY = """
 gristmill apply rows.parquet scores/ --fn scoring:score --keep id
 gristmill apply rows/ scores/ --fn score.py:Scorer --arg threshold=0.3 --arg weights=model.bin
@@ -110,18 +149,18 @@ def apply(**given: Any) -> int:
     """Run your own function, or class, on every batch of rows; the output row is what it returns, plus --keep.
 
     It is given a dict of numpy arrays (or what --batch-format says) and returns one row for each row it was given. The
-    current folder is importable. --arg values are JSON where they can be, else text.
+    current folder is importable. --arg values are JSON if they are valid JSON, else text.
     """
     return perform(described("apply", given), given)
 
 
 def described(command: str, given: Mapping[str, Any]) -> JobSpec:
-    """The job that was typed. Raises BadJob where its parts do not fit together."""
-    from gristmill.plan.jobfile import check_names
+    """The job that was typed. Raises BadJob if its parts do not fit together."""
+    from gristmill.jobfile.jobfile import check_names
 
     model, flags = _model_typed(command, given)
     if given["source"] == ("-",):
-        raise BadJob("-: standard input cannot be read again, as a resume must: write it to a file first")
+        raise BadJob("-: standard input cannot be read again, which resuming needs: write it to a file first")
     spec = JobSpec(
         source=Source(uri=given["source"]),
         model=model,
@@ -129,11 +168,15 @@ def described(command: str, given: Mapping[str, Any]) -> JobSpec:
         engine=EngineSpec(default_engine(os.environ)),
     )
     spec = overlay(spec, [*changes((*flags, *words.COMMON), given), *changes_of(given["sets"])])
-    if spec.sink is not None and spec.sink.format in ("csv", "text", "binary"):
-        raise BadJob(
-            f"--format {spec.sink.format}: it names what is written: parquet, jsonl or npy; "
-            f"a source is read so with --source-format {spec.sink.format}"
-        )
+    if spec.sink is not None and (name := spec.sink.format) is not None:
+        from gristmill.sinks.formats import SINKS
+        from gristmill.sources import formats as sources
+
+        if name not in SINKS and name in sources.SOURCES:
+            raise BadJob(
+                f"--format {name}: it is the format of the sink: {', '.join(SINKS.names[:-1])} or {SINKS.names[-1]}; "
+                f"to read a source in this format, use --source-format {name}"
+            )
     check_names(spec)
     return spec
 
@@ -143,4 +186,6 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
         return TextEmbedder(given["model_path"], given["at_model__text"]), words.EMBED
     if command == "classify":
         return TextClassifier(given["model_path"], given["at_model__text"]), words.CLASSIFY
+    if command == "predict":
+        return saved_model(given["model_path"]), words.PREDICT
     return FunctionModel(Call(given["fn"])), words.APPLY

@@ -1,4 +1,4 @@
-"""`status`, `dead`, `verify` and `retry-dead`: what stands in a sink."""
+"""`status`, `dead`, `verify` and `retry-dead`: what a sink contains."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any
 
 import click
 
-from gristmill.cli import vocabulary as words
+from gristmill.cli import common as words
 from gristmill.cli.ending import say
+from gristmill.cli.execute import print_rows, shown
+from gristmill.cli.helptext import Command
 from gristmill.cli.job import variables
-from gristmill.cli.perform import print_rows, shown
-from gristmill.cli.shape import Command
 from gristmill.errors import BadJob
-from gristmill.io.redact import redact
+from gristmill.files.contract import Files
+from gristmill.job.job import JobSpec
+from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
-from gristmill.plan.counts import Counts
-from gristmill.plan.job import JobSpec
+from gristmill.shards.counts import Counts
 
 # ---------------------------------------------------------------- status
 
@@ -44,7 +45,7 @@ watch gristmill status emb/
 @words.debug
 def status(target: str, **given: Any) -> int:
     """Say how far a run is, or what is published, from the sink's files alone, while it runs or after."""
-    from gristmill.viewing import status as state_of
+    from gristmill.driver.views import status as state_of
 
     now = state_of(*place(target, given))
     if given["as_json"]:
@@ -55,9 +56,9 @@ def status(target: str, **given: Any) -> int:
     return 0
 
 
-def place(target: str, given: Mapping[str, Any]) -> tuple[str, Any]:
-    """The sink's root and file layer: of a path or URI as it is, of a job as the job says. Raises BadJob."""
-    from gristmill.running import sink_place
+def place(target: str, given: Mapping[str, Any]) -> tuple[str, Files]:
+    """The sink's root and file layer: from a path or URI directly, or from a job. Raises BadJob."""
+    from gristmill.driver.opening import sink_place
 
     spec = named(target, given)
     if spec is None:
@@ -68,27 +69,27 @@ def place(target: str, given: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def named(target: str, given: Mapping[str, Any]) -> JobSpec | None:
-    """The job that is named; None for a sink."""
-    from gristmill.plan.jobfile import is_job, load
+    """The named job; None for a sink."""
+    from gristmill.jobfile.jobfile import is_job, load
 
     if "://" in target or not is_job(target):
         told = {"--var": given["variables"], "--profile": given["profile"], "--set": given["sets"]}
         if said := [flag for flag, value in told.items() if value]:
-            raise BadJob(f"{target} is a sink; {' and '.join(said)} only change a job: name the job")
+            raise BadJob(f"{target} is a sink; {' and '.join(said)} only apply to a job: name the job")
         return None
     return load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
 
 
 _STATES = {
     "running": "running",
-    "unfinished": "not finished, and nothing runs: run the job again to go on",
+    "unfinished": "not finished, and not running: run the job again to resume",
     "done": "done and published",
     "empty": "nothing was run here",
 }
 
 
 def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A state for a person, as label and text."""
+    """A state for a person, as labels and texts."""
     state = str(now.get("state"))
     gate = state == "unfinished" and now.get("gate")
     said = "not published: a gate did not hold" if gate else _STATES.get(state, state)
@@ -112,7 +113,7 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     if now.get("held_by"):
         lines.append(("held by", _holder(now["held_by"])))
     if state != "done" and (published := now.get("published")):
-        lines.append(("published", f"{published['rows_ok']:,} rows ok, {published['rows_dead']:,} dead, of before"))
+        lines.append(("published", f"{published['rows_ok']:,} rows ok, {published['rows_dead']:,} dead, from before"))
     if now.get("seconds_ago") is not None:
         lines.append(("as of", f"{units.seconds(now['seconds_ago'])} ago"))
     return lines
@@ -121,7 +122,7 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     if now.get("state") == "done":
         counts = Counts(**now["counts"])
-        if counts.expanded != counts.derived:  # two levels, each with a sum of its own
+        if counts.expanded != counts.derived:  # two levels, each with its own sum
             went_on = f"{counts.expanded:,} went on, {counts.dead:,} dead, {counts.filtered:,} filtered"
             became = f"{counts.ok:,} ok, {counts.derived_dead:,} dead, {counts.derived_filtered:,} filtered"
             return [("rows", f"{counts.rows_in:,}: {went_on}"), ("made", f"{counts.derived:,}: {became}")]
@@ -130,7 +131,7 @@ def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     else:
         of = f"{now['rows_done']:,}" + (f" of {now['rows_total']:,}" if now.get("rows_total") else "")
-        since = " since it went on" if now.get("shards_resumed") else ""
+        since = " since it was resumed" if now.get("shards_resumed") else ""
     parts = f"{now['rows_ok']:,} ok, {now['rows_dead']:,} dead, {now['rows_filtered']:,} filtered"
     return [("rows", f"{of}: {parts}{since}")]
 
@@ -155,7 +156,7 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 @click.command(cls=Command, examples=DEAD)
 @click.argument("target", metavar="SINK|JOB")
 @words.option("--by", type=click.Choice(["error", "source", "stage", "step", "shard"]),
-              help="Count them by this instead of listing them")  # fmt: skip
+              help="Count the dead letters by this column instead of listing them")  # fmt: skip
 @words.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N",
               help="Show at most N; 0 shows all")  # fmt: skip
 @words.option("--traceback", "tracebacks", is_flag=True, help="Show each one's traceback")
@@ -164,7 +165,7 @@ gristmill dead emb/ --json --limit 0 > dead.jsonl
 @words.as_json
 @words.debug
 def dead(target: str, by: str | None, limit: int, tracebacks: bool, **given: Any) -> int:
-    """Show the rows that could not be scored: where each stood, what it held, and what was wrong."""
+    """Show the rows that could not be scored: where each was, what it contained, and what was wrong."""
     sink, as_json = redact(target), given["as_json"]
     letters = _letters(sink, *place(target, given))
     most = limit or letters.num_rows
@@ -190,10 +191,10 @@ _RUNS = {
 }
 
 
-def _letters(sink: str, root: str, files: Any) -> Any:
-    """Those of a run that has not finished, where it has some, saying so; else those of the published result."""
+def _letters(sink: str, root: str, files: Files) -> Any:
+    """The dead letters of an unfinished run, if it has any, with a note; else those of the published result."""
     from gristmill.commit.publication import success
-    from gristmill.commit.reading import committed_letters, dead, unfinished
+    from gristmill.result.reading import committed_letters, dead, unfinished
 
     begun, body = unfinished(root, files), success(root, files)
     if begun is None:
@@ -204,7 +205,7 @@ def _letters(sink: str, root: str, files: Any) -> Any:
         return letters
     if not letters.num_rows:
         return dead(root, files)
-    of_before = f" (which has {body['rows_dead']:,} of its own: gm.dead({sink!r}))" if body["rows_dead"] else ""
+    of_before = f" (which has {body.rows_dead:,} of its own: gm.dead({sink!r}))" if body.rows_dead else ""
     say(
         f"{sink}: these are the dead letters so far of {_RUNS[begun.kind]} that has not finished; they are not "
         f"in the published result{of_before}"
@@ -212,13 +213,13 @@ def _letters(sink: str, root: str, files: Any) -> Any:
     return letters
 
 
-def _existing(sink: str) -> tuple[str, Any]:
-    from gristmill.commit.places import opened
+def _existing(sink: str) -> tuple[str, Files]:
+    from gristmill.files.roots import opened
 
     return _checked(*opened(sink))
 
 
-def _checked(root: str, files: Any) -> tuple[str, Any]:
+def _checked(root: str, files: Files) -> tuple[str, Files]:
     if not files.holds(root):
         raise BadJob(f"{redact(root)}: there is no such sink: give the folder that a job writes to, or the job")
     return root, files
@@ -243,7 +244,7 @@ def _grouped(letters: Any, by: str, most: int, as_json: bool) -> int:
 
 
 def _listed(letters: Any, tracebacks: bool) -> None:
-    """Each dead letter in two or three lines: these are read one by one, and their texts fit no column."""
+    """Each dead letter in two or three lines: these are read one by one, and their texts fit no table."""
     from gristmill.observe.streams import width_of
     from gristmill.observe.tables import clean, clip
 
@@ -261,14 +262,14 @@ def _listed(letters: Any, tracebacks: bool) -> None:
 
 
 def _at(row: dict[str, Any]) -> str:
-    """Where a row stands in its file: a record of text by its first byte, which no editor is to take for a line."""
-    from gristmill.io.registry import by_bytes
+    """Where a row is in its file: a record of text by its first byte, marked so that no editor takes it for a line."""
+    from gristmill.sources.formats import by_bytes
 
     return f", byte {row['position']:,}" if by_bytes(row["source"]) else f":{row['position']}"
 
 
 def _payload(payload: str | None) -> str | None:
-    """A record that could not be read, as the text that it is, if it is some."""
+    """A record that could not be read, decoded if it is text."""
     held = json.loads(payload) if payload and payload.startswith('{"base64": ') else None
     if not isinstance(held, dict) or list(held) != ["base64"] or not isinstance(held["base64"], str):
         return payload
@@ -291,17 +292,22 @@ gristmill verify job.yaml --source
 @click.command(cls=Command, examples=VERIFY)
 @click.argument("target", metavar="SINK|JOB")
 @words.option("--deep", is_flag=True, group="How it runs", help="Read all values again, as gm.read does")
-@words.option("--source", is_flag=True, group="How it runs", help="Read the source again, too: what every shard read")
+@words.option(
+    "--source",
+    is_flag=True,
+    group="How it runs",
+    help="Also read the source again, and compare it with what every shard read",
+)
 @words.sets
 @words.variables
 @words.as_json
 @words.debug
 def verify(target: str, deep: bool, source: bool, **given: Any) -> int:
-    """Recount and re-hash every published file, and hold it against plans, receipts, dead letters and _SUCCESS.
+    """Recount and re-hash every published file, and compare it with plans, receipts, dead letters and _SUCCESS.
 
     Exits 1, naming what differs.
     """
-    from gristmill.viewing import verify as verdict_of
+    from gristmill.driver.views import verify as verdict_of
 
     job = named(target, given) if source else None
     verdict = verdict_of(*place(target, given), deep=deep, source=source if job is None else job.source)
@@ -327,7 +333,12 @@ gristmill retry-dead scores/ --job job.yaml --accept-code-change
 @words.option(
     "--job", metavar="JOB", group="Job", help="The job to score them with (default: the one that wrote the sink)"
 )
-@words.option("--accept-code-change", is_flag=True, group="How it runs", help="Score with code that has changed since")
+@words.option(
+    "--accept-code-change",
+    is_flag=True,
+    group="How it runs",
+    help="Score with the code as it is now, although it has changed",
+)
 @words.sets
 @words.variables
 @words.showing
@@ -335,7 +346,7 @@ def retry_dead(target: str, job: str | None, accept_code_change: bool, **given: 
     """Score the dead letters of a sink again, usually after a fix; those that now succeed join the published rows,
     after the others and in files of their own.
     """
-    from gristmill.running import retry_dead as retried
+    from gristmill.driver.run import retry_dead as retried
 
     spec = _job_of(target, job, given)
 
@@ -346,12 +357,12 @@ def retry_dead(target: str, job: str | None, accept_code_change: bool, **given: 
 
 
 def _job_of(target: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
-    """The job that wrote the sink: the one that is named, which must write to this very sink, or the remembered one."""
-    from gristmill.cli.remembered import recall
+    """The job that wrote the sink: the named one, which must write to this very sink, or the remembered one."""
+    from gristmill.cli.lastjob import recall
     from gristmill.commit.publication import success
-    from gristmill.plan.jobfile import is_job, load
-    from gristmill.plan.overlay import changes_of, overlay
-    from gristmill.running import sink_place, sink_root
+    from gristmill.driver.opening import sink_place, sink_root
+    from gristmill.jobfile.jobfile import is_job, load
+    from gristmill.jobfile.overlay import changes_of, overlay
 
     if job is None and "://" not in target and is_job(target):
         job, target = target, ""
@@ -361,13 +372,13 @@ def _job_of(target: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
             raise BadJob("--var and --profile are for a job file: name it with --job")
         if success(root, files) is None:
             raise BadJob(
-                f"{root}: nothing is published, so that there are no dead letters to score again: run its job "
+                f"{root}: nothing is published, so there are no dead letters to score again: run its job "
                 "(--accept publishes what a gate held back)"
             )
         known, folder = recall(root, files)
         spec = overlay(_started_in(known, folder, root), changes_of(given["sets"]))
-        if spec.sink is not None and not _same(sink_root(spec.sink), root):  # it was moved or copied: this one is meant
-            spec = replace(spec, sink=replace(spec.sink, uri=root))
+        if spec.sink is not None and not _same(sink_root(spec.sink), root):  # it was moved or copied: use this one
+            spec = replace(spec, sink=replace(spec.sink, uri=file_of(root) or root))
         return spec
     spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
     if spec.sink is None:
@@ -379,8 +390,8 @@ def _job_of(target: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
 
 
 def _started_in(spec: JobSpec, folder: str, root: str) -> JobSpec:
-    """The job, with this process in the folder that it was started in: there its paths and modules are. Raises BadJob
-    where that is no more.
+    """The job, with this process in the folder it was started in, where its paths and modules are. Raises BadJob if
+    that folder is gone.
     """
     if folder and folder != os.getcwd():
         here = os.getcwd()
@@ -388,7 +399,7 @@ def _started_in(spec: JobSpec, folder: str, root: str) -> JobSpec:
             os.chdir(folder)
         except OSError:
             raise BadJob(
-                f"{root}: the job that wrote it was started in {folder}, which is no folder here: give the job with "
+                f"{root}: the job that wrote it was started in {folder}, which does not exist here: give the job with "
                 "--job JOB"
             ) from None
         sys.path[:] = [folder if path in ("", here) else path for path in sys.path]

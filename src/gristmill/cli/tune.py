@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from gristmill.cli import vocabulary as words
+from gristmill.cli import common as words
 from gristmill.cli.flags import options
+from gristmill.cli.helptext import Command
 from gristmill.cli.job import FLAGS, described
-from gristmill.cli.shape import Command
 from gristmill.errors import BadJob
 
 TUNE = """
@@ -25,11 +25,11 @@ gristmill tune pipeline.py:reviews --workers 2 --threads 1 --json
 @click.command(cls=Command, examples=TUNE)
 @click.argument("job")
 @words.option("--budgets", metavar="A,B", group="How it runs",
-              help="Budgets to try, in padded tokens (or rows, where the model tells no lengths)")  # fmt: skip
+              help="Budgets to try, in padded tokens (or rows, if the model does not batch by tokens)")  # fmt: skip
 @words.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", group="How it runs",
-              help="Trials of each, in alternation; the median counts")  # fmt: skip
+              help="Trials of each budget, in alternation; the median counts")  # fmt: skip
 @words.option("--plot", metavar="FILE.PNG", group="What it shows", help="Also draw the curve (gristmill[plot])")
-@words.option("--write", is_flag=True, group="Job", help="Put what was found into the job file")
+@words.option("--write", is_flag=True, group="Job", help="Write the best values into the job file")
 @options(FLAGS)
 @words.sets
 @words.variables
@@ -38,18 +38,18 @@ gristmill tune pipeline.py:reviews --workers 2 --threads 1 --json
 def tune(job: str, budgets: str | None, rounds: int, plot: str | None, write: bool, **given: Any) -> int:
     """Measure how fast the job's model runs with batches of different budgets, on real rows of its source.
 
-    Splits of the machine into workers and threads, and backends of the same precision, are compared first where the job
-    leaves them open. The knee is the smallest budget within 3 % of the best; later runs on this machine use it by
-    themselves. Nothing is written to the sink.
+    Splits of the machine into workers and threads, and backends of the same precision, are compared first if the job
+    leaves them open. The knee is the smallest budget within 3 % of the best; later runs on this machine use it
+    automatically. Nothing is written to the sink.
     """
-    from gristmill.tuning.shown import as_dict, tables
-    from gristmill.tuning.shown import plot as drawn
-    from gristmill.tuning.sweeping import tune as measured
-    from gristmill.tuning.written import write as written
+    from gristmill.tuning.apply import write as written
+    from gristmill.tuning.display import as_dict, tables
+    from gristmill.tuning.display import plot as drawn
+    from gristmill.tuning.sweep import tune as measured
 
     spec = described(job, given)
     if plot is not None:
-        from gristmill.models.extras import require
+        from gristmill.process.extras import require
 
         require("matplotlib", "plot", "--plot")  # before minutes are spent
     found = measured(spec, _budgets(budgets), rounds=rounds, say=_say)

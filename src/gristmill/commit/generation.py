@@ -1,43 +1,43 @@
-"""Generations: one plan with its receipts and parts, begun by a claim. A sink's folder holds them all; which are live
-is for its publications to say.
+"""Generations: one plan with its receipts and parts, begun by a claim. A sink's folder holds them all; its publications
+say which are live.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit.store import LOCAL, META, join, seal, sha256_of, unseal
+from gristmill.arrow.schemas import nullable
+from gristmill.commit.documents import Claim, LoadedCode, PlanDocument, Reads, TableRecord, Verb, WrittenPaths
 from gristmill.errors import CorruptStore
-from gristmill.io.schema import nullable
-from gristmill.plan.contracts import FileInfo, Files, SourceFile
-from gristmill.plan.fingerprint import input_digest
-from gristmill.plan.shard import ShardTable
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, META, join, sha256_of
+from gristmill.fingerprint.digests import StoredFingerprint, input_digest
+from gristmill.shards.shard import ShardTable
+from gristmill.shards.sourcefiles import FileInfo, SourceFile
 
-Verb = Literal["new", "restart", "append", "retry-dead"]
+PLAN = "plan.json"
 _REFUSED = "refused"
 _CLAIM = re.compile(r"^(\d{4,})\.json$")
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A claimed generation: what was meant when it was begun, decided once. `root` is the sink's folder.
+    """A claimed generation: its intent, fixed when it was begun. `root` is the sink's folder.
 
     `base` is the generation whose live files stay live beside this one's (append, retry-dead). `predecessor` is the
-    number of the publication that it is made from, 0 for none: it can be published only as the next one after that.
-    `fingerprint` is that of the job (Fingerprint.as_dict), `schema` the encoded output schema that its rows must fit,
-    that of its base. A claim that does not read back is `lost`: its number is taken, nothing else is known.
+    number of the publication that it builds on, 0 for none: it can be published only as the next one after that.
+    `fingerprint` is the job's; `schema` is the encoded output schema that its rows must fit, taken from its base. A
+    claim that does not read back is `lost`: its number is taken, nothing else is known.
     """
 
     root: str
@@ -46,7 +46,7 @@ class Generation:
     kind: Verb
     base: int | None = None
     predecessor: int = 0
-    fingerprint: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    fingerprint: StoredFingerprint = field(default_factory=StoredFingerprint, compare=False, repr=False)
     schema: str | None = field(default=None, repr=False)
     lost: bool = False
     files: Files = field(default=LOCAL, compare=False, repr=False)
@@ -74,20 +74,20 @@ class Generation:
     @property
     def planned(self) -> bool:
         """Whether its plan has been written."""
-        return not self.lost and "plan.json" in self.files.names(self.folder)
+        return not self.lost and PLAN in self.files.names(self.folder)
 
 
 @dataclass(frozen=True)
 class Plan:
     """A stored plan: the sealed description and the shard table."""
 
-    about: dict[str, Any]
+    about: PlanDocument
     shards: ShardTable
 
     @property
     def schema(self) -> pa.Schema:
-        """Output schema, fixed by the probe; of earlier versions' plans, too, any column may come to hold nulls."""
-        return nullable(decode_schema(self.about["output_schema"]))
+        """Output schema, fixed by the probe; any column may come to hold nulls, also with plans of earlier versions."""
+        return nullable(decode_schema(self.about.output_schema))
 
 
 def meta(root: str) -> str:
@@ -96,7 +96,7 @@ def meta(root: str) -> str:
 
 
 def held_inputs(root: str, files: Files) -> str:
-    """The folder of this machine that holds copies of tables in memory, which were a sink's source."""
+    """The folder on this machine with copies of the in-memory tables that were a sink's source."""
     if files.arrow() is None:
         return join(meta(root), "inputs")
     digest = hashlib.sha256(root.encode()).hexdigest()[:16]
@@ -111,8 +111,8 @@ def generations(root: str, files: Files = LOCAL) -> list[Generation]:
 
 
 def pending(claims: Sequence[Generation], published: int) -> Generation | None:
-    """The claim that can still become the publication after number `published`: the last that was made from it, but
-    for one whose first rows were refused, which is nothing.
+    """The claim that can still become the publication after number `published`: the last one made from it, ignoring any
+    whose first rows were refused.
     """
     for found in reversed(claims):
         if not found.lost and found.predecessor == published and _REFUSED not in found.files.names(found.folder):
@@ -121,18 +121,15 @@ def pending(claims: Sequence[Generation], published: int) -> Generation | None:
 
 
 def refuse(generation: Generation) -> None:
-    """Note that a generation is nothing: its first rows do not fit the result that they would be added to."""
+    """Mark a generation as void: its first rows do not fit the result that they would be added to."""
     generation.files.write_over(join(generation.folder, _REFUSED), b"")
 
 
 def _claimed(files: Files, root: str, number: int) -> Generation:
     try:
-        body = unseal(_claim_path(root, number), files)
-        return Generation(
-            root, number, body["folder"], body["kind"], body["base"], body["predecessor"], body["fingerprint"],
-            body["schema"], files=files,
-        )  # fmt: skip
-    except (CorruptStore, KeyError):
+        c = Claim.load_from(_claim_path(root, number), files)
+        return Generation(root, number, c.folder, c.kind, c.base, c.predecessor, c.fingerprint, c.schema, files=files)
+    except CorruptStore:
         return Generation(root, number, f"g{number:04d}", "new", lost=True, files=files)
 
 
@@ -143,31 +140,21 @@ def claim(
     *,
     base: int | None = None,
     predecessor: int = 0,
-    fingerprint: Mapping[str, Any] | None = None,
+    fingerprint: StoredFingerprint | None = None,
     schema: str | None = None,
     after: int = 0,
 ) -> Generation:
-    """Claim the next generation number, one above `after` too, whose claim may be lost. Of two that claim at once each
-    gets a number of its own.
+    """Claim the next generation number, also above `after`, whose claim may be lost. Two that claim at once get
+    different numbers.
     """
     folder = join(root, META, "generations")
     while True:
         taken = [int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e))]
         number = max([*taken, after]) + 1
         name = f"g{number:04d}-{secrets.token_hex(4)}"
-        found = Generation(root, number, name, kind, base, predecessor, fingerprint or {}, schema, files=files)
-        body = {
-            "format": 1,
-            "number": number,
-            "folder": name,
-            "kind": kind,
-            "base": base,
-            "predecessor": predecessor,
-            "fingerprint": dict(found.fingerprint),
-            "schema": schema,
-        }
-        if files.write_new(_claim_path(root, number), seal(body)):
-            return found
+        begun = (name, kind, base, predecessor, fingerprint or StoredFingerprint(), schema)
+        if files.write_new(_claim_path(root, number), Claim(number, *begun).dump()):
+            return Generation(root, number, *begun, files=files)
 
 
 def _claim_path(root: str, number: int) -> str:
@@ -175,18 +162,18 @@ def _claim_path(root: str, number: int) -> str:
 
 
 def written(root: str, files: Files) -> frozenset[str]:
-    """Paths in arguments whose files came to be during a run on this sink, so that the code is known to write them."""
+    """Paths in arguments whose files appeared during a run on this sink: the code is known to write them."""
     try:
-        return frozenset(unseal(_written_path(root), files)["paths"])
-    except (FileNotFoundError, CorruptStore):  # without it they count, and a run that finds them changed says so
+        return frozenset(WrittenPaths.load_from(_written_path(root), files).paths)
+    except (FileNotFoundError, CorruptStore):  # without it, they count; a run that finds them changed says so
         return frozenset()
 
 
 def note_written(root: str, files: Files, paths: Sequence[str]) -> None:
-    """Add to `written`, for as long as the sink lives."""
+    """Add to `written`, for the lifetime of the sink."""
     found = written(root, files)
     if not found.issuperset(paths):
-        files.write_over(_written_path(root), seal({"paths": sorted(found.union(paths))}))
+        files.write_over(_written_path(root), WrittenPaths(tuple(sorted(found.union(paths)))).dump())
 
 
 def _written_path(root: str) -> str:
@@ -194,21 +181,23 @@ def _written_path(root: str) -> str:
 
 
 def loaded(folder: str, files: Files) -> dict[str, set[str]]:
-    """Digests of what code loaded as the generation in a folder ran, beyond what its plan names (`models.loaded`)."""
+    """Digests of what code loaded while the generation in a folder ran, beyond what its plan names
+    (`models.loaded`).
+    """
     found: dict[str, set[str]] = {}
     notes = join(folder, "loaded")
     for name in files.names(notes):
-        with contextlib.suppress(FileNotFoundError, CorruptStore):  # as many as can be told
-            for entry, digest in unseal(join(notes, name), files)["loaded"].items():
+        with contextlib.suppress(FileNotFoundError, CorruptStore):  # as many notes as can be read
+            for entry, digest in LoadedCode.load_from(join(notes, name), files).loaded.items():
                 found.setdefault(entry, set()).add(digest)
     return found
 
 
 def note_loaded(files: Files, folder: str, found: Mapping[str, str]) -> str:
-    """Add to `loaded`. The path of the note."""
+    """Add to `loaded`. Returns the path of the note."""
     path = join(folder, "loaded", f"{secrets.token_hex(6)}.json")
     files.make_folder(join(folder, "loaded"))
-    files.write_over(path, seal({"loaded": dict(found)}))
+    files.write_over(path, LoadedCode(found).dump())
     return path
 
 
@@ -218,77 +207,78 @@ def note_loaded(files: Files, folder: str, found: Mapping[str, str]) -> str:
 def write_plan(
     files: Files,
     generation: Generation,
-    about: dict[str, Any],
+    about: PlanDocument,
     infos: list[FileInfo],
     shards: pa.Table,
     inspected: pa.Table | None = None,
 ) -> Plan:
-    """Store a plan, once; where another run was quicker, its plan is the one returned. `inspected` goes beside the
-    files: what a later run need not find out again.
+    """Store a plan, once; if another run was quicker, its plan is returned. `inspected` is stored beside the files:
+    what a later run need not determine again.
     """
     nonce = secrets.token_hex(4)
     tables = {"files": _with(_file_table(infos), inspected), "shards": shards}
-    stored, written = {}, []
+    stored: dict[str, TableRecord] = {}
+    written = []
     for what, table in tables.items():
         path = join(generation.folder, f"{what}.{nonce}.arrow")
         with files.create(path) as out:
             with pa.ipc.new_file(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
                 writer.write_table(table)
             files.sync(out)
-        stored[what] = {"path": os.path.basename(path), "sha256": files.digest(path)[1]}
+        stored[what] = TableRecord(os.path.basename(path), files.digest(path)[1])
         written.append(path)
     files.settle(written)  # plan.json must not outlive the names of its tables
-    files.write_new(join(generation.folder, "plan.json"), seal({**about, "tables": stored}))
+    files.write_new(join(generation.folder, PLAN), replace(about, tables=stored).dump())
     return read_plan(generation)
 
 
 def read_plan(generation: Generation) -> Plan:
-    """A stored plan. Raises CorruptStore where a checksum does not hold."""
-    about = unseal(join(generation.folder, "plan.json"), generation.files)
-    tables = {}
-    for what, entry in about["tables"].items():
-        table = _table(generation, entry)
-        if table is None:
-            path = join(generation.folder, entry["path"])
-            raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart (restart=True)")
-        tables[what] = table
+    """A stored plan. Raises CorruptStore if a checksum does not match."""
+    about = PlanDocument.load_from(join(generation.folder, PLAN), generation.files)
+    tables = {what: _whole_table(generation, entry) for what, entry in about.tables.items()}
     listing = tables["files"]
     names = ("path", "size", "stamp", "touched", "folders")
     sources = [SourceFile(*row) for row in zip(*(listing.column(n).to_pylist() for n in names), strict=True)]
     return Plan(about, ShardTable(tables["shards"], sources, listing.column("extent").to_numpy()))
 
 
-def stored_reads(generation: Generation) -> dict[str, Any]:
-    """What a stored plan says of how the source is read; see `rereading.described`."""
-    return dict(unseal(join(generation.folder, "plan.json"), generation.files)["reads"])
+def stored_reads(generation: Generation) -> Reads:
+    """What a stored plan says of how the source is read."""
+    return PlanDocument.load_from(join(generation.folder, PLAN), generation.files).reads
 
 
 def stored_inputs(generation: Generation) -> dict[str, str]:
-    """Input digests of a stored plan by path. Raises CorruptStore where it is damaged."""
-    entry = unseal(join(generation.folder, "plan.json"), generation.files)["tables"]["files"]
-    table = _table(generation, entry)
-    if table is None:
-        path = join(generation.folder, entry["path"])
-        raise CorruptStore(f"{path}: missing or not what the plan says: start anew with --restart (restart=True)")
+    """Input digests of a stored plan by path. Raises CorruptStore if the plan is damaged."""
+    about = PlanDocument.load_from(join(generation.folder, PLAN), generation.files)
+    table = _whole_table(generation, about.tables["files"])
     return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
 
 
 def stored_files(generation: Generation) -> pa.Table | None:
-    """The table of source files of a stored plan, one row each; None where the plan is damaged."""
+    """The table of source files of a stored plan, one row each; None if the plan is damaged."""
     try:
-        about = unseal(join(generation.folder, "plan.json"), generation.files)
+        about = PlanDocument.load_from(join(generation.folder, PLAN), generation.files)
     except (CorruptStore, FileNotFoundError):
         return None
-    return _table(generation, about["tables"]["files"])
+    return _table(generation, about.tables["files"])
 
 
-def _table(generation: Generation, entry: Mapping[str, str]) -> pa.Table | None:
-    """A table beside the plan; None where it is missing or not what the plan says."""
+def _whole_table(generation: Generation, entry: TableRecord) -> pa.Table:
+    """A table beside the plan. Raises CorruptStore if it is missing or not what the plan says."""
+    table = _table(generation, entry)
+    if table is None:
+        path = join(generation.folder, entry.path)
+        raise CorruptStore(f"{path}: missing or not what the plan says: start over with --restart (restart=True)")
+    return table
+
+
+def _table(generation: Generation, entry: TableRecord) -> pa.Table | None:
+    """A table beside the plan; None if it is missing or not what the plan says."""
     try:
-        with generation.files.local(join(generation.folder, entry["path"])) as path:
-            if sha256_of(path) != entry["sha256"]:
+        with generation.files.local(join(generation.folder, entry.path)) as path:
+            if sha256_of(path) != entry.sha256:
                 return None
-            # Mapped, also where the file is a copy that goes: the mapping holds its pages.
+            # Mapped, even if the file is a temporary copy: the mapping keeps its pages.
             with pa.memory_map(path) as source:
                 return pa.ipc.open_file(source).read_all()
     except FileNotFoundError:
@@ -329,16 +319,3 @@ def decode_schema(text: str) -> pa.Schema:
     import base64
 
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-
-
-def progress_path(generation: Generation) -> str:
-    """Where a run notes how far it is, for `gristmill status`."""
-    return join(generation.folder, "progress.json")
-
-
-def read_progress(generation: Generation) -> dict[str, Any] | None:
-    """The last progress line of a run, or None."""
-    try:
-        return json.loads(generation.files.read(progress_path(generation)))  # type: ignore[no-any-return]
-    except (FileNotFoundError, ValueError):
-        return None

@@ -1,4 +1,4 @@
-"""What planning found out about the source's files, kept beside the plan: a later run opens only what has changed."""
+"""What planning learned about the source's files, kept beside the plan: a later run opens only what has changed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from gristmill.commit.documents import Seen, SeenSame
 from gristmill.commit.generation import Generation, decode_schema, encode_schema, stored_files
-from gristmill.commit.store import join, seal, unseal
 from gristmill.errors import CorruptStore
-from gristmill.plan.contracts import FileInfo, SourceFile
-from gristmill.plan.fingerprint import digest_of
+from gristmill.files.disk import join
+from gristmill.fingerprint.digests import digest_of
+from gristmill.shards.sourcefiles import FileInfo, SourceFile
 
 _LOOKED_AT = b"gristmill.looked_at"  # in the table's metadata: digest of the format and options they were read with
 _SAME = "same.json"
-_SCHEMAS = b"gristmill.schemas"  # the distinct schemas, which files refer to by number
+_SCHEMAS = b"gristmill.schemas"  # the distinct schemas, referred to by number
 
 
 class Inspections:
-    """Files as earlier plans of one sink found them, for those that have not been touched since."""
+    """Files as earlier plans of one sink found them, valid for those not touched since."""
 
     def __init__(self, found: Mapping[str, Mapping[str, FileInfo]] | None = None) -> None:
         self._found = found or {}
 
     def of(self, file: SourceFile, looked_at: str) -> FileInfo | None:
-        """What is known of a file looked at in this way; None where it may have been touched."""
+        """What is known of a file inspected this way; None if the file may have been touched."""
         info = self._found.get(looked_at, {}).get(file.path)
         if info is None or not (file.stamp or file.touched):
             return None
@@ -35,17 +36,17 @@ class Inspections:
         return replace(info, file=file) if known == (file.size, file.stamp, file.touched) else None
 
     def has(self, path: str, looked_at: str) -> bool:
-        """Whether a file is one of an earlier plan, touched since or not."""
+        """Whether a file is in an earlier plan, touched since or not."""
         return path in self._found.get(looked_at, {})
 
 
 def looked_at(form: str, options: Mapping[str, object]) -> str:
-    """A digest of how files are inspected: with other options the same file has other rows."""
+    """A digest of how files are inspected: with different options the same file has different rows."""
     return digest_of({"format": form, **{name: repr(value) for name, value in sorted(options.items())}})
 
 
 def as_table(infos: Sequence[FileInfo], how: str) -> pa.Table:
-    """One row a file, in the plan's order."""
+    """The inspected files as a table, one row per file, in the plan's order."""
     schemas: dict[str, int] = {}
     numbers = [schemas.setdefault(encode_schema(i.schema), len(schemas)) for i in infos]
     table = pa.table(
@@ -63,8 +64,8 @@ def as_table(infos: Sequence[FileInfo], how: str) -> pa.Table:
 
 
 def of_generations(members: Iterable[Generation]) -> Inspections:
-    """What the stored plans of these generations know, the latest counting. Plans that cannot be read know nothing:
-    that they are damaged is for the run to say, where it needs them.
+    """What the stored plans of these generations know; the latest takes precedence. Plans that cannot be read are
+    skipped: the run reports the damage if it needs them.
     """
     found: dict[str, dict[str, FileInfo]] = {}
     for member in members:
@@ -77,7 +78,7 @@ def of_generations(members: Iterable[Generation]) -> Inspections:
 
 
 def planned_files(members: Iterable[Generation]) -> dict[str, FileInfo]:
-    """The files of stored plans by path, the latest counting."""
+    """The files of stored plans by path; the latest takes precedence."""
     found: dict[str, FileInfo] = {}
     for table in map(stored_files, members):
         found.update({} if table is None else _infos(table, {}))
@@ -85,8 +86,6 @@ def planned_files(members: Iterable[Generation]) -> dict[str, FileInfo]:
 
 
 # ---------------------------------------------------------------- files that were touched, and found to be the same
-
-Seen = tuple[int, str, str]  # size, stamp, touched
 
 
 def last_seen(members: Iterable[Generation]) -> dict[str, Seen]:
@@ -102,23 +101,22 @@ def last_seen(members: Iterable[Generation]) -> dict[str, Seen]:
 
 
 def noted_same(members: Iterable[Generation]) -> set[str]:
-    """Files that have been touched since they were planned, and were found to be the same."""
+    """Files that have been touched since they were planned, but were found to be the same."""
     return {path for member in members for path in _noted(member)}
 
 
 def note_same(member: Generation, files: Sequence[SourceFile]) -> None:
-    """Note, beside a plan, how these files look now: they were read again and hold what its shards read."""
+    """Note beside a plan how these files look now: they were read again and still hold what its shards read."""
     if files:
-        noted = {**_noted(member), **{f.path: (f.size, f.stamp, f.touched) for f in files}}
-        member.files.write_over(join(member.folder, _SAME), seal({"files": noted}))
+        noted = SeenSame({**_noted(member), **{f.path: (f.size, f.stamp, f.touched) for f in files}})
+        member.files.write_over(join(member.folder, _SAME), noted.dump())
 
 
-def _noted(member: Generation) -> dict[str, Seen]:
+def _noted(member: Generation) -> Mapping[str, Seen]:
     try:
-        noted = unseal(join(member.folder, _SAME), member.files)["files"]
+        return SeenSame.load_from(join(member.folder, _SAME), member.files).files
     except (FileNotFoundError, CorruptStore):
         return {}  # the files are read once more
-    return {path: (size, stamp, touched) for path, (size, stamp, touched) in noted.items()}
 
 
 def _infos(table: pa.Table, noted: Mapping[str, Seen]) -> dict[str, FileInfo]:
@@ -140,8 +138,8 @@ def _infos(table: pa.Table, noted: Mapping[str, Seen]) -> dict[str, FileInfo]:
 def _lists(arrays: Sequence[np.ndarray | None]) -> pa.Array:
     """Arrays of int64 as one column of lists; None stays null.
 
-    Put together from buffers: making an array of an array, or a list with a mask, imports pandas and pyarrow.compute,
-    40 ms at least of every run's start.
+    Put together from buffers: building one from an array, or a list with a mask, imports pandas and pyarrow.compute,
+    which costs every run's start at least 40 ms.
     """
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([0 if a is None else len(a) for a in arrays], out=offsets[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,20 +10,19 @@ import pyarrow as pa
 
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
-from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import join
-from gristmill.errors import BadJob, RunFailed
-from gristmill.plan.contracts import Files, WorkFile, Writer
-
-ROWS = 65_536  # rows held at once while streaming
+from gristmill.commit.receipt import Receipt
+from gristmill.errors import RunFailed
+from gristmill.files.contract import Files
+from gristmill.files.disk import join
+from gristmill.sinks.contract import SinkFormat, WorkFile
 
 
 def merge(
-    files: Files, generation: Generation, done: Sequence[Receipt], form: Any, schema: pa.Schema, options: Any
+    files: Files, generation: Generation, done: Sequence[Receipt], form: SinkFormat, schema: pa.Schema, options: Any
 ) -> list[Receipt]:
     """The receipts to publish instead of `done`: the same dead letters, and one file `merged.g<N>` with all rows.
 
-    Done twice it finds its receipt and does nothing. Raises BadJob for formats that cannot be merged.
+    When repeated, it finds its receipt and does nothing. Raises BadJob for formats that cannot be merged.
     """
     folder = join(generation.folder, "merged")
     number = len(done)  # after all shards
@@ -42,7 +40,7 @@ def _write(
     files: Files,
     generation: Generation,
     done: Sequence[Receipt],
-    form: Any,
+    form: SinkFormat,
     schema: pa.Schema,
     options: Any,
     folder: str,
@@ -55,12 +53,8 @@ def _write(
         path = join(generation.root, part.work)
         if files.digest(path)[1] != part.sha256:
             raise RunFailed(f"{path}: is not what its receipt says: run again with --restart (restart=True)")
-    if form.name == "jsonl":
-        written = [_joined(files, generation, parts, stem, nonce)]
-    elif form.name == "parquet":
-        written = _streamed(files, generation, parts, form.writer(files, generation.work, stem, nonce, schema, options))
-    else:
-        raise BadJob(f"merge: a {form.name} sink cannot be merged; read its manifest instead")
+    given = [WorkFile(join(generation.root, p.work), p.publish, p.rows) for p in parts]
+    written = form.merge(files, generation.work, given, stem, nonce, schema, options)
     rows, wanted = sum(f.rows for f in written if f.role == "rows"), sum(p.rows for p in parts)
     if rows != wanted:
         raise RunFailed(f"{generation.root}: merged {rows} of {wanted} rows")
@@ -69,33 +63,6 @@ def _write(
     mine = Receipt(number, nonce, (0,) * 8, measured)
     files.make_folder(folder)
     return receipts.commit(files, folder, mine)
-
-
-def _streamed(files: Files, generation: Generation, parts: Sequence[Part], writer: Writer) -> list[WorkFile]:
-    """Parquet parts through one writer, some rows at a time."""
-    import pyarrow.parquet as pq
-
-    try:
-        for part in parts:
-            with files.local(join(generation.root, part.work)) as path, pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=ROWS):
-                    writer.write(pa.Table.from_batches([batch]))
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
-
-
-def _joined(files: Files, generation: Generation, parts: Sequence[Part], stem: str, nonce: str) -> WorkFile:
-    """JSON lines one part after the other: also where they are compressed, as gzip and zstd files may be joined."""
-    suffix = parts[0].publish[parts[0].publish.index(".jsonl") :] if parts else ".jsonl"
-    path = join(generation.work, f"{stem}{suffix}.{nonce}.tmp")
-    with files.create(path) as out:
-        for part in parts:
-            with files.local(join(generation.root, part.work)) as local, open(local, "rb") as source:
-                shutil.copyfileobj(source, out, 1 << 20)
-        files.sync(out)
-    return WorkFile(path, f"{stem}{suffix}", sum(p.rows for p in parts))
 
 
 def _without_rows(receipt: Receipt) -> Receipt:

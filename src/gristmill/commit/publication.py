@@ -1,28 +1,30 @@
-"""Publications: what readers of a sink are given, one after another. Each is created once, as the successor of the one
-that it was made from, so that of two drivers one publishes and the other is told; `_SUCCESS` is made from the latest.
+"""Publications: the successive results that readers of a sink see. Each is created once, as the successor of the one it
+builds on, so of two drivers one publishes and the other gets an error; `_SUCCESS` is derived from the latest.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from gristmill.commit.documents import Live, ResultRecord, Success
 from gristmill.commit.generation import Generation, meta
 from gristmill.commit.receipt import Receipt
-from gristmill.commit.store import LOCAL, join, seal, unseal
 from gristmill.errors import BadSource, CorruptStore, SinkBusy
-from gristmill.plan.contracts import Files
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, join
 
 SUCCESS = "_SUCCESS"
 INLINE_FILES = 2000  # more live files than this are listed in a table beside the plan
-PATIENT = 50  # attempts at replacing _SUCCESS, a second in all, while others do
+PATIENT = 50  # attempts at replacing _SUCCESS while others do so, a second in all
 _NAME = re.compile(r"^(\d{7,})(?:\.(\d+))?\.json$")
 _LISTED = pa.schema(
     [
@@ -38,22 +40,6 @@ _LISTED = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Live:
-    """A live file of a sink: its visible name, the work file it is a name of (both relative to the root), and what it
-    must hold.
-    """
-
-    name: str
-    work: str
-    rows: int
-    bytes: int
-    sha256: str
-    role: str
-    generation: int
-    shard: int
-
-
 def live_of(generation: Generation, receipts: Sequence[Receipt]) -> list[Live]:
     """The files that a generation's receipts commit."""
     return [
@@ -65,42 +51,46 @@ def live_of(generation: Generation, receipts: Sequence[Receipt]) -> list[Live]:
 
 @dataclass(frozen=True)
 class Publication:
-    """One result as it was published. `number` counts them from 1; `body` is what `_SUCCESS` says."""
+    """One result as it was published. `body` is what `_SUCCESS` says."""
 
     root: str
-    number: int
-    body: Mapping[str, Any]
+    body: Success
     files: Files = field(default=LOCAL, compare=False, repr=False)
+
+    @property
+    def number(self) -> int:
+        """Its number, counted from 1."""
+        return self.body.publication
 
     @property
     def generation(self) -> int:
         """The generation that was published."""
-        return int(self.body["generation"])
+        return self.body.generation
 
     @property
     def generations(self) -> list[int]:
-        """All whose rows are in the result, oldest first."""
-        return list(self.body["generations"])
+        """All generations whose rows are in the result, oldest first."""
+        return list(self.body.generations)
 
     @property
     def before(self) -> int:
-        """The number of the last publication of another result, whose readers may still be at it; 0 for none."""
-        return int(self.body.get("before", self.number - 1))
+        """The number of the last publication of another result, which may still have readers; 0 for none."""
+        return self.number - 1 if self.body.before is None else self.body.before
 
     def live(self) -> list[Live]:
-        """Its files. Raises CorruptStore where their table is missing or damaged."""
-        if "files" in self.body:
-            return [Live(**f) for f in self.body["files"]]
-        path = join(self.root, self.body["files_table"])
+        """Its files. Raises CorruptStore if their table is missing or damaged."""
+        if self.body.files is not None:
+            return list(self.body.files)
+        path = join(self.root, self.body.files_table or "")
         try:
             with self.files.local(path) as name:
-                if self.files.digest(path)[1] != self.body["files_sha256"]:
-                    raise CorruptStore(f"{path}: is not what _SUCCESS says: start anew with --restart (restart=True)")
+                if self.files.digest(path)[1] != self.body.files_sha256:
+                    raise CorruptStore(f"{path}: is not what _SUCCESS says: start over with --restart (restart=True)")
                 with pa.memory_map(name) as source:
                     table = pa.ipc.open_file(source).read_all()
         except FileNotFoundError:
             raise CorruptStore(
-                f"{path}: missing, which _SUCCESS names: start anew with --restart (restart=True)"
+                f"{path}: missing, which _SUCCESS names: start over with --restart (restart=True)"
             ) from None
         columns = (table.column(n).to_pylist() for n in _LISTED.names)
         return [Live(*values) for values in zip(*columns, strict=True)]
@@ -110,10 +100,10 @@ class Publication:
 
 
 def latest(root: str, files: Files = LOCAL) -> Publication | None:
-    """The newest publication; None where nothing was published.
+    """The newest publication; None if nothing was published.
 
-    It is what `_SUCCESS` says, unless a driver was stopped before it had replaced that, or came late and replaced it by
-    an older one: whatever was created after it counts.
+    It is what `_SUCCESS` says, unless a driver was stopped before it had replaced that, or was late and replaced it
+    with an older one: any publication created after the one in `_SUCCESS` counts.
     """
     root = os.fspath(root)
     found = _marked(root, files)
@@ -125,16 +115,15 @@ def latest(root: str, files: Files = LOCAL) -> Publication | None:
 
 
 def _marked(root: str, files: Files) -> Publication | None:
-    """What `_SUCCESS` says; None where it is not there, torn, or another system's empty marker."""
+    """What `_SUCCESS` says; None if it is missing, torn, or another system's empty marker."""
     try:
-        body = unseal(join(root, SUCCESS), files)
-        return Publication(root, int(body["publication"]), body, files)
-    except (FileNotFoundError, CorruptStore, KeyError):
+        return Publication(root, Success.load_from(join(root, SUCCESS), files), files)
+    except (FileNotFoundError, CorruptStore):
         return None
 
 
 def _stored(root: str, files: Files) -> Iterator[Publication]:
-    """All that read back, the newest first."""
+    """All publications that read back, newest first."""
     numbers = {int(m[1]) for e in files.names(join(meta(root), "published")) if (m := _NAME.match(e))}
     for number in sorted(numbers, reverse=True):
         if (found := load(root, number, files)) is not None:
@@ -142,11 +131,11 @@ def _stored(root: str, files: Files) -> Iterator[Publication]:
 
 
 def load(root: str, number: int, files: Files = LOCAL) -> Publication | None:
-    """The publication of that number: the lowest version that reads back; None where there is none."""
+    """The publication with that number: the lowest version that reads back; None if there is none."""
     version = 0
     while True:
         try:
-            return Publication(root, number, unseal(_path(root, number, version), files), files)
+            return Publication(root, Success.load_from(_path(root, number, version), files), files)
         except FileNotFoundError:
             return None
         except CorruptStore:
@@ -158,69 +147,73 @@ def _path(root: str, number: int, version: int) -> str:
 
 
 def published(root: str, files: Files = LOCAL) -> Publication:
-    """The latest publication. Raises BadSource where nothing is published."""
+    """The latest publication. Raises BadSource if nothing is published."""
     found = latest(root, files)
     if found is None:
         unfinished = (
-            f"a run is unfinished here: run the job again; `gristmill status {root}` tells how far it came, and "
-            "whether a gate holds it back"
+            f"there is an unfinished run here: run the job again; `gristmill status {root}` shows how far it got, "
+            "and whether a gate blocks it"
         )
         hint = unfinished if files.holds(meta(root)) else "no run has published here"
         raise BadSource(f"{root}: no result ({hint})")
     return found
 
 
-def success(root: str, files: Files = LOCAL) -> dict[str, Any] | None:
-    """What the latest publication says, or None where nothing was published."""
+def success(root: str, files: Files = LOCAL) -> Success | None:
+    """What the latest publication says, or None if nothing was published."""
     found = latest(root, files)
-    return None if found is None else dict(found.body)
+    return None if found is None else found.body
 
 
 # ---------------------------------------------------------------- making the next
 
 
-def create(generation: Generation, about: Mapping[str, Any], live: Sequence[Live]) -> Publication:
+def create(generation: Generation, about: ResultRecord, live: Sequence[Live]) -> Publication:
     """Publish a generation as the successor of the publication it was made from: the one step that decides. The same
     generation published twice is one publication.
 
-    Raises SinkBusy where another generation has become the successor: nothing of this one is or will be published.
+    Raises SinkBusy if another generation has become the successor: nothing of this one is or will be published.
     """
     root, number = generation.root, generation.predecessor + 1
-    many = len(live) > INLINE_FILES
-    listed = _write_table(generation, live) if many else {"files": [asdict(f) for f in live]}
-    body = {"format": 1, "publication": number, "generation": generation.number, **about, **listed}
+    body = Success(**vars(about), publication=number, generation=generation.number)
+    if len(live) > INLINE_FILES:
+        table, digest = _write_table(generation, live)
+        body = dataclasses.replace(body, files_table=table, files_sha256=digest)
+    else:
+        body = dataclasses.replace(body, files=tuple(live))
     standing = _first(root, body, generation.files)
     if standing.generation != generation.number:
         raise SinkBusy(
-            f"{root}: another run has published, or given this one (generation {generation.number}) up, since it "
-            "began: nothing of it was published; run again to go on from there"
+            f"{root}: since this run began, another one has published, or has given it (generation "
+            f"{generation.number}) up: this run has published nothing; run it again to continue from there"
         )
     return standing
 
 
 def again(found: Publication) -> Publication:
-    """The same result as its own successor: what was begun on top of it and is unfinished is given up for good, as none
-    of that can become the successor any more. Raises SinkBusy where another run has published meanwhile.
+    """Publish the same result as its own successor: unfinished generations begun on top of it are given up for good, as
+    none of them can become the successor any more. Raises SinkBusy if another run has published meanwhile.
     """
-    body = {**found.body, "publication": found.number + 1, "before": found.before}
+    body = dataclasses.replace(found.body, publication=found.number + 1, before=found.before)
     standing = _first(found.root, body, found.files)
     if standing.body != body:
-        raise SinkBusy(f"{found.root}: another run has published meanwhile: run again to go on from there")
+        raise SinkBusy(f"{found.root}: another run has published meanwhile: run again to continue from there")
     return standing
 
 
-def _first(root: str, body: Mapping[str, Any], files: Files) -> Publication:
-    """Create a publication, or find the one that has its number."""
-    number, version = int(body["publication"]), 0
+def _first(root: str, body: Success, files: Files) -> Publication:
+    """Create a publication, or return the existing one with its number."""
+    number, version = body.publication, 0
     standing = load(root, number, files)
     while standing is None:
-        if files.write_new(_path(root, number, version), seal(dict(body))):
-            return Publication(root, number, body, files)
+        if files.write_new(_path(root, number, version), body.dump()):
+            return Publication(root, body, files)
         standing, version = load(root, number, files), version + 1
     return standing
 
 
-def _write_table(generation: Generation, live: Sequence[Live]) -> dict[str, str]:
+def _write_table(generation: Generation, live: Sequence[Live]) -> tuple[str, str]:
+    """Write the table of live files. Returns its path below the root, and its digest."""
     files, path = generation.files, join(generation.folder, f"live.{secrets.token_hex(4)}.arrow")
     with files.create(path) as out:
         rows = pa.table({name: [getattr(f, name) for f in live] for name in _LISTED.names}, _LISTED)
@@ -229,12 +222,12 @@ def _write_table(generation: Generation, live: Sequence[Live]) -> dict[str, str]
         files.sync(out)
     digest = files.digest(path)[1]
     files.settle([path])
-    return {"files_table": path[len(generation.root) + 1 :], "files_sha256": digest}
+    return path[len(generation.root) + 1 :], digest
 
 
 def mark(root: str, files: Files) -> Publication | None:
-    """Let `_SUCCESS` say what the latest publication is, and return that. Anyone may, at any time: of many who do, also
-    of one that was stopped for a year in the middle, the newest is what stands in the end.
+    """Make `_SUCCESS` the latest publication, and return that. Any process may do so at any time: the newest
+    publication wins in the end, even over a process that was suspended midway for a long time.
     """
     path = join(root, SUCCESS)
     attempt = 0
@@ -244,16 +237,16 @@ def mark(root: str, files: Files) -> Publication | None:
             return None
         marked = _marked(root, files)
         if marked is not None and marked.number >= newest.number:
-            if load(root, newest.number, files) is None:  # a sink that was copied without its records
-                files.write_new(_path(root, newest.number, 0), seal(dict(newest.body)))
+            if load(root, newest.number, files) is None:  # the sink was copied without its records
+                files.write_new(_path(root, newest.number, 0), newest.body.dump())
             return newest
-        data = seal(dict(newest.body))
+        data = newest.body.dump()
         attempt += 1
         replace(files, path, data, standing(files, path), attempt)
 
 
 def standing(files: Files, path: str) -> Mapping[str, Any] | None:
-    """The version of what has a visible name now; None where nothing has it."""
+    """The current version of the file with a visible name; None if there is none."""
     try:
         return files.look(path)[1]
     except FileNotFoundError:
@@ -261,13 +254,13 @@ def standing(files: Files, path: str) -> Mapping[str, Any] | None:
 
 
 def replace(files: Files, path: str, data: bytes, version: Mapping[str, Any] | None, attempt: int) -> None:
-    """Write a visible name if it still has this version, and else wait a little: the next look decides."""
-    if attempt >= PATIENT:  # somebody who is stopped in the middle holds it; should he go on, he looks again, too
+    """Write a visible file if it still has this version, otherwise wait a little: the next look decides."""
+    if attempt >= PATIENT:  # a suspended process holds it; if it resumes, it looks again, too
         files.write_over(path, data)
         return
     try:
         done = files.write_new(path, data) if version is None else files.swap(path, data, version)
-    except FileNotFoundError:  # it was taken away meanwhile
+    except FileNotFoundError:  # it was removed meanwhile
         done = False
     if not done:
         time.sleep(0.02)

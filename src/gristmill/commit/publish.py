@@ -1,5 +1,5 @@
 """Publishing: linking committed parts to their visible names, creating the publication, and removing what it replaces.
-Every step here can be done twice, and by two drivers at once.
+Every step here is idempotent, and safe when two drivers do it at once.
 """
 
 from __future__ import annotations
@@ -7,19 +7,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
+from gristmill.commit.documents import Live, ResultRecord, Settled
 from gristmill.commit.generation import Generation, generations, meta
-from gristmill.commit.publication import SUCCESS, Live, Publication
+from gristmill.commit.publication import SUCCESS, Publication
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.commit.store import LOCAL, META, join, seal, sizes_of, unseal
 from gristmill.errors import BadJob, CorruptStore, RunFailed
-from gristmill.plan.contracts import Files
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, META, join, sizes_of
+from gristmill.sinks.formats import sink_format
 
 MANIFEST = "manifest.parquet"
 LISTED = pa.schema([("input_path", pa.string()), ("output_path", pa.string()), ("rows", pa.int64())])
@@ -27,7 +29,9 @@ SETTLED = "settled.json"
 
 
 def link_parts(files: Files, generation: Generation, done: Sequence[Receipt]) -> None:
-    """Give every committed part its visible name. A name that is taken by the same content is fine, by other not."""
+    """Give every committed part its visible name. A name that already has the same content is fine; other content is an
+    error.
+    """
     parts = [part for receipt in done for part in receipt.parts]
     targets = list(files.map(lambda part: _link(files, generation.root, part), parts))
     files.settle([*targets, join(generation.root, SUCCESS)])
@@ -39,9 +43,11 @@ def _link(files: Files, root: str, part: Part) -> str:
         files.link(work, target)
     except FileExistsError:
         if not files.same(target, work, part.bytes, part.sha256):
-            raise RunFailed(f"{target}: a file of another making has this name: move it away and run again") from None
+            raise RunFailed(
+                f"{target}: a file that this run did not write has this name: move it away and run again"
+            ) from None
     except FileNotFoundError:
-        # Published before and the work file cleaned up, or lost.
+        # Already published and the work file cleaned up, or lost.
         if not files.same(target, work, part.bytes, part.sha256):
             raise CorruptStore(
                 f"{work}: committed, but the file is gone: run again with --restart (restart=True)"
@@ -50,11 +56,11 @@ def _link(files: Files, root: str, part: Part) -> str:
 
 
 def put_back(root: str, files: Files) -> list[str]:
-    """Visible files of the published result that somebody has removed, or that were cut, given their names again where
-    their rows are still kept. Lists folders and opens nothing. Raises CorruptStore where they are not.
+    """Restore visible files of the published result that have been removed or truncated, if their rows are still kept.
+    Lists folders and opens nothing. Raises CorruptStore if they are not kept. Returns the restored names.
     """
     result = publication.published(root, files)
-    live = [f for f in result.live() if f.role not in ("manifest", "dead")]  # letters are the reader's to clear away
+    live = [f for f in result.live() if f.role not in ("manifest", "dead")]  # readers may clear away dead letters
     there = sizes_of(root, {f.name for f in live}, files)
     wrong = [f for f in live if there.get(f.name) != f.bytes]
     kept = sizes_of(root, {f.work for f in wrong}, files)
@@ -63,7 +69,7 @@ def put_back(root: str, files: Files) -> list[str]:
             what = f"has {there[f.name]:,} of its {f.bytes:,} bytes" if f.name in there else "the file is gone"
             raise CorruptStore(
                 f"{root}: {f.name} is published, but {what}: put it back, or score all rows again with --restart "
-                f"(restart=True); gristmill verify {root} names all that is wrong"
+                f"(restart=True); gristmill verify {root} lists everything that is wrong"
             )
     for f in wrong:
         files.remove(join(root, f.name))
@@ -72,21 +78,21 @@ def put_back(root: str, files: Files) -> list[str]:
     return [f.name for f in wrong]
 
 
-def publish(generation: Generation, about: Mapping[str, Any], live: Sequence[Live]) -> Publication:
-    """Make this generation the sink's result, or find that it is. Raises SinkBusy where another one was quicker."""
+def publish(generation: Generation, about: ResultRecord, live: Sequence[Live]) -> Publication:
+    """Make this generation the sink's result, unless it already is. Raises SinkBusy if another one was quicker."""
     made = publication.create(generation, about, live)
     settle(generation.root, generation.files)
     return made
 
 
 def settle(root: str, files: Files) -> None:
-    """What follows a publication, also for one whose driver was stopped in the middle: `_SUCCESS` names it, visible
-    names that are not of it go, and so does what no reader can be at any more.
+    """Finish a publication, even one whose driver was stopped midway: point `_SUCCESS` at it, and remove visible names
+    that are not part of it and files that can no longer have readers.
     """
     newest = publication.mark(root, files)
     if newest is None:
         return
-    if newest.body["sink_format"] == "npy":
+    if not sink_format(newest.body.sink_format).tables:
         _keep_manifest(root, files)
     if (settled := _settled(newest)) == newest.number:
         return
@@ -95,33 +101,32 @@ def settle(root: str, files: Files) -> None:
     between = [publication.load(root, n, files) for n in range(max(settled, 1), newest.number)]
     _retire(newest, live, before, between)
     _forget(newest, live, before)
-    noted = {"publication": newest.number, "generation": newest.generation}
-    files.write_over(join(meta(root), SETTLED), seal(noted))
+    files.write_over(join(meta(root), SETTLED), Settled(newest.number, newest.generation).dump())
 
 
 def _settled(newest: Publication) -> int:
-    """The last publication that was settled, by a note of whoever did it; 0 where that is lost."""
+    """The last publication that was settled, according to the note about it; 0 if that is lost."""
     try:
-        noted = unseal(join(meta(newest.root), SETTLED), newest.files)
-        last = int(noted["publication"]), int(noted["generation"])
-    except (FileNotFoundError, CorruptStore, KeyError):
+        noted = Settled.load_from(join(meta(newest.root), SETTLED), newest.files)
+        last = noted.publication, noted.generation
+    except (FileNotFoundError, CorruptStore):
         return 0
-    # Publications may have been lost, and their numbers given again.
+    # Publications may have been lost, and their numbers reused.
     return last[0] if last[0] < newest.number or last == (newest.number, newest.generation) else 0
 
 
 def give_up(latest: Publication) -> Publication:
-    """Nothing that was begun on top of the latest publication, and is unfinished, can be published any more, whoever
-    still works on it; what it has in the sink goes. Returns the publication to build on, of the same result.
+    """Give up what was begun on top of the latest publication and is unfinished: it can no longer be published, whoever
+    still works on it, and its files in the sink are removed. Returns the publication to build on, of the same result.
     """
     made = publication.again(latest)
-    with contextlib.suppress(CorruptStore):  # where the result cannot be read, --restart replaces it, and settles that
+    with contextlib.suppress(CorruptStore):  # if the result cannot be read, --restart replaces it and settles then
         settle(latest.root, latest.files)
     return made
 
 
 def linked(generation: Generation, latest: Publication) -> bool:
-    """Whether files of an unfinished generation stand in the sink: a run was stopped just before it published."""
+    """Whether files of an unfinished generation are visible in the sink: a run was stopped just before it published."""
     strange = set(strangers(generation.root, {f.name for f in latest.live()}, generation.files))
     return bool(strange) and not strange.isdisjoint(committed(generation))
 
@@ -132,8 +137,8 @@ def linked(generation: Generation, latest: Publication) -> bool:
 def _retire(
     newest: Publication, live: Sequence[Live], before: Publication | None, between: Sequence[Publication | None]
 ) -> None:
-    """Visible names of results since the last that was settled go, where they are not of this one. What the result
-    before named stays readable as work files until the next publication: who reads it reads on.
+    """Remove the visible names of results since the last settled one, unless they are in this one. Files of the
+    previous result stay readable as work files until the next publication, for those still reading it.
     """
     files, root, names = newest.files, newest.root, {f.name for f in live}
     read = {f.work for f in _readable(before)}
@@ -157,7 +162,7 @@ def _copied_back(files: Files, visible: str, work: str) -> None:
 
 
 def _readable(found: Publication | None) -> list[Live]:
-    """Its files; none where their table is lost, with which they cannot be read either."""
+    """A publication's files; none if their table is lost, as nobody can read them without it."""
     try:
         return [] if found is None else found.live()
     except CorruptStore:
@@ -165,8 +170,8 @@ def _readable(found: Publication | None) -> list[Live]:
 
 
 def _forget(newest: Publication, live: Sequence[Live], before: Publication | None) -> None:
-    """Generations that neither this result nor the one before has rows of: their files by their receipts, then their
-    folders. Of the others, work files that nobody reads. What was begun after this publication is left alone.
+    """Remove generations with no rows in this result or the previous one: first the files in their receipts, then their
+    folders. Of the others, remove work files that nobody reads. Anything begun after this publication is left alone.
     """
     files, root = newest.files, newest.root
     kept = {f.work for f in live if files.free_links or f.role in ("manifest", "dead")}
@@ -182,7 +187,7 @@ def _forget(newest: Publication, live: Sequence[Live], before: Publication | Non
             files.remove_folder(generation.suspects)
         elif files.holds(generation.folder):
             given = [name for name in committed(generation) if name not in names]
-            files.remove_folder(generation.work)  # first, so that a run which still links them finds nothing to link
+            files.remove_folder(generation.work)  # first, so that a run that is still linking finds nothing to link
             visible = [join(root, name) for name in given]
             _each(files, files.remove, visible)
             _gone(files, visible)
@@ -197,7 +202,7 @@ def committed(generation: Generation) -> list[str]:
 
 
 def _gone(files: Files, removed: Sequence[str]) -> None:
-    """Names that were removed are to stay so when power fails: nobody looks for them again."""
+    """Make removals survive a power failure: nobody looks for these names again."""
     if files.free_links:
         files.settle([path for path in removed if files.holds(path.rpartition("/")[0])])
 
@@ -211,8 +216,8 @@ def _each(files: Files, work: Callable[[Any], None], items: Sequence[Any]) -> No
 
 
 def strangers(root: str, live: set[str], files: Files = LOCAL) -> list[str]:
-    """Visible data files of a sink that are not in `live` (relative names), sorted; those of sinks inside it are not
-    its own.
+    """Visible data files of a sink that are not in `live` (relative names), sorted; files of sinks nested inside it do
+    not count.
     """
     found = []
     for relative in files.below(root, META):
@@ -224,7 +229,7 @@ def strangers(root: str, live: set[str], files: Files = LOCAL) -> list[str]:
 
 
 def _listed(root: str, files: Files) -> set[str]:
-    """The files of a sink that its _SUCCESS lists, and that are what it says."""
+    """The files of a sink that its _SUCCESS lists and that match it."""
     live = _readable(publication.latest(root, files))
     return {f.name for f, same in zip(live, files.map(lambda f: _same(root, f, files), live), strict=True) if same}
 
@@ -243,17 +248,17 @@ def refuse_foreign(root: str, overwrite: bool, files: Files = LOCAL, *, manifest
     if overwrite:
         return
     if not files.holds(meta(root)):
-        # A sink whose records are lost may be begun anew: of the files that its _SUCCESS lists it knows what they are.
+        # A sink whose records are lost may be begun anew: the files that its _SUCCESS lists are known.
         if names := strangers(root, _listed(root, files), files):
             raise BadJob(
-                f"{root}: holds {len(names)} files that no run of gristmill wrote ({names[0]}, …): give another sink, "
+                f"{root}: holds {len(names)} files that gristmill did not write ({names[0]}, …): give another sink, "
                 "or --overwrite (overwrite=True) to write beside them, with --restart (restart=True) over a result"
             )
     elif manifest and MANIFEST in files.names(root):
         known = publication.latest(root, files)
         if known is None or MANIFEST not in {f.name for f in known.live()}:
             raise BadJob(
-                f"{join(root, MANIFEST)}: no run of gristmill wrote it, and an npy sink has a file of this name: move "
+                f"{join(root, MANIFEST)}: gristmill did not write it, and an npy sink has a file of this name: move "
                 "it away, or --overwrite (overwrite=True) to replace it"
             )
 
@@ -283,21 +288,21 @@ def manifest(generation: Generation, done: Sequence[Receipt], base: Sequence[Liv
 
 
 def _manifest_of(root: str, files: Files, old: Live) -> bytes:
-    """What a published manifest holds. Raises CorruptStore where it is lost."""
-    for path in (old.work, old.name):  # the visible one may be all that is left of it
+    """What a published manifest holds. Raises CorruptStore if it is lost."""
+    for path in (old.work, old.name):  # only the visible one may be left
         with contextlib.suppress(FileNotFoundError):
             data = files.read(join(root, path))
             if hashlib.sha256(data).hexdigest() == old.sha256:
                 return data
     raise CorruptStore(
-        f"{join(root, old.work)}: the manifest of generation {old.generation} is lost: start anew with --restart "
+        f"{join(root, old.work)}: the manifest of generation {old.generation} is lost: start over with --restart "
         "(restart=True)"
     )
 
 
 def _keep_manifest(root: str, files: Files) -> None:
-    """Let the one visible file whose name every generation has be the latest publication's. As `_SUCCESS` is: of many
-    who do, also of one that was stopped for a year in the middle, the newest stands in the end.
+    """Make the visible manifest, whose name all generations share, that of the latest publication. As with `_SUCCESS`,
+    the newest wins in the end, even over a process that was suspended midway for a long time.
     """
     target, wrote = join(root, MANIFEST), False
     for attempt in itertools.count(1):
@@ -310,9 +315,9 @@ def _keep_manifest(root: str, files: Files) -> None:
         if files.same(target, "", wanted.bytes, wanted.sha256):
             return
         version = publication.standing(files, target)
-        if publication.published(root, files).number == newest.number:  # so that what stands is no newer one's
+        if publication.published(root, files).number == newest.number:  # so the visible file is not from a newer one
             if wanted.work.rpartition("/")[2] not in files.names(join(root, wanted.work.rpartition("/")[0])):
-                return  # lost, as verify tells
+                return  # lost, as verify reports
             data = files.read(join(root, wanted.work))
             publication.replace(files, target, data, version, attempt)
             wrote = True

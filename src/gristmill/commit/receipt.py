@@ -1,34 +1,36 @@
-"""Receipts: the record whose creation commits a shard. It is created once; whoever comes second has lost."""
+"""Receipts: the record whose creation commits a shard. It is created once; a second attempt to create it loses."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gristmill.commit.store import LOCAL, join, seal, unseal
 from gristmill.errors import CorruptStore
-from gristmill.plan.contracts import Files, WorkFile
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, join
+from gristmill.files.document import NOT_STORED, Document
+from gristmill.sinks.contract import Role, WorkFile
 
 _NAME = re.compile(r"^(\d{7,})(?:\.(\d+))?\.json$")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A committed file: where the work file is, the name it is published under, rows, bytes and sha256."""
+    """A committed file: path of the work file, the name it is published under, rows, bytes and sha256."""
 
     work: str
     publish: str
     rows: int
     bytes: int
     sha256: str
-    role: str
+    role: Role
 
 
 @dataclass(frozen=True)
-class Receipt:
+class Receipt(Document, what="receipt"):
     """A committed shard: its counts (Counts.values()), its files, who did it, figures for the report, and the digest of
     what it `read` of each of its pieces (io.content).
     """
@@ -40,39 +42,13 @@ class Receipt:
     figures: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
     read: tuple[str, ...] = ()
-    version: int = 0
+    version: int = field(default=0, metadata=NOT_STORED)
 
-    def sealed(self) -> bytes:
-        """As it stands on disk."""
-        body = {
-            "shard": self.shard,
-            "nonce": self.nonce,
-            "counts": list(self.counts),
-            "parts": [vars(p) for p in self.parts],
-            "figures": dict(self.figures),
-            "errors": dict(self.errors),
-            "read": list(self.read),
-        }
-        return seal(body)
-
-    @staticmethod
-    def load(path: str, files: Files = LOCAL) -> Receipt:
-        """Raises CorruptStore if the checksum does not hold."""
-        body = unseal(path, files)
+    @classmethod
+    def load_from(cls, path: str, files: Files = LOCAL) -> Receipt:
+        """The receipt at a path. Raises CorruptStore if it does not read back."""
         match = _NAME.match(path.replace(os.sep, "/").rpartition("/")[2])
-        try:
-            return Receipt(
-                body["shard"],
-                body["nonce"],
-                tuple(body["counts"]),
-                tuple(Part(**p) for p in body["parts"]),
-                body["figures"],
-                body["errors"],
-                tuple(body["read"]),
-                int(match.group(2) or 0) if match else 0,
-            )
-        except (KeyError, TypeError) as e:
-            raise CorruptStore(f"{path}: not a receipt ({e})") from e
+        return replace(cls.load(files.read(path), path), version=int(match.group(2) or 0) if match else 0)
 
 
 def input_figure(path: str, folder: str) -> str:
@@ -81,8 +57,8 @@ def input_figure(path: str, folder: str) -> str:
 
 
 def inputs_of(receipt: Receipt) -> list[tuple[str, Part, int]]:
-    """For each of a shard's parts with rows the source files that these came from, and how many each. Raises
-    CorruptStore where that does not add up.
+    """For each of a shard's parts with rows, the source files that these came from, and how many rows of each. Raises
+    CorruptStore if they do not add up.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for figure, rows in receipt.figures.items():
@@ -96,38 +72,38 @@ def inputs_of(receipt: Receipt) -> list[tuple[str, Part, int]]:
         named = found.get(part.publish.rpartition("/")[0], [])
         if sum(rows for _, rows in named) != part.rows:
             raise CorruptStore(
-                f"{part.publish}: its receipt does not say of which source files its {part.rows} rows are: start anew "
-                "with --restart (restart=True)"
+                f"{part.publish}: its receipt does not say which source files its {part.rows} rows came from: start "
+                "over with --restart (restart=True)"
             )
         out += [(path, part, rows) for path, rows in named]
     return out
 
 
 def measure(files: Files, file: WorkFile, root: str) -> Part:
-    """A finished work file as it reads back."""
+    """A finished work file, measured by reading it back."""
     return Part(
         file.path[len(root) :].lstrip("/" + os.sep), file.publish, file.rows, *files.digest(file.path), file.role
     )
 
 
 def commit(files: Files, folder: str, receipt: Receipt) -> Receipt:
-    """Create the receipt in `folder` and return the one that stands: it is mine exactly if the nonces are equal.
+    """Create the receipt in `folder` and return the valid one: it is the caller's exactly if the nonces are equal.
 
     A receipt that does not read back is superseded by the next number, as design §7 says.
     """
     version = 0
     while True:
         path = join(folder, name(receipt.shard, version))
-        if files.write_new(path, receipt.sealed()):
+        if files.write_new(path, receipt.dump()):
             return receipt
         try:
-            return Receipt.load(path, files)
+            return Receipt.load_from(path, files)
         except CorruptStore:
             version += 1
 
 
 def name(shard: int, version: int = 0) -> str:
-    """A receipt's file name: seven digits, and the number of torn ones that stood before it."""
+    """A receipt's file name: seven digits, and the number of torn ones before it."""
     return f"{shard:07d}.json" if version == 0 else f"{shard:07d}.{version}.json"
 
 
@@ -141,33 +117,33 @@ def listed(folder: str, files: Files = LOCAL) -> dict[int, list[str]]:
 
 
 def valid(paths: list[str], files: Files = LOCAL) -> Receipt | None:
-    """The receipt that counts: the lowest whose checksum holds."""
+    """The valid receipt: the lowest version whose checksum matches."""
     for path in paths:
         try:
-            return Receipt.load(path, files)
+            return Receipt.load_from(path, files)
         except CorruptStore:
             continue
     return None
 
 
 def standing(folder: str, files: Files = LOCAL) -> dict[int, Receipt]:
-    """All receipts that count, by shard."""
+    """All valid receipts, by shard."""
     found = listed(folder, files)
     read = zip(found, files.map(lambda paths: valid(paths, files), found.values()), strict=True)
     return {number: receipt for number, receipt in read if receipt is not None}
 
 
 def cut(files: Files, work: str, found: Iterable[Receipt]) -> list[Receipt]:
-    """Receipts of files that do not all stand in the folder `work` with the bytes that were committed: they were cut
-    since, or have gone. Opens none.
+    """Receipts whose files are not all in the folder `work` with the committed sizes: some were truncated or removed.
+    Opens none.
     """
     sizes = files.sizes(work)
     return [r for r in found if any(sizes.get(p.work.rpartition("/")[2]) != p.bytes for p in r.parts)]
 
 
 def void(files: Files, root: str, folder: str, receipt: Receipt) -> None:
-    """Let a receipt in `folder` count as little as a torn one, so that what it is of is done again. Visible names that
-    its files have got go.
+    """Revoke a receipt in `folder`, as if it were torn, so that its shard is scored again. Visible names given to its
+    files are removed.
     """
     for part in receipt.parts:
         visible = join(root, part.publish)
@@ -177,7 +153,7 @@ def void(files: Files, root: str, folder: str, receipt: Receipt) -> None:
 
 
 def plain(receipt: Receipt) -> dict[str, Any]:
-    """What crosses from worker to driver."""
+    """The part of a receipt that is sent from worker to driver."""
     return {
         "shard": receipt.shard,
         "counts": receipt.counts,

@@ -1,1 +1,1 @@
-"""Engines: where items run. Each moves items to workers that keep their state, and reports; none decides anything."""
+"""Engines: where items run. Each moves items to workers that keep their state, and reports; none makes decisions."""

@@ -1,5 +1,5 @@
-"""The crew: what engines share whose workers last. Workers are started as the feed wants them, given items, heard,
-replaced when they die and given up when they are silent; how one is started and reached is the engine's own.
+"""The crew: what engines with lasting workers share. Workers are started as the feed wants them, given items, heard,
+replaced when they die and given up when they are silent. How a worker is started and reached is up to the engine.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from gristmill.plan import beats
-from gristmill.plan.contracts import (
-    DONE,
+from gristmill.process import liveness
+from gristmill.process.messages import (
     WAIT,
     Alive,
     Death,
@@ -23,12 +22,13 @@ from gristmill.plan.contracts import (
     Left,
     Outcome,
     Printed,
+    Stages,
     Started,
     Stopped,
 )
 
-HELD = 2  # items a worker holds at least: it prepares one while it predicts the other
-BEAT = 0.25  # seconds between two looks at the clock and at signals, when nothing happens
+HELD = 2  # fewest items that a worker holds: it prepares one while it predicts the other
+BEAT = 0.25  # seconds between looks at the clock and at signals when nothing happens
 TAIL = 16_000  # bytes of a worker's last words kept as evidence
 LEAVING = 10.0  # seconds that a worker with nothing left to do may be silent before it is ended
 
@@ -39,17 +39,17 @@ class Link(Protocol):
     ready: bool  # it has a place and can be given items
 
     def give(self, item: Item | None) -> None:
-        """The next item, or None for "no more". Never raises: a worker that is gone is told of by `Ended`."""
+        """The next item, or None for "no more". Never raises: `Ended` reports a worker that is gone."""
         ...
 
     def drop(self) -> None:
-        """It is not needed any more, or has been silent for too long: end it by force, without waiting for that."""
+        """End the worker by force, without waiting: it is no longer needed, or has been silent for too long."""
         ...
 
 
 @dataclass(frozen=True)
 class Ended(Event):
-    """A worker is gone. `code` is its exit code, negative for a signal, None where it was `lost` with its machine."""
+    """A worker is gone. `code` is its exit code, negative for a signal, None if it was `lost` with its machine."""
 
     code: int | None = None
     lost: str = ""
@@ -59,7 +59,7 @@ class Ended(Event):
 
 @dataclass(frozen=True)
 class Aside(Event):
-    """What happened to somebody who is in no crew. The items of a death are held no more."""
+    """An event about a process outside the crew. The items of a death are no longer held."""
 
     event: Event = field(default_factory=lambda: Event(""))
 
@@ -79,14 +79,14 @@ class Member:
     tail: bytes = b""
 
 
-def held_by(stages: Any) -> int:
-    """Items that a worker of these stages makes use of at once."""
+def held_by(stages: Stages) -> int:
+    """How many items a worker of these stages can use at once."""
     return max(HELD, 1 + getattr(stages, "ahead", 1))
 
 
 class Crew:
-    """Up to `most` workers. `start` makes the link of a worker of that name and number, or None for "not yet"; what
-    workers report, and their `Ended`, it puts into `events`. `clock` gives seconds.
+    """Up to `most` workers. `start` makes the link of a worker of that name and number, or returns None for "not yet";
+    it puts what workers report, and their `Ended`, into `events`. `clock` gives seconds.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Crew:
         self._held = held
         self._serial = itertools.count()
         self._clock = clock
-        self._vigil = beats.Vigil()
+        self._vigil = liveness.Vigil()
         self._looked = clock()
 
     def events(self) -> Iterator[Event]:
-        """Events until the feed is done and everybody has left; the first as soon as workers have been started."""
+        """Events until the feed is done and all workers have left; the first as soon as workers have been started."""
         self._fit()
         self._give()
         yield Event("")
@@ -128,11 +128,11 @@ class Crew:
             yield from self._seen(event)
 
     def _fit(self) -> None:
-        """As many workers as are wanted; those that have found no place yet are let go where fewer are."""
+        """Start as many workers as are wanted; if fewer are, drop those that have not been placed yet."""
         wanted = min(self._most, self._feed.wanted())
         while len(self.members) < wanted:
             taken = {m.index for m in self.members.values()}
-            index = next(i for i in itertools.count() if i not in taken)  # that of a worker that died, with its GPU
+            index = next(i for i in itertools.count() if i not in taken)  # that of a dead worker, with its GPU
             name = f"w{next(self._serial)}"
             link = self._start(name, index)
             if link is None:
@@ -146,30 +146,32 @@ class Crew:
             self._vigil.forget(member.name)
 
     def _give(self) -> None:
-        """Give workers with room what the feed has for them."""
+        """Give workers that have room what the feed has for them."""
         for member in self.members.values():
             while member.link.ready and not member.done and len(member.held) < self._held:
                 item = self._feed.take(member.name)
                 if item is WAIT:
                     break
-                member.done = item is DONE
-                if item is not DONE:
-                    member.held.append(item.key)
-                member.link.give(None if item is DONE else item)
+                given = item if isinstance(item, Item) else None  # DONE
+                member.done = given is None
+                member.held += [] if given is None else [given.key]
+                member.link.give(given)
 
     def _given_up(self) -> Iterator[Event]:
-        """Workers that have given no sign of life for too long: nobody's fault; others do what they held."""
+        """Give up workers that have given no sign of life for too long: no row is to blame, and others do their
+        items.
+        """
         now = self._clock()
-        if now - self._looked < BEAT or not self._events.empty():  # what they have said is heard first
+        if now - self._looked < BEAT or not self._events.empty():  # pending events are heard first
             return
         self._looked = now
         for m in self.members.values():
             self._vigil.watch(m.name) if m.link.ready else self._vigil.rest(m.name)
-        limits = {m.name: beats.STOPPED for m in self.members.values() if m.stopped}
+        limits = {m.name: liveness.STOPPED for m in self.members.values() if m.stopped}
         limits |= {m.name: LEAVING for m in self.members.values() if m.done and not m.held}
         for name, seconds in self._vigil.late(now, limits):
             self.members[name].link.drop()
-            how = f"given up after {seconds:.0f} s without a sign of life: stopped, stuck or out of reach"
+            how = f"given up after {seconds:.0f} s without a sign of life: stopped, stuck or unreachable"
             yield from self._gone(self.members[name], Ended(name, lost=how, silent=True))
 
     def _gone(self, member: Member, ended: Ended) -> Iterator[Event]:
@@ -182,8 +184,8 @@ class Crew:
         elif ended.silent or ended.code:
             code = ended.code or 0
             how = ended.lost or (f"killed by signal {-code}" if code < 0 else f"code {code}")
-            done = "it had nothing left to do, but to close its model; its rows are done"
-            yield Printed(member.name, f"worker {member.name} has not ended by itself ({how}): {done}", "warning")
+            done = "all it had left to do was to close its model; its rows are done"
+            yield Printed(member.name, f"worker {member.name} did not end cleanly ({how}): {done}", "warning")
 
     def _seen(self, event: Event) -> Iterator[Event]:
         if isinstance(event, Aside):
@@ -205,7 +207,7 @@ class Crew:
             yield Event("")
             return
         if isinstance(event, Left):
-            member.done, member.left = True, event  # told to the feed when the worker has ended
+            member.done, member.left = True, event  # the feed hears it when the worker has ended
             return
         if isinstance(event, Printed):
             member.tail = (member.tail + event.text.encode("utf-8", "replace"))[-TAIL:]

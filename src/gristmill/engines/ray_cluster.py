@@ -1,4 +1,6 @@
-"""The Ray cluster: connecting to it or starting one, what it has, what a worker takes of it, and why it must wait."""
+"""The Ray cluster: connecting to it or starting one, its resources, what a worker takes of them, and why it
+must wait.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,19 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gristmill.engines.contract import Room
 from gristmill.errors import BadJob, MissingExtra
-from gristmill.plan.accelerators import COMMON, meant
-from gristmill.plan.contracts import Room
-from gristmill.plan.options import RayOptions
+from gristmill.job.accelerators import COMMON, meant
+from gristmill.job.options import RayOptions
 
-_TYPE = "accelerator_type:"  # how Ray names the resource that a type of GPU is
+_TYPE = "accelerator_type:"  # prefix of Ray's resource names for GPU types
 
 
 @contextlib.contextmanager
 def connected(options: RayOptions, cpus: int | None) -> Iterator[tuple[Any, bool]]:
-    """Ray, connected, and whether the connection is our own: as the caller already is, else to the cluster of `options`
-    or, with `cpus`, to a local one that lasts for as long as the connection. Raises BadJob where there is no cluster.
+    """Ray, connected, and whether the connection is our own: the caller's if there is one, else to the cluster of
+    `options` or, with `cpus`, to a local one that lasts as long as the connection. Raises BadJob if there is no
+    cluster.
     """
     try:
         import ray
@@ -58,7 +61,7 @@ def _connect(ray: Any, options: RayOptions, cpus: int | None) -> None:
 
 
 def _knock(address: str | None) -> None:
-    """Raises OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raises OSError if nothing listens at HOST:PORT: Ray itself would try for minutes."""
     host, _, port = (address or "").rpartition(":")
     if port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=10.0).close()
@@ -66,7 +69,7 @@ def _knock(address: str | None) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Connecting replaces the handler of SIGTERM: the run's own comes back."""
+    """Restore the run's own SIGTERM handler, which connecting replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -74,7 +77,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def room(options: RayOptions) -> Room | None:
-    """What the cluster has now; None where there is none yet, so that a local one will be started on this machine."""
+    """What the cluster has now; None if there is none yet: then a local one will be started on this machine."""
     if options.address == "local":
         return None
     try:
@@ -105,7 +108,7 @@ def _fit(needs: Mapping[str, float], node: Mapping[str, float]) -> int:
 
 
 def needs(options: RayOptions, gpu: bool, there: Mapping[str, float]) -> dict[str, float]:
-    """What one worker takes, by Ray's names; `there` is what the cluster has. Raises BadJob for no type of GPU."""
+    """What one worker takes, by Ray's names; `there` is what the cluster has. Raises BadJob for an unknown GPU type."""
     gpus = options.gpus_per_worker if options.gpus_per_worker is not None else float(gpu)
     wanted = {
         "CPU": options.cpus_per_worker,
@@ -114,12 +117,12 @@ def needs(options: RayOptions, gpu: bool, there: Mapping[str, float]) -> dict[st
         **options.resources,
     }
     if options.accelerator_type:
-        wanted[_TYPE + _gpu_type(options.accelerator_type, there)] = 0.001  # what Ray itself counts for it
+        wanted[_TYPE + _gpu_type(options.accelerator_type, there)] = 0.001  # the amount that Ray itself uses
     return {name: amount for name, amount in wanted.items() if amount or name == "CPU"}
 
 
 def _gpu_type(asked: str, there: Mapping[str, float]) -> str:
-    """The cluster's name of a type of GPU, else Ray's: with another one Ray would wait for ever, without a word."""
+    """The cluster's name for a GPU type, else Ray's: with any other name Ray would silently wait for ever."""
     from ray.util import accelerators
 
     here = gpu_types(there)
@@ -129,8 +132,8 @@ def _gpu_type(asked: str, there: Mapping[str, float]) -> str:
         near = ", ".join(difflib.get_close_matches(asked.upper(), [*here, *known, *COMMON], 3, 0.5))
         hint = f"near are {near}; " if near else ""
         raise BadJob(
-            f"engine ray: {asked!r} is no known type of GPU: {hint}the cluster has {', '.join(here) or 'none'}. One of "
-            f"your own is asked for by resources={{'{_TYPE}{asked}': 0.001}}"
+            f"engine ray: {asked!r} is not a known type of GPU: {hint}the cluster has {', '.join(here) or 'none'}. "
+            f"Request a type of your own with resources={{'{_TYPE}{asked}': 0.001}}"
         )
     return found
 

@@ -1,5 +1,5 @@
 """Ray with `split=True`: actors that only read, run steps and tokenise, on any node, beside those that predict and
-commit. What the first make travels through Ray's object store, a bounded number of portions ahead.
+commit. The output of the first travels through Ray's object store, a bounded number of portions ahead.
 """
 
 from __future__ import annotations
@@ -14,43 +14,33 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gristmill.engines.crew import TAIL, Aside, Ended
-from gristmill.engines.local import WITHDRAWN
-from gristmill.engines.ray import Actor, Host
-from gristmill.plan.beats import Vigil
-from gristmill.plan.contracts import (
-    Alive,
-    Death,
-    Event,
-    Item,
-    Outcome,
-    Portion,
-    Printed,
-    SplitStages,
-    Taken,
-)
-from gristmill.plan.processes import packed
+from gristmill.engines.ray_actors import Actor, Host
+from gristmill.engines.serving import WITHDRAWN
+from gristmill.process.liveness import Vigil
+from gristmill.process.messages import Alive, Death, Event, Item, Outcome, Portion, Printed, SplitStages, Taken
+from gristmill.process.startup import packed
 
-AT_WORKER = 2  # portions of an item that its worker holds and has not begun
+AT_WORKER = 2  # portions of an item that its worker holds but has not begun
 IN_STORE = 8  # portions of an item that wait in the object store
 
 
 class Preparer(Host):
-    """The actor of the first stage: as Host, but portions are had one at a time, so that it is never far ahead."""
+    """The actor of the first stage: as Host, but portions are fetched one at a time, so that it is never far ahead."""
 
     def __init__(self) -> None:
         super().__init__()
         self._portions: queue.Queue[Event] = queue.Queue(1)
 
     def emit(self, event: Event) -> None:
-        """Portions to whoever asks for the next one, and so the end of the process, which all are told."""
+        """Keep portions, and the end of the process, for whoever asks for the next one; report all but portions."""
         if not isinstance(event, Portion):
             super().emit(event)
         if isinstance(event, (Portion, Ended)):
             self._portions.put(event)
 
     def next(self, name: str, key: str) -> tuple[Event, bytes | None]:
-        """The next portion of an item, or the end of the process that makes it, without and with its body: two objects,
-        so that the driver need not have the second. What is left of processes and items before is skipped.
+        """The next portion of an item, or the end of the process that makes it, and separately its body, so that the
+        driver need not fetch that. Leftovers of earlier processes and items are skipped.
         """
         while True:
             event = self._portions.get()
@@ -67,7 +57,7 @@ class _Carry:
     item: Item
     to: Any
     credits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_WORKER))
-    off: bool = False  # nobody wants the rest
+    off: bool = False  # the rest is no longer wanted
 
     def stop(self) -> None:
         self.off = True
@@ -94,22 +84,22 @@ class Apart:
         self._queues: dict[Actor, queue.SimpleQueue[_Carry]] = {}
         self._carries: dict[tuple[Actor, str], _Carry] = {}
         self._lock = threading.Lock()
-        self._vigil = Vigil()  # over those whose next portion is waited for: others may have nobody who listens
+        self._vigil = Vigil()  # only for preparers whose next portion is awaited: nobody may be listening to others
 
     def give(self, worker: Actor, item: Item | None) -> Item | None:
-        """The item as its worker is given it; its first stage is begun elsewhere if it may be."""
+        """The item as given to its worker; its first stage is begun elsewhere if that is allowed."""
         if item is None or not self._stages.apart(item):
             return item
         carry = self._carries[worker, item.key] = _Carry(item, worker.host)
         if worker not in self._queues:
             self._queues[worker] = queue.SimpleQueue()
-            for _ in range(self._each):  # in the order of the items, so that none waits for one behind it
+            for _ in range(self._each):  # in item order, so that none waits for a later one
                 threading.Thread(target=self._carry_on, args=(self._queues[worker],), daemon=True).start()
         self._queues[worker].put(carry)
         return replace(item, portions=())
 
     def hear(self, worker: Actor, event: Event) -> None:
-        """What a worker of the second stage says, before it is passed on."""
+        """Handle what a worker of the second stage reports, before passing it on."""
         if isinstance(event, Taken):
             if (carry := self._carries.get((worker, event.key))) is not None:
                 carry.credits.release()
@@ -122,7 +112,7 @@ class Apart:
         self._emit(event)
 
     def end(self) -> None:
-        """Everything is dropped: what is prepared and not scored is of no use to anybody."""
+        """Drop everything: what is prepared but not scored is of no use."""
         for carry in list(self._carries.values()):
             carry.stop()
         for preparer in self.preparers:
@@ -153,7 +143,9 @@ class Apart:
                     self._withdraw(carry, preparer, ended)
 
     def _carried(self, carry: _Carry, preparer: Actor) -> Ended | None:
-        """Pass an item's portions on until the last one, or until nobody wants them; or how the preparer ended."""
+        """Pass on an item's portions until the last one, or until they are no longer wanted. Returns how the preparer
+        ended, if it did.
+        """
         ray, waiting, more = self._ray, deque[tuple[Portion, Any]](), True
         preparer.host.give.remote(carry.item)
         while more or waiting:
@@ -174,8 +166,8 @@ class Apart:
         return None
 
     def _withdraw(self, carry: _Carry, preparer: Actor, ended: Ended) -> None:
-        """The preparer is dead: its item is held by nobody any more, and its worker is told to forget it."""
-        preparer.thread.join(2.0)  # it has heard the last words then
+        """After a preparer's death: its item is no longer held, and its worker is told to forget it."""
+        preparer.thread.join(2.0)  # then it has heard the last words
         if not preparer.gone:
             self._idle.put(preparer)  # with room for the next process
         if carry.off:
@@ -189,7 +181,7 @@ class Apart:
         self._emit(Aside("", Death(preparer.name, (key,), evidence, exit_code, number, True, ended.lost)))
 
     def _preparer(self) -> Actor:
-        """One that is idle, or a new one: there are never more than threads that carry."""
+        """An idle preparer, or a new one: there are never more of them than carrying threads."""
         try:
             preparer = self._idle.get_nowait()
         except queue.Empty:
@@ -205,7 +197,7 @@ class Apart:
         return preparer
 
     def look(self, now: float) -> None:
-        """Give up preparers that have been silent for too long: whoever waits for one is told that it was lost."""
+        """Give up preparers that have been silent for too long: whoever waits for one learns that it was lost."""
         for name, _ in self._vigil.late(now):
             for preparer in [p for p in self.preparers if p.name == name]:
                 preparer.drop()
@@ -214,5 +206,5 @@ class Apart:
         self._vigil.heard(event.worker, event.limit if isinstance(event, Alive) else None)
         if isinstance(event, Printed):
             preparer.tail = (preparer.tail + event.text.encode("utf-8", "replace"))[-TAIL:]
-        if isinstance(event, (Printed, Outcome)):  # an outcome without a key: it could not be opened
+        if isinstance(event, (Printed, Outcome)):  # an outcome without a key: the stage could not be opened
             self._emit(Aside("", event))

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from gristmill.engines.contract import Engine, EngineKind, Room, Wanted
+from gristmill.job.options import ENGINES, EngineSpec
+from gristmill.process import machine
 
-from gristmill.plan.contracts import Room
-from gristmill.plan.options import EngineSpec
+
+def engine_kind(spec: EngineSpec) -> EngineKind:
+    """The engine that a job names, for questions before it runs."""
+    return ENGINES.get(spec.name)
 
 
-def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu: bool = False) -> Any:
+def open_engine(spec: EngineSpec, workers: int, path: tuple[str, ...] = (), gpu: bool = False) -> Engine:
     """The engine that a job names, for `workers` workers that import from `path`; `gpu` says that the model wants one.
 
-    Raises MissingExtra, when run, where its package is missing.
+    Running it raises MissingExtra if its package is missing.
     """
     least = spec.workers[0] if isinstance(spec.workers, tuple) else 1 if spec.workers == "auto" else workers
-    if spec.name == "local":
-        from gristmill.engines.local import Local
-
-        return Local(workers, path, spec.own().grace)
-    if spec.name == "ray":
-        from gristmill.engines.ray import Ray
-
-        return Ray(workers, least, path, gpu, spec.own())
-    from gristmill.engines.spark import Spark
-
-    return Spark(workers, path, spec.own())
+    return engine_kind(spec).open(spec.own(), Wanted(workers, least, path, gpu))
 
 
-def room(spec: EngineSpec) -> Room | None:
-    """What an engine has to place workers on; None for this machine. Raises BadJob where its cluster is not there."""
-    if spec.name == "ray":
-        from gristmill.engines.ray_cluster import room as cluster
+def room(spec: EngineSpec) -> Room:
+    """An engine's capacity for workers. Raises BadJob if its cluster cannot be reached."""
+    return engine_kind(spec).room(spec.own()) or this_machine()
 
-        return cluster(spec.own())
-    if spec.name == "spark":
-        from gristmill.engines.spark_session import room as slots
 
-        return slots(spec.own())
-    return None
+def this_machine(per_gpu: int = 1) -> Room:
+    """This machine's capacity: a worker per core, or `per_gpu` workers per GPU."""
+    found = machine.gpus()
+    return Room("this machine", machine.cores(), per_gpu * len(found), None, found, per_gpu)

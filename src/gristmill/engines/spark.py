@@ -1,6 +1,6 @@
-"""The Spark engine: items are the partitions of one stage a round, and each Python worker of Spark keeps a worker's
-process, with its model, from one partition to the next. User code never runs in Spark's own processes, so that no death
-of it is a failed task: what follows from a death is the feed's to decide, not Spark's.
+"""The Spark engine: items are the partitions of one stage per round, and each Python worker of Spark keeps a worker
+process, with its model, from one partition to the next. User code never runs in Spark's own processes, so its death is
+not a failed task, and the feed, not Spark, decides what follows.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gristmill.engines.contract import Wanted
 from gristmill.engines.crew import BEAT, Crew
-from gristmill.engines.local import GRACE, Process, end
-from gristmill.engines.spark_session import first_line, session
-from gristmill.plan.contracts import (
+from gristmill.engines.local import Process, end
+from gristmill.engines.serving import GRACE
+from gristmill.engines.spark_session import first_line, room, session
+from gristmill.job.options import SparkOptions
+from gristmill.process.messages import (
     WAIT,
     Death,
     Event,
@@ -27,30 +30,40 @@ from gristmill.plan.contracts import (
     Item,
     Left,
     Outcome,
+    Signal,
     Stages,
     Started,
     Tick,
     Waiting,
 )
-from gristmill.plan.options import SparkOptions
-from gristmill.plan.processes import packed
-from gristmill.plan.spawning import Spawner
+from gristmill.process.spawning import Spawner
+from gristmill.process.startup import packed
 
-ROUND = 10_000  # items of one round at most: what the driver of Spark keeps of a task is several kilobytes
-PATIENCE = 5.0  # seconds without a running task after which the wait is said aloud
-IDLE = 2.0  # seconds that a process waits for the next item at least; or as long as loading its model took
+ROUND = 10_000  # most items in one round: Spark's driver keeps several kilobytes per task
+PATIENCE = 5.0  # seconds without a running task after which the wait is reported
+IDLE = 2.0  # seconds that a process waits for its next item, or as long as its model took to load if that is longer
 
 
 class Spark:
-    """Runs items as partitions of Spark stages, in a session that is there or in one for the length of the run."""
+    """Runs items as partitions of Spark stages, in an existing session or in one for the duration of the run."""
+
+    Options = SparkOptions
+    here = False
+    room = staticmethod(room)
 
     def __init__(self, workers: int, path: tuple[str, ...], options: SparkOptions) -> None:
         self._workers = max(1, workers)
         self._path = path
         self._options = options
 
-    def run(self, stages: Stages, feed: Feed) -> Iterator[Event]:
-        """Events until the feed is done. Closing the iterator cancels the stage at hand; a session of our own ends."""
+    @staticmethod
+    def open(options: SparkOptions, wanted: Wanted) -> Spark:
+        return Spark(wanted.workers, wanted.path, options)
+
+    def run(self, stages: Stages, feed: Feed) -> Generator[Event, None, None]:
+        """Events until the feed is done. Closing the iterator cancels the current stage, and ends a session of
+        our own.
+        """
         with session(self._options, self._workers) as spark:
             run = f"gristmill-{os.getpid()}-{time.time_ns()}"
             load = Load(run, self._path, dict(stages.environment(0)), packed(stages))
@@ -58,12 +71,12 @@ class Spark:
             try:
                 while True:
                     held: dict[str, Item] = {}
-                    # A name an item, since Spark alone knows where it will run; all are free again in the next round.
+                    # One name per item, since only Spark knows where it will run; all are free again in the next round.
                     while len(held) < ROUND and isinstance(item := feed.take(name := f"s{len(held)}"), Item):
                         held[name] = item
                     if held:
                         yield from rounds.events(held, min(self._workers, feed.wanted()) - len(held))
-                    elif item is WAIT:  # for who reads the results
+                    elif item is WAIT:  # lets the reader of the results act
                         yield Event("")
                         time.sleep(BEAT / 10)
                     else:
@@ -92,9 +105,9 @@ class _Rounds:
         self._looked = 0.0
 
     def events(self, held: Mapping[str, Item], spare: int) -> Iterator[Event]:
-        """A round: each of `held`, by the feed's name for who has it, ends with an outcome or a death.
+        """A round: each of `held` (by the worker name that the feed knows) ends with an outcome or a death.
 
-        Beside them models are loaded in `spare` slots, which the next round will want.
+        Meanwhile models are loaded in `spare` slots, for the next round.
         """
         from pyspark import InheritableThread
 
@@ -128,12 +141,12 @@ class _Rounds:
         try:
             self._context.setJobGroup(self._group, f"gristmill: {len(items)} partitions", interruptOnCancel=True)
             self._context.parallelize(items, len(items)).foreachPartition(self._task)
-        except BaseException as e:  # crosses to the thread of the driver
+        except BaseException as e:  # crosses to the driver's thread
             failed = e
         self._events.put(failed)
 
     def _waits(self) -> str | None:
-        """That no partition runs, where that is news; "" when one does again."""
+        """A message, once, that no partition is running; "" when one runs again."""
         now = time.monotonic()
         if now - self._looked < PATIENCE:
             return None
@@ -141,7 +154,7 @@ class _Rounds:
         tracker = self._context.statusTracker()
         stages = [tracker.getStageInfo(s) for s in tracker.getActiveStageIds()]
         lacking = bool(stages) and not any(s.numActiveTasks for s in stages if s is not None)
-        before, self._said = self._said, "waiting for Spark to start executors: none is there" if lacking else ""
+        before, self._said = self._said, "waiting for Spark to start executors: none is running" if lacking else ""
         return self._said if self._said != before else None
 
     def end(self) -> None:
@@ -153,7 +166,7 @@ class _Rounds:
 
 
 class _Inbox:
-    """The accumulator's value in the driver, which hands on what is added to it. In Python workers it is a list."""
+    """The accumulator's value in the driver, which passes on what is added to it. In Python workers it is a list."""
 
     def __init__(self, events: queue.SimpleQueue[Any]) -> None:
         self._events = events
@@ -169,7 +182,9 @@ def _key(event: Outcome | Death) -> str:
 
 
 def _of_python(error: BaseException) -> Failure | None:
-    """What kept Spark's Python workers from beginning at all (no gristmill there, another Python); None for others."""
+    """What kept Spark's Python workers from starting at all (gristmill missing there, another Python); None for other
+    errors.
+    """
     text, kind = str(error), type(error).__name__
     if "PythonException" not in kind + text and "PySparkRuntimeError" not in kind + text:
         return None
@@ -183,7 +198,7 @@ def _of_python(error: BaseException) -> Failure | None:
 
 @dataclass(frozen=True)
 class Load:
-    """What every worker's process of a run is started with."""
+    """What every worker process of a run is started with."""
 
     run: str
     path: tuple[str, ...]
@@ -193,7 +208,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Partition:
-    """What Spark runs on each partition, which holds one item; or None, to have a model loaded."""
+    """What Spark runs on each partition, which holds one item, or None to load a model."""
 
     load: Any  # a broadcast Load
     events: Any  # an accumulator
@@ -206,14 +221,14 @@ class Partition:
         gpus = context.resources().get("gpu")
         devices = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus.addresses)}
         for item in items:
-            # Spark tries a partition again whose executor was lost. Whether it should be is the feed's to say, so that
-            # this one says nothing; only a copy beside a slow one looks the same, and does the work.
+            # Spark retries a partition whose executor was lost. Whether to do so is up to the feed, so a retry does
+            # nothing here; only a speculative copy of a slow partition looks the same, and does the work.
             if context.attemptNumber() == 0 or self.speculative:
                 self.events.add(_slot(self.load.value, devices).do(item))
         return iter(())
 
 
-_KEPT: list[Slot] = []  # one, or none: what this Python worker keeps from task to task
+_KEPT: list[Slot] = []  # at most one: what this Python worker keeps from task to task
 
 
 def _slot(load: Load, devices: Mapping[str, str]) -> Slot:
@@ -232,13 +247,13 @@ class _One:
     def wanted(self) -> int:
         return 1
 
-    def take(self, worker: str) -> Any:
+    def take(self, worker: str) -> Item | Signal:
         item, self.item = self.item, None
         return WAIT if item is None else item
 
 
 class Slot:
-    """A worker's process below a Python worker of Spark, given one item at a time and ended when none comes."""
+    """A worker process below a Python worker of Spark, given one item at a time and ended when none comes."""
 
     def __init__(self, load: Load, devices: Mapping[str, str]) -> None:
         self.load = load
@@ -253,8 +268,8 @@ class Slot:
         self._patience = IDLE
 
     def do(self, item: Item | None) -> list[Event]:
-        """All that happened from giving the item to its outcome or the process's death; for None, to a process that is
-        ready.
+        """All events from giving the item until its outcome or the process's death; for None, until a process
+        is ready.
         """
         with self._lock:
             if item is None and self._process is not None:
@@ -274,10 +289,10 @@ class Slot:
         for event in self._events:
             if isinstance(event, Started):
                 self._patience = max(IDLE, event.seconds)
-            elif isinstance(event, Left):  # said before it knew of this item, which its successor gets
+            elif isinstance(event, Left):  # reported before it had this item, which its successor gets
                 self._feed.item = item if event.keys else self._feed.item
                 event = replace(event, keys=())
-            if not isinstance(event, Tick) and type(event) is not Event:  # the outcome counts the rows of its ticks
+            if not isinstance(event, Tick) and type(event) is not Event:  # the outcome counts these rows anyway
                 yield replace(event, worker=self._name)
             ready = item is None and isinstance(event, Started)
             ended = item is not None and isinstance(event, Outcome) and event.key == item.key
@@ -291,7 +306,6 @@ class Slot:
         return self._process
 
     def end(self) -> None:
-        """No more items come."""
         with self._lock:
             if self._process is not None:
                 end([self._process], GRACE)

@@ -1,4 +1,4 @@
-"""Sessions of Spark: one that is there, or one for the length of a run; and what they have to run partitions on."""
+"""Spark sessions: an existing one, or one for the duration of a run; and what they offer to run partitions on."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from gristmill.engines.contract import Room
 from gristmill.errors import BadJob, MissingExtra
-from gristmill.plan.contracts import Room
-from gristmill.plan.options import SparkOptions
+from gristmill.job.options import SparkOptions
 
 
 @contextlib.contextmanager
 def session(options: SparkOptions, workers: int = 1) -> Iterator[Any]:
-    """A Spark session: the one of `options`, else the one that this process has, else one for as long as this lasts.
+    """A Spark session: that of `options`, else this process's, else one that lasts while inside.
 
-    Raises BadJob where none can be had, MissingExtra without pyspark.
+    Raises BadJob if none is available, MissingExtra without pyspark.
     """
     try:
         from pyspark import SparkContext
@@ -28,7 +28,7 @@ def session(options: SparkOptions, workers: int = 1) -> Iterator[Any]:
         raise MissingExtra("engine spark needs pyspark, which is not installed: pip install 'gristmill[spark]'") from e
     if options.session is not None:
         if not hasattr(options.session, "_jsc"):
-            raise BadJob("engine spark: a session of Spark Connect cannot run Python stages: give a classic one")
+            raise BadJob("engine spark: a session of Spark Connect cannot run Python stages: use a classic session")
         yield options.session
         return
     running = SparkContext._active_spark_context
@@ -49,11 +49,11 @@ def session(options: SparkOptions, workers: int = 1) -> Iterator[Any]:
 
 
 def _started(builder: Any, options: SparkOptions, workers: int) -> Any:
-    conf = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}  # the run shows its own
+    conf = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}  # the run shows its own progress
     if options.master is not None:
         conf["spark.master"] = options.master
-    elif "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has given one
-        # Four tries, so that a Python worker that dies does not end the stage; the engine makes nothing of the others.
+    elif "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has set the master
+        # Four tries, so that a dying Python worker does not end the stage; the engine ignores the retries.
         conf["spark.master"] = f"local[{workers * options.cpus_per_task},4]"
     if conf.get("spark.master", "").startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # with what the driver has installed
@@ -65,12 +65,12 @@ def _started(builder: Any, options: SparkOptions, workers: int) -> Any:
     try:
         return builder.getOrCreate()
     except Exception as e:
-        raise BadJob(f"engine spark: no session could be started (master {options.master}): {first_line(e)}") from e
+        raise BadJob(f"engine spark: cannot start a session (master {options.master}): {first_line(e)}") from e
 
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Starting a session replaces the handler of SIGINT: the run's own comes back."""
+    """Restore the run's own SIGINT handler, which starting a session replaces."""
     before = signal.getsignal(signal.SIGINT)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -78,11 +78,11 @@ def _signals_kept() -> Iterator[None]:
 
 
 def room(options: SparkOptions) -> Room | None:
-    """What Spark has to run partitions on, as far as can be told without starting it; None for all of this machine."""
+    """What Spark has to run partitions on, as far as known without starting it; None for all of this machine."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None:
-        return None  # said when it is started
+        return None  # reported when it is started
     from pyspark import SparkContext
 
     context = options.session.sparkContext if options.session is not None else SparkContext._active_spark_context
@@ -110,6 +110,6 @@ def room(options: SparkOptions) -> Room | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Spark says first; the lines after it are the JVM's stack."""
+    """The first line of a Spark error; the lines after it are the JVM's stack."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
     return lines[len(lines) > 1 and lines[0].startswith("An error occurred")].lstrip(": ")[:300]

@@ -1,1 +1,1 @@
-"""Models made live: functions, text encoders and feature models. Heavy packages are imported where they are used."""
+"""Loads and runs models: functions, text encoders, feature models. Heavy packages are imported where they are used."""

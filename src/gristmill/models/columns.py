@@ -1,4 +1,4 @@
-"""What a model reads of a source, checked by name and type before anything runs."""
+"""The columns that a model reads from a source, checked by name and type before anything runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from gristmill.errors import BadModel
-from gristmill.models.suggest import did_you_mean
+from gristmill.errors import BadModel, did_you_mean
 
 
 def check_columns(schema: pa.Schema | None, columns: Sequence[str], name: str, what: str = "reads column") -> None:
-    """Raises BadModel for the first of `columns` that the source does not have. Without a schema nothing is known."""
+    """Raises BadModel for the first of `columns` that the source does not have. Without a schema nothing is checked."""
     if schema is None:
         return
     for column in columns:
@@ -24,7 +23,7 @@ def check_columns(schema: pa.Schema | None, columns: Sequence[str], name: str, w
 
 
 def check_text(schema: pa.Schema | None, column: str, name: str) -> None:
-    """Raises BadModel where the column is not there or is no text."""
+    """Raises BadModel if the column is missing or is not text."""
     check_columns(schema, [column], name)
     if schema is not None and not is_text(schema.field(column).type):
         raise BadModel(
@@ -68,7 +67,7 @@ _NUMBERS = {
 def numbers(array: pa.Array) -> np.ndarray | None:
     """Integers or floats without nulls as an array that shares Arrow's memory, read-only; None for anything else.
 
-    Not Arrow's own to_numpy: its first call imports pandas, where that is there: a third of a second in every worker.
+    Not Arrow's own to_numpy: its first call imports pandas, if installed: a third of a second in every worker.
     """
     dtype = _NUMBERS.get(array.type.id)
     if dtype is None or array.null_count:

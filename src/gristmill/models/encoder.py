@@ -1,40 +1,48 @@
 """A transformer's files in a model folder: which of them are used, at what precision, by which backend.
 
-The rule: a precision is never changed unasked. A quantised or half-precision ONNX file is used only when it is the only
-ONNX file, or when it is asked for (`dtype`, or the file itself as the model). int8 that is asked for and not there is
-made from the float32 model.
+The rule: a precision is never changed unless requested. A quantised or half-precision ONNX file is used only if it is
+the only ONNX file, or if it is requested (`dtype`, or the file itself as the model). If int8 is requested and there is
+no int8 file, it is made from the float32 model.
+
+If a folder has weights, they are the model: an ONNX graph beside them may be from an earlier training. Unless
+requested, the graph is used only if torch is not installed; if it is used, both are part of the digest. `EXPORTED`
+means ONNX Runtime on an export of the weights, which a run may choose (driver/backends.py).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from gristmill.errors import BadModel
-from gristmill.models.extras import installed, require
-from gristmill.models.files import digests_of, inside, model_folder, read_json
+from gristmill.fingerprint.modelfiles import digests_of, inside, model_folder, read_json
 from gristmill.models.onnx_graph import Value, read_graph
 from gristmill.models.pooling import TokenVectors
 from gristmill.models.text import Batch
-from gristmill.plan.contracts import Place
+from gristmill.process.extras import installed, require
 
 BACKENDS = ("auto", "torch", "onnx")
+EXPORTED = "export"
 _DTYPES = {
     "auto": "auto", "float32": "float32", "fp32": "float32", "float": "float32", "float16": "float16",
     "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16", "int8": "int8", "int4": "int4",
 }  # fmt: skip
 # Names that optimum, transformers.js and sentence-transformers give to ONNX files of other precisions than float32.
 _REDUCED = re.compile(r"int8|uint8|quant|q4|bnb4|int4|fp16|float16|bf16|bfloat16|_O4\b", re.IGNORECASE)
-# Configuration that the output depends on, where it is there.
+# Configuration files that the output depends on, if they are there.
 _CONFIGURATION = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model",
 )  # fmt: skip
+
+
+_TOGETHER = 3600.0  # seconds within which files belong to one download or one copy
 
 
 class Encoder(Protocol):
@@ -43,7 +51,7 @@ class Encoder(Protocol):
     about: dict[str, Any]
 
     def vectors(self, batch: Batch) -> TokenVectors | np.ndarray:
-        """Token vectors; or float32 [rows, n] where the network pools by itself."""
+        """Token vectors; or float32 [rows, n] if the network itself does the pooling."""
         ...
 
     def logits(self, batch: Batch) -> np.ndarray:
@@ -55,7 +63,7 @@ class Encoder(Protocol):
 class EncoderFiles:
     """What will be loaded: `graph` for onnx (None: to be exported from `weights`), `weights` for torch.
 
-    `quantise`: the graph is float32 and int8 is asked for, so that one is made of it.
+    `quantise`: the graph is float32 and int8 is requested, so the graph will be quantised.
     """
 
     root: Path
@@ -67,11 +75,25 @@ class EncoderFiles:
     quantise: bool = False
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """A warning if the graph that is used was written before the weights beside it."""
+        if self.graph is None or not self.weights or not all(p.is_file() for p in self.weights):
+            return ()
+        newest = max(p.stat().st_mtime for p in self.weights)
+        if newest <= self.graph.stat().st_mtime + _TOGETHER:
+            return ()
+        name = self.graph.relative_to(self.root).as_posix()
+        return (
+            f"{name} is used, but is older than {self.weights[0].name}: export it again if the model was trained since",
+        )
+
+    @property
     def used(self) -> tuple[Path, ...]:
-        """The files whose content the output depends on, the configuration left out."""
+        """The files whose content the output depends on, except the configuration."""
         if self.backend == "onnx" and self.graph is not None:
             return (
                 self.graph,
+                *self.weights,  # the graph was made from these: if they are retrained, so must it be
                 *(inside(self.graph.parent, n, str(self.root)) for n in read_graph(self.graph).external),
             )
         return self.weights
@@ -79,11 +101,12 @@ class EncoderFiles:
     @property
     def bytes(self) -> int:
         """Size of what is loaded."""
-        return sum(p.stat().st_size for p in self.used if p.is_file())
+        loaded = [p for p in self.used if self.graph is None or p not in self.weights]
+        return sum(p.stat().st_size for p in loaded if p.is_file())
 
     def flops_a_token(self, name: str) -> float:
-        """Multiplications and additions for one token, attention's own left out: 2 for each weight of the layers (4 of
-        width x width, 2 of width x inner); from the size of the weights where the configuration does not say.
+        """Multiplications and additions per token, without attention's own: 2 for each weight of the layers (4 of width
+        x width, 2 of width x inner); from the size of the weights if the configuration does not say.
         """
         config = read_json(self.folder / "config.json", name)
         width, layers, inner = (config.get(k) for k in ("hidden_size", "num_hidden_layers", "intermediate_size"))
@@ -94,7 +117,7 @@ class EncoderFiles:
 
 
 def model_root(model: str, *, code: bool = False) -> tuple[Path, Path | None]:
-    """The folder of a model, and the ONNX file in it where `model` names that file itself."""
+    """The folder of a model, and the ONNX file in it if `model` names that file itself."""
     path = Path(model).expanduser()
     if path.suffix == ".onnx" and path.is_file():
         return (path.parent.parent if path.parent.name == "onnx" else path.parent), path
@@ -104,19 +127,23 @@ def model_root(model: str, *, code: bool = False) -> tuple[Path, Path | None]:
 def find_encoder(
     root: Path, folder: Path, named: Path | None, backend: str, dtype: str, device: str, name: str
 ) -> EncoderFiles:
-    """Chooses backend, precision and files. Depends on the folder, what is installed, and what is asked for only.
+    """Chooses backend, precision and files. Depends only on the folder, what is installed, and what is requested.
 
-    Raises BadModel where there is nothing to load, or nothing of what is asked for, naming what there is.
+    Raises BadModel if there is nothing to load, or nothing that was requested, naming what there is.
     """
-    if backend not in BACKENDS:
-        raise BadModel(f"{name}: backend is {backend!r}: it is one of {', '.join(BACKENDS)}")
+    if backend not in (*BACKENDS, EXPORTED):
+        raise BadModel(f"{name}: backend is {backend!r}: it must be one of {', '.join(BACKENDS)}")
     if dtype not in _DTYPES:
-        raise BadModel(f"{name}: dtype is {dtype!r}: it is one of {', '.join(sorted(set(_DTYPES.values())))}")
+        raise BadModel(f"{name}: dtype is {dtype!r}: it must be one of {', '.join(sorted(set(_DTYPES.values())))}")
     if not (folder / "config.json").is_file():
-        raise BadModel(f"{name}: {folder} has no config.json, so it is no Hugging Face model folder{_contents(folder)}")
+        raise BadModel(
+            f"{name}: {folder} has no config.json, so it is not a Hugging Face model folder{_contents(folder)}"
+        )
     choice = _Choice(root, folder, named, _DTYPES[dtype], name)
     if backend == "auto":
         backend = choice.backend(device)
+    if backend == EXPORTED:
+        return choice.exported()
     return choice.torch() if backend == "torch" else choice.onnx()
 
 
@@ -140,6 +167,8 @@ class _Choice:
             return "onnx"
         if self.dtype in ("float16", "bfloat16") or device.startswith(("cuda", "mps")) or not installed("onnxruntime"):
             return "torch"
+        if self._loadable:
+            return "torch"
         return "onnx" if self._full() else "torch"
 
     @property
@@ -153,11 +182,16 @@ class _Choice:
                 return tuple(self.folder / n for n in sorted(set(index.get("weight_map", {}).values())))
         return ()
 
+    @property
+    def _loadable(self) -> bool:
+        """Whether there are weights, and torch to load them: then they are the model."""
+        return bool(self.weights) and installed("torch") and installed("transformers")
+
     def torch(self) -> EncoderFiles:
         if self.named is not None:
-            raise BadModel(f"{self.name}: {self.named.name} is an ONNX file, which backend torch does not read")
+            raise BadModel(f"{self.name}: {self.named.name} is an ONNX file, which backend torch cannot read")
         if self.dtype in ("int8", "int4"):
-            raise BadModel(f"{self.name}: dtype {self.dtype} needs an ONNX file of it: backend onnx")
+            raise BadModel(f"{self.name}: dtype {self.dtype} needs an ONNX file: use backend onnx")
         weights = self.weights
         if not weights:
             raise BadModel(
@@ -169,14 +203,21 @@ class _Choice:
         dtype = self._saved_dtype() if self.dtype == "auto" else self.dtype
         return EncoderFiles(self.root, self.folder, "torch", dtype, weights)
 
+    def exported(self) -> EncoderFiles:
+        return replace(self.torch(), backend="onnx", dtype="float32")
+
     def onnx(self) -> EncoderFiles:
         if self.dtype == "bfloat16":
-            raise BadModel(f"{self.name}: bfloat16 is not for backend onnx: use torch, or float32")
-        found = self._graph()
+            raise BadModel(f"{self.name}: backend onnx does not support bfloat16: use backend torch, or float32")
+        made = self.dtype == "int8" and self.named is None and self._loadable and installed("onnx")
+        found = None if made else self._graph()
+        weights = self.weights if self.named is None else ()
         if found is not None:
-            return EncoderFiles(self.root, self.folder, "onnx", read_graph(found).precision, self.weights, found)
+            precision = read_graph(found).precision
+            return EncoderFiles(self.root, self.folder, "onnx", precision, weights, found)
         if self.dtype == "int8" and (self.weights or self._full() is not None):
-            return EncoderFiles(self.root, self.folder, "onnx", "int8", self.weights, self._full(), quantise=True)
+            full = None if made else self._full()
+            return EncoderFiles(self.root, self.folder, "onnx", "int8", weights, full, quantise=True)
         if self.dtype not in ("auto", "float32"):
             raise BadModel(
                 f"{self.name}: there is no ONNX file of dtype {self.dtype} in {self.root}; "
@@ -193,7 +234,7 @@ class _Choice:
         if self.named is not None:
             precision = read_graph(self.named).precision
             if self.dtype not in ("auto", precision):
-                raise BadModel(f"{self.name}: dtype {self.dtype} is asked for, {self.named.name} is {precision}")
+                raise BadModel(f"{self.name}: dtype is {self.dtype}, but {self.named.name} is {precision}")
             return self.named
         if self.dtype in ("auto", "float32"):
             full = self._full()
@@ -203,7 +244,7 @@ class _Choice:
             if len(every) > 1 and not self.weights:
                 raise BadModel(
                     f"{self.name}: {self.root} has several ONNX files, none of them float32 ({self._names(every)}): "
-                    "choose by dtype, or give the file itself as the model"
+                    "choose one with dtype, or give the file itself as the model"
                 )
             return every[0] if len(every) == 1 else None
         same = [p for p in self._graphs() if read_graph(p).precision == self.dtype]
@@ -241,12 +282,12 @@ def covered(files: EncoderFiles, *, code: bool = False) -> list[Path]:
 
 
 def digest(files: EncoderFiles, name: str, *, code: bool = False) -> str:
-    """The digest of all these files: what is kept of a network, in whatever form, is kept by it and by nothing less."""
+    """The digest of all these files; every cached form of the network is kept under it."""
     return digests_of(files.root, covered(files, code=code), None, name).all
 
 
 def check_graph(files: EncoderFiles, task: str, name: str) -> Value | None:
-    """The output of the graph that is there already. Raises BadModel if it is none for `task`."""
+    """The output of the graph, if there already is one. Raises BadModel if it does not suit `task`."""
     if files.graph is None:
         return None
     from gristmill.models.onnx import check_encoder
@@ -266,19 +307,3 @@ def check_packages(files: EncoderFiles, name: str) -> None:
     for module, extra in needed:
         if not installed(module):
             require(module, extra, name)
-
-
-def open_encoder(files: EncoderFiles, task: str, place: Place, name: str, *, code: bool = False) -> Encoder:
-    """Loads the network for `task` ("embed" or "classify") at a place."""
-    if files.backend == "onnx":
-        from gristmill.models.onnx import OnnxEncoder
-
-        graph = files.graph
-        if graph is None or files.quantise:
-            from gristmill.models.export import ready
-
-            graph = ready(files, task, name, code=code)
-        return OnnxEncoder(graph, task, place, name)
-    from gristmill.models.torch import TorchEncoder
-
-    return TorchEncoder(files, task, place, name, code=code)

@@ -1,8 +1,8 @@
-"""Transformers exported to ONNX, and quantised where int8 is asked for, on first use; kept in the cache by the digest
+"""Transformers exported to ONNX, and quantised if int8 is requested, on first use; kept in the cache under the digest
 of the model they come from.
 
 ONNX Runtime optimises the graph when it loads it (fused attention products, BiasGelu, LayerNormalization): 0.14 s for
-MiniLM, and on a CPU faster by a tenth than the graph that onnxruntime.transformers.optimizer writes.
+MiniLM, and on a CPU a tenth faster than the graph that onnxruntime.transformers.optimizer writes.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from typing import Any
 import numpy as np
 
 from gristmill.errors import BadModel
-from gristmill.models.cache import built
+from gristmill.fingerprint.diskcache import built
+from gristmill.models.contract import Place
 from gristmill.models.encoder import EncoderFiles, digest
-from gristmill.models.extras import installed, require
 from gristmill.models.onnx import OnnxEncoder
 from gristmill.models.text import Batch
-from gristmill.plan.contracts import Place
+from gristmill.process.extras import installed, require
 
 _LOG = logging.getLogger("gristmill.models")
 _OPSET = 17  # the oldest with LayerNormalization; ONNX Runtime since 1.12 runs it
 _FORMAT = 1  # counts up when what is written here changes
-# What an exported float32 encoder may differ by from the one it comes from; measured on MiniLM: 2e-6.
+# How far an exported float32 encoder may differ from the one it comes from; measured on MiniLM: 2e-6.
 _TOLERANCE = 1e-3
 
 
 def exportable() -> bool:
-    """Whether what an export takes is installed."""
+    """Whether the packages that an export needs are installed."""
     return all(installed(m) for m in ("torch", "transformers", "onnx", "onnxruntime"))
 
 
 def ready(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
-    """The ONNX file that these files ask for: there already, exported, quantised. Raises as `exported`."""
+    """The ONNX file that these files call for: an existing, exported or quantised one. Raises as `exported` does."""
     if files.quantise:
         return quantised(files, task, name, code=code)
     return files.graph or exported(files, task, name, code=code)
 
 
 def export_key(digest: str, task: str) -> str:
-    """The name in the cache of what is made of the model with this digest: the folder of its float32 ONNX file."""
+    """The name in the cache for what is made from the model with this digest: the folder of its float32 ONNX file."""
     return f"exports/{digest[:40]}-{task}-{_OPSET}.{_FORMAT}"
 
 
 def exported(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
     """The ONNX file of a torch model: from the cache, or written there now (a minute for a base-size model).
 
-    It is compared with the torch model on two rows before it is kept. Needs torch and transformers. Raises BadModel
-    where the model cannot be exported, or gives other values afterwards.
+    It is compared with the torch model on two rows before it is kept. Needs torch and transformers. Raises BadModel if
+    the model cannot be exported, or gives other values afterwards.
     """
 
     def build(folder: Path) -> None:
@@ -106,7 +106,7 @@ def _export(files: EncoderFiles, task: str, path: Path, name: str, code: bool) -
     require("transformers", "hf", f"exporting {name}")
     from gristmill.models.torch import load_transformer
 
-    # Eager attention: the exporter knows its operators everywhere, and ONNX Runtime fuses them again.
+    # Eager attention: the exporter supports its operators everywhere, and ONNX Runtime fuses them again.
     model = load_transformer(files, task, "float32", name, code=code, attention="eager")
     output = "logits" if task == "classify" else "last_hidden_state"
 

@@ -1,42 +1,43 @@
-"""Feature columns as arrays for models that take numbers: stacked without touching single rows in Python."""
+"""Feature columns as arrays for models that take numbers, stacked without touching single rows in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from decimal import Decimal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.arrow.casts import together
+from gristmill.arrow.frompython import is_from, tensor_to_numpy
+from gristmill.arrow.rows import picked, run_of
 from gristmill.errors import BadModel, BadOutput
-from gristmill.io.lossless import together
-from gristmill.io.picking import picked, run_of
-from gristmill.io.values import is_from, tensor_to_numpy
-from gristmill.models.batches import from_array, from_result
 from gristmill.models.columns import check_columns, is_number
-from gristmill.plan.contracts import Refusal
+from gristmill.models.contract import Refusal
+from gristmill.models.conversion import from_array, from_result
 
 # Rows stacked at a time: a block of a few dozen columns stays in a core's cache while it is filled column by column.
-# Measured for 16 float32 columns and a million rows: 20 ms, against 45 ms for filling the whole matrix so.
+# Measured for 16 float32 columns and a million rows: 20 ms, against 45 ms for filling the whole matrix that way.
 _BLOCK = 8192
-_WAY_OUT = " hold exactly: where it may be rounded, make the column a float in a step"
+_WAY_OUT = " hold exactly: if it may be rounded, cast the column to a float in a step"
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows that cannot all be in one call. Lists of more than one length: for each, an array [rows, length]; or rows
-    without (0) and with (1) nulls, as arrays or tables. A call is given rows of one.
+    """Rows that cannot all be in one call, in parts: one for each length of lists, an array [rows, length]; or rows
+    without (0) and with (1) nulls, as arrays or tables. A call is given rows of one part.
     """
 
     lengths: np.ndarray
-    places: np.ndarray  # of each row in the array of its length
+    places: np.ndarray  # of each row, in the array for its length
     parts: Mapping[int, Any]
 
     @staticmethod
     def of(rows: int, parts: Mapping[int, tuple[np.ndarray, Any]]) -> Ragged:
-        """By length, the numbers of its rows and their values."""
+        """From the row numbers and values for each length."""
         lengths, places = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         for length, (at, _) in parts.items():
             lengths[at], places[at] = length, np.arange(len(at))
@@ -44,16 +45,16 @@ class Ragged:
 
     @property
     def most_common(self) -> int:
-        """The length that most rows have; of several the least."""
+        """The length that most rows have; on a tie the smallest."""
         return max(sorted(self.parts), key=lambda length: len(self.parts[length]))
 
     def __getitem__(self, index: np.ndarray) -> Any:
-        """The rows at `index`, which are of one length."""
+        """The rows at `index`, which have the same length."""
         return take(self.parts[int(self.lengths[index[0]])], self.places[index])
 
 
 def calls(inputs: Iterable[Any], index: np.ndarray) -> list[np.ndarray]:
-    """Which places of `index` can be in one call: those whose lists are of the same lengths."""
+    """Which places of `index` can be in one call: those whose lists have the same lengths."""
     ragged = [each.lengths[index] for each in inputs if isinstance(each, Ragged)]
     if not ragged or not len(index):
         return [np.arange(len(index))]
@@ -72,11 +73,11 @@ def in_calls(inputs: Iterable[Any], index: np.ndarray, predict: Callable[[np.nda
 
 
 class Stacker:
-    """Makes arrays of a table's columns and remembers which rows cannot be scored, the first reason for each."""
+    """Makes arrays from a table's columns and remembers which rows cannot be scored, with the first reason for each."""
 
     def __init__(self, rows: pa.Table, name: str, *, missing: bool = False, keep: bool = False) -> None:
-        """`missing`: the model takes NaN for a missing value itself, so nulls and NaN are not refused. `keep`: they are
-        given to it whatever it makes of them, infinities too, and null texts as empty ones; integers cannot be null.
+        """`missing`: the model itself takes NaN for a missing value, so nulls and NaN are not refused. `keep`: it is
+        given them in any case, infinities too, and null texts as empty ones; integers cannot be null.
         """
         self._rows = rows
         self._name = name
@@ -91,9 +92,9 @@ class Stacker:
         return tuple(self._refused[row] for row in sorted(self._refused))
 
     def matrix(self, columns: Sequence[str], dtype: str, width: int | None = None) -> np.ndarray | Ragged:
-        """The columns side by side, [rows, n]: one value each, or several for a column of lists. `width`: how many a
-        model takes; without it the lists of one column may be of many lengths, those beside others are of the most
-        common one.
+        """The columns side by side, [rows, n]: one value each, or several for a column of lists. `width`: how many
+        values the model takes; without it, lists of a single column may have many lengths, beside other columns only
+        the most common one.
         """
         check_columns(self._rows.schema, columns, self._name)
         if len(columns) == 1:
@@ -110,11 +111,11 @@ class Stacker:
         return out
 
     def column(self, column: str, dtype: str, width: int | None = None) -> np.ndarray | Ragged:
-        """One column as an array of `dtype`, [rows] or [rows, n] for lists (`width`: how many values each must have;
-        without it lists may be of many lengths, see Ragged).
+        """One column as an array of `dtype`, [rows], or [rows, n] for lists (`width`: how many values each must have;
+        without it lists may have many lengths, see Ragged).
 
-        Nulls, numbers that `dtype` cannot hold and, for floats, NaN and infinities are refused; their places hold
-        something that nobody reads.
+        Nulls, numbers that `dtype` cannot hold and, for floats, NaN and infinities are refused; the values in their
+        places are never read.
         """
         check_columns(self._rows.schema, [column], self._name)
         values = self._rows.column(column)
@@ -126,17 +127,17 @@ class Stacker:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             return self._lists(column, values, dtype, width)
         if not is_number(kind) and not pa.types.is_null(kind):
-            raise BadModel(f"{self._name} reads column {column!r} as a number, but it is {kind}: make it one in a step")
+            raise BadModel(f"{self._name} reads column {column!r} as a number, but it is {kind}: convert it in a step")
         return self._numbers(column, values, dtype)
 
-    # ------------------------------------------------ how many values a row
+    # ------------------------------------------------ values per row
 
     def _free(self, column: str) -> bool:
         kind = self._rows.schema.field(column).type
         return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
     def _left(self, column: str, columns: Sequence[str], width: int | None) -> int | None:
-        """What a column of lists has to give, if it is the only one whose type does not say so."""
+        """How many values are left for a column of lists, if it is the only one whose type does not fix them."""
         if width is None or [c for c in columns if self._free(c)] != [column]:
             return None
         kinds = [self._rows.schema.field(c).type for c in columns if c != column]
@@ -224,7 +225,7 @@ class Stacker:
             return None
         nulls: np.ndarray = values.is_null().to_numpy(zero_copy_only=False)
         if not given:
-            why = ", and the model takes integers, which cannot be" if self._keep else ""
+            why = ", and the model takes integers, which cannot be null" if self._keep else ""
             for row in np.flatnonzero(nulls):
                 self._refuse(int(row), "null", "NullFeature", f"column {column!r} is null{why}")
         return nulls
@@ -242,17 +243,19 @@ class Stacker:
             place = int(row if at is None else at[row])
             self._refuse(place, "null", "NotFinite", f"column {column!r} is NaN or infinite")
 
-    def _refuse(self, row: int, kind: str, error: str, message: str) -> None:
+    def _refuse(self, row: int, kind: Literal["null", "invalid"], error: str, message: str) -> None:
         self._refused.setdefault(row, Refusal(row, kind, error, message))
 
 
 def _zero(kind: pa.DataType) -> Any:
+    if pa.types.is_decimal(kind):  # whole numbers can be cast only to decimals of 19 digits before the point
+        return pa.scalar(Decimal(0), kind)
     return pa.scalar(False) if pa.types.is_boolean(kind) else pa.scalar(0).cast(kind)
 
 
 def _as(values: pa.ChunkedArray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Numbers as `dtype`, null being NaN or 0, and where that changed a whole number's value or cut one that is not
-    whole; None: nowhere. A column of floats may be rounded to narrower ones.
+    """Numbers as `dtype`, null being NaN or 0, and where that changed the value of a whole number or cut a fraction
+    (None: nowhere). A column of floats may be rounded to narrower ones.
     """
     if pa.types.is_null(values.type):
         return np.full(len(values), np.nan if dtype.startswith("float") else 0, dtype=dtype), None
@@ -277,7 +280,7 @@ def _as(values: pa.ChunkedArray, dtype: str) -> tuple[np.ndarray, np.ndarray | N
 
 
 def _rounded(given: np.ndarray, array: np.ndarray) -> np.ndarray | None:
-    """Where integers as floats are other numbers; None: nowhere."""
+    """Where integers change their value as floats; None: nowhere."""
     exact = _all_exact(array.dtype)
     if given.dtype.kind not in "iu" or not len(given) or (given.max() <= exact and given.min() >= -exact):
         return None
@@ -287,7 +290,7 @@ def _rounded(given: np.ndarray, array: np.ndarray) -> np.ndarray | None:
 
 
 def _rounded_decimals(given: pa.ChunkedArray, array: np.ndarray) -> np.ndarray:
-    """The same of decimals without fractions, which numpy has no type for: those that are large one by one."""
+    """The same for decimals without fractions, for which numpy has no type: large ones are compared one by one."""
     lost: np.ndarray = ~np.isfinite(array)
     large = np.flatnonzero((np.abs(array) >= _all_exact(array.dtype)) & ~lost)
     lost[large] = [int(a) != int(g) for a, g in zip(array[large], picked(given, large).to_pylist(), strict=True)]
@@ -295,12 +298,12 @@ def _rounded_decimals(given: pa.ChunkedArray, array: np.ndarray) -> np.ndarray:
 
 
 def _all_exact(dtype: np.dtype) -> int:
-    """The number up to which floats of a type hold every whole one."""
+    """The number up to which floats of a type hold every whole number."""
     return int(2 ** (np.finfo(dtype).nmant + 1))
 
 
 def check_numbers(schema: pa.Schema | None, columns: Sequence[str], name: str) -> None:
-    """Raises BadModel for columns that are not there, or hold neither numbers nor lists of them."""
+    """Raises BadModel for columns that are missing, or hold neither numbers nor lists of them."""
     check_columns(schema, columns, name)
     if schema is None:
         return
@@ -308,7 +311,7 @@ def check_numbers(schema: pa.Schema | None, columns: Sequence[str], name: str) -
         kind = schema.field(column).type
         inner = kind.value_type if _is_list(kind) else kind
         if not is_number(inner) and not pa.types.is_null(inner):
-            raise BadModel(f"{name} reads column {column!r} as a number, but it is {kind}: make it one in a step")
+            raise BadModel(f"{name} reads column {column!r} as a number, but it is {kind}: convert it in a step")
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -316,14 +319,14 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def take(array: Any, index: np.ndarray) -> Any:
-    """The rows of an array or table at `index`; a view where they follow each other, as batches without lengths do."""
+    """The rows of an array or table at `index`; a view if they are consecutive, as in batches without lengths."""
     if isinstance(array, pa.Table):
         return picked(array, index)
     return array[index if isinstance(array, Ragged) else run_of(index)]
 
 
 def as_column(values: Any, rows: int, name: str, column: str) -> pa.Array:
-    """A model's output as a column: [rows, 1] as one value a row, [rows, n] as fixed-size lists. Raises BadOutput."""
+    """A model's output as a column: [rows, 1] as one value per row, [rows, n] as fixed-size lists. Raises BadOutput."""
     if hasattr(values, "detach"):
         values = tensor_to_numpy(values)
     elif hasattr(values, "toarray"):  # a sparse matrix of scipy
@@ -333,7 +336,7 @@ def as_column(values: Any, rows: int, name: str, column: str) -> pa.Array:
     if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if isinstance(values, np.ndarray) and values.ndim and len(values) == rows and values.dtype.kind in "fiub":
-        return from_array(np.array(values, order="C"))  # a model may write its next answers where these are
+        return from_array(np.array(values, order="C"))  # a model may reuse the memory for its next answers
     return from_result({column: values}, rows, name, column).column(0)
 
 
@@ -353,13 +356,13 @@ def renamed(names: Sequence[str], outputs: Mapping[str, str] | None, output: str
             )
         chosen = {next(iter(chosen)): output}
     if len(set(chosen.values())) < len(chosen):
-        raise BadModel(f"{name}: two outputs have one name ({', '.join(chosen.values())})")
+        raise BadModel(f"{name}: two outputs have the same name ({', '.join(chosen.values())})")
     return chosen
 
 
 def check_rows(values: Any, rows: int, name: str, output: str) -> None:
-    """Raises BadOutput where a model's output does not have one entry a row."""
-    shape = getattr(values, "shape", None)  # of a sparse matrix, too, which has no length
+    """Raises BadOutput if a model's output does not have one entry per row."""
+    shape = getattr(values, "shape", None)  # sparse matrices have one too, but no length
     found = (shape[0] if shape else None) if shape is not None else len(values) if hasattr(values, "__len__") else None
     if found != rows:
         raise BadOutput(

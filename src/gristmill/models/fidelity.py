@@ -1,4 +1,4 @@
-"""How near a model in one form (exported, quantised) is to the same model in another, on rows of the job's own source.
+"""How close a model in one form (exported, quantised) is to the same model in another, on rows of the job's own source.
 
 Measured in a process of its own, so that a run's driver loads neither torch nor the model.
 """
@@ -11,7 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,27 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
-from gristmill.models.cache import cache_folder
+from gristmill.fingerprint.diskcache import cache_folder
+from gristmill.job.specs import TextSpec
+from gristmill.models.contract import Place
 from gristmill.models.export import export_key
-from gristmill.plan.contracts import Place
-from gristmill.plan.processes import import_path
-from gristmill.plan.spawning import mortal
-from gristmill.plan.specs import TextClassifier, TextEmbedder
+from gristmill.process.spawning import mortal
+from gristmill.process.startup import import_path
 
-# What exported float32 models may differ by from torch to be taken unasked (the design's bound for float32).
+# How far exported float32 models may differ from torch to be used unasked (the design's bound for float32).
 CLOSE = 1e-5
 _MOST_SECONDS = 900.0
 _START = "import sys; sys.path[:0] = {path!r}; from gristmill.models.fidelity import main; main()"
 
-TextSpec = TextEmbedder | TextClassifier
-
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Differences over `rows` rows, of values as they are published (vectors, scores), relative to the largest value
-    where that is over 1.
+    """Differences over `rows` rows, of values as they are published (vectors, scores), relative to the largest value if
+    that is over 1.
 
-    `difference` is the largest one to the reference; `cosine` and `least_cosine` are of vectors or scores; `agreement`
-    is the share of rows with the same label (classifiers); `batching` is the largest difference of a row scored alone
-    and among others.
+    `difference` is the largest one from the reference; `cosine` and `least_cosine` are of vectors or scores;
+    `agreement` is the share of rows with the same label (classifiers); `batching` is the largest difference between a
+    row scored alone and the same row scored among others.
     """
 
     rows: int
@@ -69,19 +67,22 @@ def measured(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fide
         writer.write_table(rows)
     body = pickle.dumps((spec, reference, sink.getvalue()))
     command = [*mortal(), sys.executable, "-c", _START.format(path=import_path())]
-    done = subprocess.run(command, check=False, input=body, capture_output=True, timeout=_MOST_SECONDS)
+    try:
+        done = subprocess.run(command, check=False, input=body, capture_output=True, timeout=_MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BadModel(f"{spec.name}: comparing backends took over {_MOST_SECONDS:.0f} s and was ended") from None
     try:
         answer = json.loads(done.stdout.rpartition(b"\n")[2])
     except ValueError:
         said = done.stderr.decode("utf-8", "replace").strip()[-2000:]
-        raise BadModel(f"{spec.name}: comparing backends ended with {done.returncode}: {said}") from None
+        raise BadModel(f"{spec.name}: comparing backends failed with code {done.returncode}: {said}") from None
     if "error" in answer:
         raise BadModel(answer["error"])
     return Fidelity(**answer)
 
 
 def main() -> None:
-    """The process of `measured`: a request on stdin, one line of JSON as the last on stdout."""
+    """The process of `measured`: reads a request from stdin and writes one line of JSON as the last on stdout."""
     spec, reference, rows = pickle.loads(sys.stdin.buffer.read())
     answer: dict[str, Any]
     try:
@@ -114,23 +115,22 @@ def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _scored(spec: TextSpec, rows: pa.Table, alone: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Values float32 [rows, n] in one batch, those of each row alone where asked for, and labels of a classifier."""
-    from gristmill.models.registry import open as open_model
+    """Values float32 [rows, n] in one batch, those of each row alone if requested, and the labels of a classifier."""
+    from gristmill.models import kinds
 
-    if isinstance(spec, TextClassifier):
-        spec = replace(spec, all_scores=True)
-    model = open_model(spec, Place("cpu", spec.dtype, max(1, os.cpu_count() or 1), spec.backend))
+    spec = kinds.transformer(spec).compared(spec)
+    model = kinds.open(spec, Place("cpu", spec.dtype, max(1, os.cpu_count() or 1), spec.backend))
     prepared = model.prepare(rows)
     refused = {r.row for r in prepared.refused}
     index = np.array([i for i in range(prepared.rows) if i not in refused], dtype=np.int64)
     if len(index) == 0:
-        raise BadModel(f"{spec.name}: none of {prepared.rows} rows looked at holds a text to compare backends with")
+        raise BadModel(f"{spec.name}: none of the {prepared.rows} rows sampled has a text to compare backends with")
     table = model.predict(prepared, index)
     together = _values(table)
     ones = [_values(model.predict(prepared, index[i : i + 1])) for i in range(len(index) if alone else 0)]
     apart = np.concatenate(ones) if ones else together
     model.close()
-    labels = np.asarray(table.column(0).to_pylist()) if isinstance(spec, TextClassifier) else None
+    labels = np.asarray(table.column(0).to_pylist()) if table.num_columns > 1 else None
     return together, apart, labels
 
 
@@ -146,7 +146,7 @@ def _values(table: pa.Table) -> np.ndarray:
 
 def verdict(spec: TextSpec) -> float | str | None:
     """What an earlier comparison of the exported model with torch found: the difference, or why there can be none; None
-    where nothing was compared yet.
+    if nothing has been compared yet.
     """
     try:
         kept = json.loads(_note(spec).read_text(encoding="utf-8"))
@@ -157,7 +157,7 @@ def verdict(spec: TextSpec) -> float | str | None:
 
 
 def remember(spec: TextSpec, difference: float | str) -> None:
-    """Keep what was found. Raises OSError where the cache cannot be written."""
+    """Keep what was found. Raises OSError if the cache cannot be written."""
     note = _note(spec)
     note.parent.mkdir(parents=True, exist_ok=True)
     temporary = note.with_suffix(f".{os.getpid()}.tmp")
@@ -166,7 +166,7 @@ def remember(spec: TextSpec, difference: float | str) -> None:
 
 
 def _note(spec: TextSpec) -> Path:
-    from gristmill.models.registry import describe
+    from gristmill.models import kinds
 
-    task = "classify" if isinstance(spec, TextClassifier) else "embed"
-    return cache_folder() / f"{export_key(describe(spec, None).digest, task)}.fidelity.json"
+    key = export_key(kinds.describe(spec, None).digest, kinds.transformer(spec).TASK)
+    return cache_folder() / f"{key}.fidelity.json"

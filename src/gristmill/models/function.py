@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.errors import BadModel, BadOutput, GristmillError
-from gristmill.io.lossless import Lossy, is_list, lossless
-from gristmill.io.picking import picked, run_of
-from gristmill.models.batches import Habit, from_result, null_numbers, own, to_batch, to_numpy, told_nulls
-from gristmill.models.extras import installed, require
-from gristmill.models.given import handed_back
+from gristmill.arrow.casts import Lossy, is_list, lossless
+from gristmill.arrow.rows import picked, run_of
+from gristmill.errors import BadModel, BadOutput, did_you_mean
+from gristmill.job.secret import reveal
+from gristmill.job.specs import Call, FunctionModel
+from gristmill.models.contract import ModelInfo, Place, Prepared, Refusal
+from gristmill.models.conversion import Habit, from_result, null_numbers, own, to_batch, to_numpy, told_nulls
+from gristmill.models.passthrough import handed_back
 from gristmill.models.returns import parse_schema
-from gristmill.models.suggest import did_you_mean
 from gristmill.models.takes import takes_of
-from gristmill.plan.contracts import ModelInfo, Place, Prepared, Refusal
-from gristmill.plan.failing import SomeFailed
-from gristmill.plan.processes import UserCode
-from gristmill.plan.secret import reveal
-from gristmill.plan.specs import Call, FunctionModel
+from gristmill.process.extras import installed, require
+from gristmill.process.failure import SomeFailed
+from gristmill.process.startup import UserCode
+from gristmill.process.targets import import_target
 
 DEFAULT_OUTPUT = "output"
-
-
-# ---------------------------------------------------------------- callables
 
 
 class LoadedCall:
@@ -57,10 +51,10 @@ class LoadedCall:
 def load_call(call: Call) -> LoadedCall:
     """The callable of a `Call`, imported if it is named by text; a class is built with its arguments, here and once.
 
-    Raises BadModel where it cannot be found or called. What a class raises while it is built goes up as it is.
+    Raises BadModel if it cannot be found or called. What a class raises while it is built is passed on unchanged.
     """
     target = import_target(call.target) if isinstance(call.target, str) else call.target
-    checked = Call(target, call.args, call.batch_format)  # refuses instances, also those that a module holds
+    checked = Call(target, call.args, call.batch_format)  # refuses instances, including those that a module holds
     _check_arguments(checked)
     args = reveal(dict(call.args))
     if not inspect.isclass(target):
@@ -74,62 +68,11 @@ def load_call(call: Call) -> LoadedCall:
     return LoadedCall(call.name, built, built)
 
 
-def import_target(text: str) -> Any:
-    """What "module:name" or "file.py:name" names; the current folder is importable, as with `python -m`, and that of
-    the file. Raises BadModel.
-    """
-    module_name, _, name = text.rpartition(":")
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.insert(0, here)
-    if module_name.endswith(".py"):
-        module_name = _module_of(Path(module_name), text)
-    try:
-        value = importlib.import_module(module_name)
-    except GristmillError:  # a worker's: the module runs a job itself
-        raise
-    except ModuleNotFoundError as e:
-        if e.name is None or not (module_name == e.name or module_name.startswith(e.name + ".")):
-            raise BadModel(f"{text}: importing {module_name} failed: {e}") from e
-        raise BadModel(
-            f"{text}: there is no module {module_name!r}; looked in {here} and in the installed packages. "
-            "Start in the folder that holds it, or check the name"
-        ) from e
-    except Exception as e:
-        raise BadModel(f"{text}: importing {module_name} failed: {type(e).__name__}: {e}") from e
-    for part in name.split("."):
-        if not hasattr(value, part):
-            hint = did_you_mean(part, dir(value))
-            raise BadModel(f"{text}: module {module_name} ({_file_of(value)}) has no {part!r}{hint}")
-        value = getattr(value, part)
-    return value
-
-
-def _module_of(file: Path, text: str) -> str:
-    """The name by which a file is imported, here and by workers: that of its folder's module. Raises BadModel."""
-    file = file.resolve()
-    if not file.is_file():
-        raise BadModel(f"{text}: there is no such file: the current folder is {Path.cwd()}")
-    if not file.stem.isidentifier():
-        raise BadModel(f"{text}: workers import it by its name, and {file.stem!r} is none in Python: rename the file")
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    loaded = sys.modules.get(file.stem) or importlib.util.find_spec(file.stem)
-    found = getattr(loaded, "__file__", None) or getattr(loaded, "origin", None)
-    if found is None or Path(found).resolve() != file:
-        raise BadModel(f"{text}: {file.stem!r} is also the name of {found or 'a module of Python'}: rename the file")
-    return file.stem
-
-
-def _file_of(value: Any) -> str:
-    return getattr(value, "__file__", None) or type(value).__name__
-
-
 def _check_arguments(call: Call) -> None:
     """Raises BadModel for arguments that the callable does not take, before it is called with a batch."""
     try:
         signature = inspect.signature(call.target)
-    except (ValueError, TypeError):  # builtins and C code tell nothing
+    except (ValueError, TypeError):  # builtins and C code do not tell their arguments
         return
     names = list(signature.parameters)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -153,11 +96,8 @@ def _refuse_async(function: Any, name: str) -> None:
         raise BadModel(f"{name} is an async function: give a plain one (it may call asyncio.run)")
 
 
-# ---------------------------------------------------------------- the model
-
-
 def describe(spec: FunctionModel, schema: pa.Schema | None) -> ModelInfo:
-    """What is known of it without running it. Raises BadModel for a callable or types that cannot be."""
+    """What is known of it without running it. Raises BadModel for a callable or types that cannot be used."""
     target = spec.call.target
     if isinstance(target, str):
         target = import_target(target)
@@ -176,9 +116,9 @@ def describe(spec: FunctionModel, schema: pa.Schema | None) -> ModelInfo:
     outputs = None if known is None else tuple(known.names)
     takes = takes_of(spec.call)
     if takes is None:
-        return ModelInfo(spec.name, columns=None, outputs=outputs, schema=known)
+        return ModelInfo(spec.name, outputs=outputs, schema=known, call=spec.call, on_gpu=False)
     takes.check(schema)
-    return ModelInfo(spec.name, columns=takes.columns, outputs=outputs, schema=known, filled=takes.filled)
+    return ModelInfo(spec.name, takes.columns, outputs, known, filled=takes.filled, call=spec.call, on_gpu=False)
 
 
 def open_model(spec: FunctionModel, place: Place) -> LoadedFunction:
@@ -204,7 +144,7 @@ class LoadedFunction:
         self._habit = Habit()
 
     def prepare(self, rows: pa.Table) -> Prepared:
-        """The rows themselves; for "numpy" what takes time to convert ahead, so that the model's thread need not."""
+        """The rows themselves; for "numpy", slow columns are converted here already, to spare the model's thread."""
         refused: tuple[Refusal, ...] = ()
         if self._takes is not None:
             source, rows = rows, self._takes.given(rows)
@@ -214,7 +154,7 @@ class LoadedFunction:
         return Prepared(rows.num_rows, _Given(rows, self._format), None, refused, null_numbers(rows, self._format))
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
-        """What the function returned for the rows at `index`. Raises BadOutput where it is not one row for each."""
+        """What the function returned for the rows at `index`. Raises BadOutput if it is not one row for each."""
         inputs: _Given = prepared.inputs
         count, given = len(index), picked(inputs.rows, index)
         batch = inputs.batch(given, run_of(index))
@@ -243,8 +183,8 @@ class LoadedFunction:
         self._call.close()
 
     def _answers(self, table: pa.Table, given: pa.Table) -> tuple[pa.Table, dict[int, ValueError]]:
-        """The typed answers; a column that the function was given and handed back is what it was. Rows with a number
-        that a type of `returns=` cannot hold are not among them, but told by their places.
+        """The typed answers; a column that the function was given and handed back is restored (see `handed_back`). Rows
+        with a number that a type of `returns=` cannot hold are left out, and reported by their places.
         """
         for i, name in enumerate(table.column_names if self._returns is None else ()):
             if name in given.column_names:
@@ -265,7 +205,7 @@ class LoadedFunction:
         if set(table.column_names) != set(self._returns.names):
             raise BadOutput(
                 f"{self._name} returned columns {', '.join(table.column_names)}; "
-                f"returns= says {', '.join(self._returns.names)}, and has to name all of them"
+                f"returns= declares {', '.join(self._returns.names)}, and must declare all columns"
             )
         columns: list[pa.ChunkedArray] = []
         misfits: dict[int, ValueError] = {}
@@ -277,9 +217,11 @@ class LoadedFunction:
                 found = dict(_misfits(column, field.type))
                 if not found:
                     raise BadOutput(
-                        f"{self._name} returned column {field.name!r} as another type than returns= says: {e}"
+                        f"{self._name} returned column {field.name!r} as another type than returns= declares: {e}"
                     ) from e
-                what = f"in column {field.name!r}, which returns= makes {self._said[field.name]}: it cannot hold that"
+                what = (
+                    f"in column {field.name!r}, which returns= declares {self._said[field.name]}: it cannot hold that"
+                )
                 misfits |= {row: ValueError(f"{self._name} returned {value!r} {what}") for row, value in found.items()}
         if misfits:
             return self._typed(picked(table, np.setdiff1d(np.arange(table.num_rows), list(misfits))))[0], misfits
@@ -287,7 +229,7 @@ class LoadedFunction:
 
 
 class _Given:
-    """Rows on their way to a function; for "numpy" with those columns as arrays that are slow to make, as texts are.
+    """Rows on their way to a function; for "numpy", columns that are slow to convert, such as text, are arrays already.
     Pickled as the rows alone.
     """
 
@@ -301,7 +243,7 @@ class _Given:
         return _Given, (self.rows, self._format)
 
     def batch(self, given: pa.Table, where: slice | np.ndarray) -> Any:
-        """`given`, which are the rows at `where`, as the function takes them; all its own."""
+        """`given`, which are the rows at `where`, in the form that the function takes; the function owns all of it."""
         if not self._arrays:
             return to_batch(given, self._format)
         return {
@@ -311,7 +253,7 @@ class _Given:
 
 
 def _slow(kind: pa.DataType) -> bool:
-    # Of numbers an array is a view. Lists and dicts are made anew for every call, as a function may change them.
+    # Arrays of numbers are views. Lists and dicts are made anew for every call, as a function may change them.
     return not (pa.types.is_primitive(kind) or pa.types.is_nested(kind))
 
 
@@ -323,11 +265,11 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         inner = inner.value_type
     if pa.types.is_boolean(kind) and (pa.types.is_integer(inner) or pa.types.is_floating(inner)):
         column = column.cast(pa.int8())  # declared as a number: True is 1
-    return lossless(column, target, rounds=True)  # by its type, whichever values there are
+    return lossless(column, target, rounds=True)  # decided by its type, whatever values there are
 
 
 def _single(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """[rows, 1], as many models return it, as one value a row where it is declared so."""
+    """[rows, 1], as many models return it, as one value per row if it is declared so."""
     kind = column.type
     if pa.types.is_fixed_size_list(kind) and kind.list_size == 1 and not pa.types.is_nested(target):
         return pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
@@ -335,8 +277,8 @@ def _single(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def _misfits(column: pa.ChunkedArray, target: pa.DataType) -> Iterator[tuple[int, Any]]:
-    """The values of a column of numbers, or of lists of them, that hold one which those of `target` cannot be, by their
-    rows.
+    """By row, the values of a column of numbers, or of lists of them, that are or hold a number which `target` cannot
+    hold.
     """
     column = _single(column, target)
     kinds, depth = (column.type, target), 0
@@ -344,7 +286,7 @@ def _misfits(column: pa.ChunkedArray, target: pa.DataType) -> Iterator[tuple[int
         kinds, depth = (kinds[0].value_type, kinds[1].value_type), depth + 1
     if not all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds):
         return
-    # Of any width: another one is no value's doing.
+    # Of any width: a different width is not the fault of a value.
     target = functools.reduce(lambda kind, _: pa.list_(kind), range(depth), kinds[1])
     pending = [(0, len(column))]
     while pending:

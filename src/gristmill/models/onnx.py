@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from gristmill.errors import BadModel
-from gristmill.models.extras import require
+from gristmill.models.contract import Place
 from gristmill.models.onnx_graph import Graph, Value, read_graph
 from gristmill.models.text import Batch
-from gristmill.plan.contracts import Place
+from gristmill.process.extras import require
 
-# Names under which exporters leave the vector of each token, and one vector for all; optimum, sentence-transformers
-# and transformers.js write these.
+# Names that exporters give to the vector of each token, and to one vector for all; optimum, sentence-transformers and
+# transformers.js write these.
 _TOKEN_OUTPUTS = ("last_hidden_state", "token_embeddings", "hidden_states")
 _POOLED_OUTPUTS = ("sentence_embedding", "embeddings", "pooler_output")
 
 
 def open_session(path: Path, place: Place, name: str) -> Any:
-    """An onnxruntime session with `place.threads` threads. Raises BadModel for a file or device that will not do."""
+    """An onnxruntime session with `place.threads` threads. Raises BadModel for a file or device that cannot be used."""
     ort = require("onnxruntime", "onnx", name)
     options = ort.SessionOptions()
     options.intra_op_num_threads = place.threads
@@ -28,13 +28,13 @@ def open_session(path: Path, place: Place, name: str) -> Any:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
-    # Batches differ in shape from one to the next, so a pattern remembered for each shape is only memory lost.
+    # Batches differ in shape from one to the next, so remembering a pattern for each shape only wastes memory.
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return ort.InferenceSession(str(path), options, providers=providers(ort, place.device, name))
     except Exception as e:  # onnxruntime's own classes have no common base but Exception
-        from gristmill.models.failures import is_out_of_memory
+        from gristmill.models.outofmemory import is_out_of_memory
 
         if is_out_of_memory(e):
             raise
@@ -46,7 +46,7 @@ def providers(ort: Any, device: str, name: str) -> list[Any]:
     if device.startswith("cuda"):
         if "CUDAExecutionProvider" not in ort.get_available_providers():
             raise BadModel(
-                f"{name}: device {device!r} needs onnxruntime-gpu, installed is onnxruntime for "
+                f"{name}: device {device!r} needs onnxruntime-gpu; the onnxruntime installed here is for "
                 f"{', '.join(ort.get_available_providers())}: use backend torch, or pip install onnxruntime-gpu"
             )
         number = int(device.partition(":")[2] or 0)
@@ -109,7 +109,7 @@ class ArrayVectors:
         return np.asarray(np.matmul(weights[:, None, :], self._vectors)[:, 0, :])
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """The vector of one token a row: [rows, n]."""
+        """The vector of one token per row: [rows, n]."""
         return np.asarray(self._vectors[np.arange(len(positions)), positions])
 
     def largest(self, mask: np.ndarray) -> np.ndarray:
@@ -118,11 +118,11 @@ class ArrayVectors:
 
 
 def check_encoder(graph: Graph, task: str, path: Path, name: str) -> Value:
-    """The output to read. Raises BadModel for a graph that is no text encoder, naming its inputs and outputs."""
+    """The output to read. Raises BadModel for a graph that is not a text encoder, naming its inputs and outputs."""
     known = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
     names = [v.name for v in graph.inputs]
     if "input_ids" not in names or set(names) - known:
-        raise BadModel(f"{name}: {path} is no text encoder: its inputs are {', '.join(names) or 'none'}")
+        raise BadModel(f"{name}: {path} is not a text encoder: its inputs are {', '.join(names) or 'none'}")
     outputs = {v.name: v for v in graph.outputs}
     if task == "classify":
         found = outputs.get("logits") or next((v for v in graph.outputs if _rank(v) == 2), None)

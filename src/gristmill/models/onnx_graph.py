@@ -27,9 +27,9 @@ _FOUR_BIT = ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output: its name, dtype (numpy's name; "sequence" or "map" for what is no tensor) and shape.
+    """An input or output: its name, dtype (numpy's name; "sequence" or "map" if it is not a tensor) and shape.
 
-    A free axis is None in `shape`; `shape` is None where the graph does not even tell the rank.
+    A free axis is None in `shape`; `shape` is None if the graph does not even give the rank.
     """
 
     name: str
@@ -47,22 +47,21 @@ class Graph:
     precision: str
     external: tuple[str, ...]
 
-    def input(self, name: str) -> Value | None:
-        """The input of that name, if there is one."""
-        return next((v for v in self.inputs if v.name == name), None)
-
 
 def read_graph(path: Path) -> Graph:
-    """Raises BadModel if the file is no ONNX model."""
+    """The signature of an ONNX file. Raises BadModel if the file is not an ONNX model."""
     try:
         if path.stat().st_size == 0:
             raise ValueError("the file is empty")
-        with path.open("rb") as file:
-            # Not closed by hand: slices of it may still stand in a traceback.
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return _model(memoryview(memory))
+        return _model(_mapped(path))
     except (ValueError, IndexError, UnicodeDecodeError) as e:
-        raise BadModel(f"{path}: this is no ONNX model ({e})") from None
+        raise BadModel(f"{path}: this is not an ONNX model ({e})") from None
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        # Not closed by hand: a traceback may still hold slices of it.
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _model(view: memoryview) -> Graph:
@@ -104,7 +103,7 @@ def _precision(operators: set[str], weights: dict[str, tuple[int, int]]) -> str:
         sizes[dtype] = sizes.get(dtype, 0) + size
     floats = {d: n for d, n in sizes.items() if d in ("float32", "float16", "bfloat16", "float64")}
     if sizes.get("int8", 0) + sizes.get("uint8", 0) > sum(floats.values()):
-        return "int8"  # also where only the weights are, and the arithmetic is float
+        return "int8"  # even if only the weights are int8, and the arithmetic is float
     return max(floats, key=lambda d: floats[d]) if floats else "float32"
 
 

@@ -1,4 +1,4 @@
-"""ONNX graphs over feature columns: what each graph input is fed is settled and checked before anything runs."""
+"""ONNX graphs over feature columns: what each graph input gets is decided and checked before anything runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.errors import BadModel
+from gristmill.errors import BadModel, did_you_mean
+from gristmill.fingerprint.modelfiles import Digests, digests_of, inside, model_file
+from gristmill.job.specs import OnnxModel
 from gristmill.models.columns import check_columns, is_text
-from gristmill.models.extras import installed, require
+from gristmill.models.contract import ModelInfo, Place, Prepared
 from gristmill.models.features import Ragged, Stacker, as_column, check_numbers, check_rows, in_calls, renamed, take
-from gristmill.models.files import Digests, digests_of, inside, model_file
 from gristmill.models.onnx import open_session
 from gristmill.models.onnx_graph import Graph, Value, read_graph
-from gristmill.models.suggest import did_you_mean
-from gristmill.plan.contracts import ModelInfo, Place, Prepared
-from gristmill.plan.specs import OnnxModel
+from gristmill.process.extras import installed, require
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,13 @@ class Feed:
 
     @property
     def width(self) -> int | None:
-        """Values a row that the graph fixes, if it does."""
+        """Values per row, if the graph fixes them."""
         shape = self.value.shape
         return shape[1] if shape is not None and len(shape) == 2 else None
 
 
 def feeds_of(spec: OnnxModel, graph: Graph, schema: pa.Schema | None) -> tuple[Feed, ...]:
-    """The columns for each graph input, by `inputs`, `features`, or names. Raises BadModel where one has none."""
+    """The columns for each graph input, by `inputs`, `features`, or names. Raises BadModel if an input has none."""
     names = [v.name for v in graph.inputs]
     if spec.inputs is not None:
         if spec.features is not None:
@@ -47,14 +46,17 @@ def feeds_of(spec: OnnxModel, graph: Graph, schema: pa.Schema | None) -> tuple[F
         return tuple(_given(spec, graph, spec.inputs))
     if spec.features is not None:
         if len(graph.inputs) != 1:
-            raise BadModel(f"{spec.name}: features are for one input, the graph has {', '.join(names)}: give inputs=")
+            raise BadModel(
+                f"{spec.name}: features= is for a graph with one input, and this one has {', '.join(names)}: give "
+                "inputs="
+            )
         return (Feed(graph.inputs[0], tuple(spec.features), True),)
     missing = [n for n in names if schema is not None and n not in schema.names]
     if missing and len(graph.inputs) == 1:
         width = Feed(graph.inputs[0], (), True).width
         raise BadModel(
-            f"{spec.name}: the graph's input {missing[0]!r} takes {width or 'several'} values a row, and no column has "
-            "its name: give features= with the columns in the order of training"
+            f"{spec.name}: the graph's input {missing[0]!r} takes {width or 'several'} values per row, and no column "
+            "has its name: give features= with the columns in the order of training"
         )
     if missing:
         raise BadModel(
@@ -82,16 +84,16 @@ def _given(spec: OnnxModel, graph: Graph, inputs: Mapping[str, Any]) -> list[Fee
 
 
 def check_feed(feed: Feed, schema: pa.Schema | None, name: str) -> None:
-    """Raises BadModel where the columns cannot be what the graph's input is: dtype, rank, width."""
+    """Raises BadModel if the columns do not suit the graph's input in dtype, rank or width."""
     value = feed.value
     where = f"{name}: the graph's input {value.name!r}"
     if value.dtype in ("", "sequence", "map"):
-        raise BadModel(f"{where} is no tensor, so that no column can be fed to it")
+        raise BadModel(f"{where} is not a tensor, so no column can be fed to it")
     if value.shape is not None:
         if not value.shape:
-            raise BadModel(f"{where} is one single value, so that no column can be fed to it")
+            raise BadModel(f"{where} is a single value, so no column can be fed to it")
         if value.shape[0] not in (None, 1):
-            raise BadModel(f"{where} takes exactly {value.shape[0]} rows a call: export it with a free first axis")
+            raise BadModel(f"{where} takes exactly {value.shape[0]} rows per call: export it with a dynamic first axis")
         if feed.stacked and len(value.shape) != 2:
             raise BadModel(f"{where} has {len(value.shape)} axes; columns side by side make 2")
     if value.dtype == "string":
@@ -99,7 +101,7 @@ def check_feed(feed: Feed, schema: pa.Schema | None, name: str) -> None:
         kinds = [] if schema is None else [(c, schema.field(c).type) for c in feed.columns]
         for column, kind in kinds:
             if not is_text(kind):
-                raise BadModel(f"{where} takes text, column {column!r} is {kind}")
+                raise BadModel(f"{where} takes text, but column {column!r} is {kind}")
         return
     check_numbers(schema, feed.columns, name)
     if schema is not None:
@@ -117,17 +119,18 @@ def _check_types(feed: Feed, schema: pa.Schema, where: str) -> None:
             pa.types.is_floating(inner) or pa.types.is_decimal(inner)
         ):
             raise BadModel(
-                f"{where} takes {value.dtype}, column {column!r} is {kind}: numbers would be cut; cast it in a step"
+                f"{where} takes {value.dtype}, but column {column!r} is {kind}: numbers would be truncated; cast it in "
+                "a step"
             )
         if listed and value.shape is not None and len(value.shape) == 1:
-            raise BadModel(f"{where} takes one value a row, column {column!r} is {kind}")
+            raise BadModel(f"{where} takes one value per row, but column {column!r} is {kind}")
         width += kind.list_size if pa.types.is_fixed_size_list(kind) else 1
         if listed and not pa.types.is_fixed_size_list(kind):
             return
     if feed.width is not None and width != feed.width:
         raise BadModel(
-            f"{where} takes {feed.width} values a row, {', '.join(feed.columns[:8])}{' …' * (len(feed.columns) > 8)} "
-            f"{'give' if width > 1 else 'gives'} {width}"
+            f"{where} takes {feed.width} values per row, but "
+            f"{', '.join(feed.columns[:8])}{' …' * (len(feed.columns) > 8)} {'give' if width > 1 else 'gives'} {width}"
         )
 
 
@@ -178,7 +181,7 @@ def _digests(parts: _Parts, spec: OnnxModel) -> Digests:
 
 
 def _schema(parts: _Parts) -> pa.Schema | None:
-    """The output columns' types, where the graph tells the shapes of all."""
+    """The output columns' types, if the graph gives the shapes of all outputs."""
     fields = []
     for value in parts.graph.outputs:
         if value.name not in parts.columns:
@@ -229,8 +232,8 @@ class LoadedOnnx:
         return Prepared(rows.num_rows, {f.value.name: _fed(stacker, f) for f in self._feeds}, None, stacker.refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
-        """The chosen outputs for the rows at `index`; rows whose lists are of other lengths are in other calls. Raises
-        BadOutput where one has another number of rows.
+        """The chosen outputs for the rows at `index`; rows whose lists have other lengths go in other calls. Raises
+        BadOutput if an output has another number of rows.
         """
         return in_calls(prepared.inputs.values(), index, lambda some: self._answers(prepared, some))
 

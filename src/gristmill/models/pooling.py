@@ -1,7 +1,7 @@
-"""From token vectors to one vector a row, as sentence-transformers' modules do it.
+"""From token vectors to one vector per row, as sentence-transformers' modules do it.
 
 Sources: Pooling, Dense and Normalize of sentence-transformers (sentence_transformer/modules/pooling.py, base/modules/),
-whose folders these read. Weights and positions are worked out here in numpy; the sums over tokens are done by the
+whose folders these read. Weights and positions are computed here in numpy; the sums over tokens are done by the
 backend, where the token vectors are.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gristmill.errors import BadModel
-from gristmill.models.extras import require
-from gristmill.models.files import read_json
+from gristmill.fingerprint.modelfiles import read_json
 from gristmill.models.text import Batch
+from gristmill.process.extras import require
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # The older configuration has one key a mode; the order is that of sentence-transformers, and of the output.
@@ -41,7 +41,7 @@ class TokenVectors(Protocol):
         ...
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """The vector of one token a row (int64 [rows]): [rows, n]."""
+        """The vector of one token per row (int64 [rows]): [rows, n]."""
         ...
 
     def largest(self, mask: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ class TokenVectors(Protocol):
 
 @dataclass(frozen=True)
 class Pooling:
-    """Which ways of pooling, one after the other in the result, and whether the prompt's tokens take part."""
+    """Which ways of pooling, concatenated in the result, and whether the prompt's tokens take part."""
 
     modes: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
@@ -91,7 +91,7 @@ def _pooled(mode: str, vectors: TokenVectors, mask: np.ndarray, whole: np.ndarra
 
 
 def read_pooling(folder: Path, name: str) -> Pooling:
-    """The pooling that a module's config.json says. Raises BadModel for a way that is not known."""
+    """The pooling that a module's config.json gives. Raises BadModel for an unknown way of pooling."""
     config = read_json(folder / "config.json", name)
     modes = config.get("pooling_mode") or [mode for key, mode in _LEGACY.items() if config.get(key)] or "mean"
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
@@ -101,9 +101,9 @@ def read_pooling(folder: Path, name: str) -> Pooling:
 
 
 def check_mode(mode: str, name: str) -> None:
-    """Raises BadModel for a way of pooling that is not known."""
+    """Raises BadModel for an unknown way of pooling."""
     if mode not in MODES:
-        raise BadModel(f"{name}: pooling {mode!r} is not known: it is one of {', '.join(MODES)}")
+        raise BadModel(f"{name}: pooling is {mode!r}: it must be one of {', '.join(MODES)}")
 
 
 # ---------------------------------------------------------------- after pooling
@@ -151,7 +151,7 @@ _ACTIVATIONS: dict[str, Layer] = {
 
 
 def check_dense(folder: Path, name: str) -> int:
-    """How many values the layer gives. Raises BadModel where it is of a kind that is not supported here."""
+    """How many values the layer gives. Raises BadModel if it is of a kind that is not supported here."""
     config = read_json(folder / "config.json", name)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""What `returns=` says of a function's answers."""
+"""What `returns=` declares about a function's answers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from gristmill.arrow.typetext import column_type
 from gristmill.errors import BadModel
-from gristmill.io.typenames import parse_type
 
 
 def parse_schema(returns: Mapping[str, str]) -> pa.Schema:
     """The schema that `returns=` describes. Raises BadModel, naming the column and the type."""
     fields = []
     for name, text in returns.items():
-        if isinstance(text, pa.DataType):
-            fields.append(pa.field(name, text))
-            continue
         try:
-            fields.append(pa.field(name, parse_type(str(text))))
+            fields.append(pa.field(name, column_type(text)[0]))
         except ValueError as e:
             raise BadModel(f"returns gives column {name!r} the type {text!r}: {e}") from e
     return pa.schema(fields)

@@ -1,4 +1,4 @@
-"""scikit-learn estimators over feature columns. A pickle is opened only where it is allowed and its digest pinned."""
+"""scikit-learn estimators over feature columns. A pickle is opened only if that is allowed and its digest pinned."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.arrow.rows import picked
+from gristmill.arrow.topython import to_plain
 from gristmill.errors import BadModel
-from gristmill.io.picking import picked
-from gristmill.io.plain import to_plain
-from gristmill.models.batches import from_array
-from gristmill.models.cache import file_digest
-from gristmill.models.code import code_in
+from gristmill.fingerprint.code import code_in
+from gristmill.fingerprint.diskcache import file_digest
+from gristmill.fingerprint.modelfiles import digests_of, model_file
+from gristmill.job.specs import SklearnModel
 from gristmill.models.columns import check_columns, is_number, is_text
-from gristmill.models.extras import installed, require
+from gristmill.models.contract import ModelInfo, Place, Prepared
+from gristmill.models.conversion import from_array
 from gristmill.models.features import Ragged, Stacker, as_column, check_numbers, check_rows, in_calls, take
-from gristmill.models.files import digests_of, model_file
-from gristmill.plan.contracts import ModelInfo, Place, Prepared
-from gristmill.plan.specs import SklearnModel
+from gristmill.process.extras import installed, require
 
 _LOG = logging.getLogger("gristmill.models")
 
-# What a model is made of as a rule: which versions of these it was saved with, scikit-learn looks after.
+# What a model usually consists of: scikit-learn itself checks which versions of these it was saved with.
 _STACK = {"sklearn", "numpy", "scipy", "pandas", "joblib"}
-# Each method's column where the spec names none.
+# Each method's output column if the spec names none.
 _COLUMNS = {
     "predict": "prediction",
     "predict_proba": "probabilities",
     "decision_function": "decision",
     "transform": "transformed",
 }
-# Estimators with one of these may take columns that are no numbers: pipelines, column transformers, gradient boosting
+# Estimators with one of these may take columns that are not numbers: pipelines, column transformers, gradient boosting
 # over categories. Others only fail on them, row by row.
 _TAKES_OTHERS = ("steps", "transformers", "categorical_features")
 
@@ -50,7 +50,7 @@ _TAKES_OTHERS = ("steps", "transformers", "categorical_features")
 def load_estimator(spec: SklearnModel) -> Any:
     """The estimator of a skops file, or of a joblib or pickle file that is allowed and pinned.
 
-    Raises BadModel before anything of the file is executed where it is not.
+    Raises BadModel for any other file, before anything in it is executed.
     """
     path = model_file(spec.model, "scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"))
     require("sklearn", "sklearn", spec.name)
@@ -63,7 +63,7 @@ def load_estimator(spec: SklearnModel) -> Any:
         has = [m for m in _COLUMNS if hasattr(estimator, m)]
         kind = type(estimator).__name__
         raise BadModel(
-            f"{spec.name}: {kind} has no method {spec.method!r}; of those usable here it has {', '.join(has) or 'none'}"
+            f"{spec.name}: {kind} has no method {spec.method!r}; of the usable ones it has {', '.join(has) or 'none'}"
         )
     return estimator
 
@@ -79,11 +79,11 @@ def _is_skops(path: Path) -> bool:
 def _from_skops(path: Path, spec: SklearnModel, trusted: bool) -> Any:
     skops_io = require("skops.io", "sklearn", f"{spec.name}, a skops file,")
     unknown = skops_io.get_untrusted_types(file=path)
-    asked = [kind for kind in unknown if kind != "numpy.dtype"]  # which vectorizers and encoders have, and runs nothing
+    asked = [kind for kind in unknown if kind != "numpy.dtype"]  # vectorizers and encoders have it, and it runs nothing
     if asked and not trusted:
         raise BadModel(
-            f"{spec.name}: {path.name} has parts that skops does not trust by itself ({', '.join(asked)}): if you "
-            f"know where it comes from, allow_pickle: true and sha256: {file_digest(path)}"
+            f"{spec.name}: {path.name} has types that skops does not trust by default ({', '.join(asked)}): if you "
+            f"trust the file, set allow_pickle: true and sha256: {file_digest(path)} (--allow-pickle --sha256)"
         )
     try:
         return skops_io.load(path, trusted=unknown)
@@ -94,9 +94,9 @@ def _from_skops(path: Path, spec: SklearnModel, trusted: bool) -> Any:
 def _from_pickle(path: Path, spec: SklearnModel, trusted: bool) -> Any:
     if not trusted:
         raise BadModel(
-            f"{spec.name}: {path.name} is a pickle (or no model at all), and opening a pickle runs whatever is in it: "
-            "save the model with skops.io.dump, or, if you trust it, allow_pickle: true and "
-            f"sha256: {file_digest(path)}"
+            f"{spec.name}: {path.name} is a pickle (or not a model at all), and opening a pickle runs whatever code is "
+            "in it: save the model with skops.io.dump, or, if you trust the file, set allow_pickle: true and "
+            f"sha256: {file_digest(path)} (--allow-pickle --sha256)"
         )
     try:
         return require("joblib", "sklearn", spec.name).load(path)
@@ -114,12 +114,14 @@ def _line(error: BaseException) -> str:
 
 
 def _tell_versions(caught: list[warnings.WarningMessage], name: str) -> None:
-    """One line where another minor version of scikit-learn wrote the file, not a warning for each of its parts."""
+    """One line if another minor version of scikit-learn wrote the file, not a warning for each of its parts."""
     for warning in caught:
         saved = getattr(warning.message, "original_sklearn_version", None)
         current = getattr(warning.message, "current_sklearn_version", None)
         if saved and current and str(saved).split(".")[:2] != str(current).split(".")[:2]:
-            _LOG.warning("%s: saved with scikit-learn %s, installed is %s: results may differ", name, saved, current)
+            _LOG.warning(
+                "%s: saved with scikit-learn %s, but %s is installed: results may differ", name, saved, current
+            )
             return
 
 
@@ -127,7 +129,7 @@ def _tell_versions(caught: list[warnings.WarningMessage], name: str) -> None:
 
 
 def features_of(spec: SklearnModel, estimator: Any) -> tuple[str, ...]:
-    """The columns in the order of training. Raises BadModel where `features` are not those it was fitted with."""
+    """The columns in the order of training. Raises BadModel if `features` are not those it was fitted with."""
     own = getattr(estimator, "feature_names_in_", None)
     count = getattr(estimator, "n_features_in_", None)
     if own is not None:
@@ -135,8 +137,8 @@ def features_of(spec: SklearnModel, estimator: Any) -> tuple[str, ...]:
         if spec.features is not None and set(spec.features) != set(own):
             missing = [n for n in own if n not in spec.features]
             extra = [n for n in spec.features if n not in own]
-            told = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
-            raise BadModel(f"{spec.name} was fitted with {', '.join(own)}; features= {' and '.join(told)}")
+            told = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"also has {', '.join(extra)}"] * bool(extra)
+            raise BadModel(f"{spec.name} was fitted with {', '.join(own)}, but features= {' and '.join(told)}")
         return own
     if spec.features is None:
         raise BadModel(
@@ -144,19 +146,46 @@ def features_of(spec: SklearnModel, estimator: Any) -> tuple[str, ...]:
             "the order of training"
         )
     if count is not None and count != len(spec.features):
-        raise BadModel(f"{spec.name} was fitted on {count} features, features= names {len(spec.features)}")
+        raise BadModel(f"{spec.name} was fitted on {count} features, but features= names {len(spec.features)}")
     return tuple(spec.features)
 
 
+def class_of(spec: SklearnModel, estimator: Any) -> int | None:
+    """The place of the class `label` among the probabilities; None without one. Raises BadModel if it is not there."""
+    if spec.label is None:
+        return None
+    if spec.method != "predict_proba":
+        raise BadModel(f"{spec.name}: label is for predict_proba, but method is {spec.method!r}")
+    classes = getattr(estimator, "classes_", None)
+    if classes is None or isinstance(classes, list):
+        raise BadModel(f"{spec.name}: it has no list of classes, so label cannot name one: leave it out")
+    known = classes.tolist()
+    if spec.label in known:
+        return int(known.index(spec.label))
+    names = [str(c) for c in known]  # on the command line all are texts
+    if str(spec.label) not in names:
+        raise BadModel(f"{spec.name}: label is {spec.label!r}, but its classes are {', '.join(names)}")
+    return names.index(str(spec.label))
+
+
 def takes_missing(estimator: Any) -> bool:
-    """Whether the estimator says that it takes NaN for a missing value itself (an imputer's pipeline, tree models)."""
+    """Whether the estimator says that it takes NaN for a missing value (a pipeline with an imputer, tree models)."""
     return _says(estimator, lambda tags: tags.allow_nan, lambda older: older.get("allow_nan"))
 
 
 def takes_documents(estimator: Any) -> bool:
-    """Whether it takes one text a row, as a vectorizer does, and not a table of columns."""
+    """Whether it takes one text per row, as a vectorizer does, and not a table of columns."""
     return _says(
         estimator, lambda tags: tags.string and not tags.two_d_array, lambda older: older.get("X_types") == ["string"]
+    )
+
+
+def takes_categories(estimator: Any) -> bool:
+    """Whether its columns may be text: it says so, as encoders do, or has parts that may take text."""
+    return any(hasattr(estimator, a) for a in _TAKES_OTHERS) or _says(
+        estimator,
+        lambda tags: tags.categorical or tags.string,
+        lambda older: {"categorical", "string"} & {*older.get("X_types", ())},
     )
 
 
@@ -167,12 +196,12 @@ def _says(estimator: Any, tag: Callable[[Any], bool], older: Callable[[dict[str,
         return first is not None and _says(first, tag, older)
     try:
         return bool(tag(estimator.__sklearn_tags__().input_tags))  # scikit-learn 1.6 and later
-    except Exception:  # older, or an estimator of somebody's own: what it says is not known
+    except Exception:  # older, or a custom estimator: what it says is not known
         return bool(older(getattr(estimator, "_get_tags", dict)()))
 
 
 def scores_nulls(spec: SklearnModel, estimator: Any, schema: pa.Schema) -> bool:
-    """Whether it gives a row of nothing but nulls an answer: what its parts do with them, only asking it can tell."""
+    """Whether it answers a row of nothing but nulls: only trying shows what its parts do with them."""
     if takes_documents(estimator):
         return False
     features = features_of(spec, estimator)
@@ -202,20 +231,21 @@ def scores_nulls(spec: SklearnModel, estimator: Any, schema: pa.Schema) -> bool:
 def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
     """Compares the features the model was fitted with and the source's columns. Raises BadModel, MissingExtra.
 
-    The model is loaded for it, where that is allowed; loading is what these small models cost.
+    The model is loaded for this, if that is allowed; loading is the main cost of these small models.
     """
     if spec.method not in _COLUMNS:
-        raise BadModel(f"{spec.name}: method is {spec.method!r}: it is one of {', '.join(_COLUMNS)}")
+        raise BadModel(f"{spec.name}: method is {spec.method!r}: it must be one of {', '.join(_COLUMNS)}")
     path = model_file(spec.model, "scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"))
     digests = digests_of(path.parent, [path], spec.sha256, spec.name)  # before the file is opened
     estimator = load_estimator(spec)
-    # Before it is asked anything: what parts of it make at their first call is no part of the file.
+    # Before it is called: what its parts create at their first call is not part of the file.
     code = tuple(c for c in code_in(estimator) if (c.__module__ or "").partition(".")[0] not in _STACK)
     features = features_of(spec, estimator)
+    class_of(spec, estimator)
     check_columns(schema, features, spec.name, "was fitted with column")
     if schema is not None and takes_documents(estimator):
         _check_documents(spec, features, schema)
-    elif schema is not None and not any(hasattr(estimator, a) for a in _TAKES_OTHERS):
+    elif schema is not None and not takes_categories(estimator):
         check_numbers(schema, features, spec.name)
     missing = takes_missing(estimator)
     asked = not missing and schema is not None and scores_nulls(spec, estimator, schema)
@@ -227,7 +257,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         digests=digests.by_file,
         keeps_columns=True,
         filled=() if missing or asked else features,
-        notes=(f"{spec.name} gave a row of nulls an answer, so that rows with nulls are scored",) if asked else (),
+        notes=(f"{spec.name} accepts nulls (it scored a row of them), so rows with nulls are scored",) if asked else (),
         code=code,
     )
 
@@ -242,7 +272,7 @@ def _check_documents(spec: SklearnModel, features: Sequence[str], schema: pa.Sch
 
 
 def _output(spec: SklearnModel) -> str:
-    return spec.output or _COLUMNS[spec.method]
+    return spec.output or ("probability" if spec.label is not None else _COLUMNS[spec.method])
 
 
 # ---------------------------------------------------------------- in a worker
@@ -273,6 +303,7 @@ class LoadedEstimator:
         self._output = _output(spec)
         self._estimator = load_estimator(spec)
         self._features = features_of(spec, self._estimator)
+        self._class = class_of(spec, self._estimator)
         self._named = hasattr(self._estimator, "feature_names_in_") and installed("pandas")
         self._spec, self._keep_nulls = spec, place.keep_nulls
         self._documents = takes_documents(self._estimator)
@@ -284,9 +315,9 @@ class LoadedEstimator:
         self.about = {"backend": "sklearn", "device": "cpu", "threads": place.threads}
 
     def prepare(self, rows: pa.Table) -> Prepared:
-        """Numbers stacked; a table where some columns are no numbers, or where the estimator was fitted on a frame and
-        some are whole. What a row is given as depends on the row and on the columns' types, never on other rows: see
-        `_given`, `_table`. Rows with a null among their whole numbers, where the model takes it, go in calls of their
+        """Numbers stacked; a table if some columns are not numbers, or if the estimator was fitted on a frame and some
+        columns are whole numbers. The form of a row depends on the row and on the columns' types, never on other rows:
+        see `_given`, `_table`. Rows with a null among their whole numbers, if the model takes it, go in calls of their
         own, in which whole numbers are floats.
 
         Rows with null, NaN or infinite features are refused, unless the model takes missing values itself.
@@ -322,6 +353,8 @@ class LoadedEstimator:
         if isinstance(values, list):
             raise BadModel(f"{self._name}: a method that gives several arrays (several targets) is not supported")
         check_rows(values, count, self._name, self._output)
+        if self._class is not None:
+            values = np.asarray(values)[:, self._class]
         column = as_column(values, count, self._name, self._output)
         return pa.table([column], schema=pa.schema([pa.field(self._output, column.type, metadata=self._metadata)]))
 
@@ -351,7 +384,7 @@ class LoadedEstimator:
         return Stacker(rows, self._name, missing=self._missing, keep=self._keep_nulls)
 
     def _given(self, rows: pa.Table, stacker: Stacker, *, holed: bool) -> Any:
-        """Rows, all with a null among their whole numbers or all without, as `_called` takes them."""
+        """Rows, either all with a null among their whole numbers or all without, as `_called` takes them."""
         kinds = {c: _plain(rows.schema.field(c).type) for c in self._features}
         if not all(is_number(k) for k in kinds.values()):
             return self._table(rows, stacker, holed)
@@ -365,7 +398,7 @@ class LoadedEstimator:
         return stacker.matrix(self._features, "float32" if narrow else "float64")
 
     def _table(self, rows: pa.Table, stacker: Stacker, holed: bool) -> pa.Table:
-        """Columns as pandas has them, whole numbers and booleans among which there is a null as floats and objects."""
+        """Columns as pandas has them; with nulls among them (`holed`), whole numbers are floats, booleans objects."""
         table = rows.select(list(self._features))
         for i, field in enumerate(table.schema):
             kind = field.type
@@ -381,6 +414,6 @@ class LoadedEstimator:
 
     def _labels(self, method: str) -> dict[str, str] | None:
         classes = getattr(self._estimator, "classes_", None)
-        if method == "predict" or classes is None or isinstance(classes, list):
+        if method == "predict" or self._class is not None or classes is None or isinstance(classes, list):
             return None
         return {"labels": json.dumps([str(c) for c in classes], ensure_ascii=False)}

@@ -1,4 +1,4 @@
-"""What a callable says it takes (`takes=`): columns by name, type and whether a null may be among them."""
+"""What a callable declares that it takes (`takes=`): columns by name, type and whether a null may be among them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.rows import picked
+from gristmill.arrow.schemas import plain, wider
+from gristmill.arrow.typetext import column_type
 from gristmill.errors import BadModel
-from gristmill.io.picking import picked
-from gristmill.io.schema import plain, wider
-from gristmill.io.typenames import parse_type
+from gristmill.job.specs import Call
 from gristmill.models.columns import check_columns, is_text
-from gristmill.plan.contracts import Refusal
-from gristmill.plan.specs import Call
-
-_NOT_NULL = " not null"
+from gristmill.models.contract import Refusal
 
 
 @dataclass(frozen=True)
 class Takes:
     """The declared columns of a callable, which is given these and no others.
 
-    `types` are Arrow types, None where any will do; `filled` are the columns in which a null is refused.
+    `types` are Arrow types, None if any will do; `filled` are the columns in which a null is refused.
     """
 
     name: str
@@ -50,12 +48,12 @@ class Takes:
                 or (pa.types.is_integer(found) and pa.types.is_floating(wanted))  # row by row, see `_inexact`
             ):
                 raise BadModel(
-                    f"{self.name} takes column {column!r} as {wanted}, the source has it as {found}, which does not "
-                    "fit without loss: cast it in a step, or correct takes="
+                    f"{self.name} takes column {column!r} as {wanted}, but the source has it as {found}, which does "
+                    "not fit without loss: cast it in a step, or correct takes="
                 )
 
     def nulls(self, rows: pa.Table) -> np.ndarray:
-        """Which rows hold a null where none may be, bool [rows]."""
+        """Which rows hold a null where none is allowed, bool [rows]."""
         bad = np.zeros(rows.num_rows, dtype=bool)
         for column in self.filled:
             values = rows.column(column)
@@ -73,12 +71,12 @@ class Takes:
             found[row] = Refusal(row, "null", "NullColumn", self.null_message(column))
         for column, inexact in self._inexact(rows).items():
             for row in np.flatnonzero(inexact).tolist():
-                text = f"column {column!r} is {rows.column(column)[row]}, which {self.types[column]} rounds"
+                text = f"column {column!r} is {rows.column(column)[row]}, which {self.types[column]} would round"
                 found.setdefault(row, Refusal(row, "invalid", "InexactNumber", f"{text}: {self.name} takes it as that"))
         return tuple(found[row] for row in sorted(found))
 
     def _inexact(self, rows: pa.Table) -> dict[str, np.ndarray]:
-        """Which whole numbers may not be the same as the floats that are declared, bool [rows], by column."""
+        """Which whole numbers may differ from the declared floats, bool [rows], by column."""
         import pyarrow.compute as pc
 
         found = {}
@@ -97,8 +95,8 @@ class Takes:
         return found
 
     def null_message(self, column: str) -> str:
-        """What is said of a null where none may be."""
-        return f"column {column!r} is null, {self.name} takes it as not null"
+        """The message for a null where none is allowed."""
+        return f"column {column!r} is null, but {self.name} declares it not null"
 
     def given(self, rows: pa.Table) -> pa.Table:
         """The declared columns of `rows` as the declared types. Raises BadModel as `check` does."""
@@ -111,7 +109,7 @@ class Takes:
         return pa.table(made) if made else rows.select([])
 
     def without_nulls(self, rows: pa.Table) -> pa.Table:
-        """`rows` with those that are refused replaced by one that is not, so that no null changes a column's type."""
+        """`rows` with refused ones replaced by one that is not refused, so that no null changes a column's type."""
         bad = self.nulls(rows)
         if not bad.any() or bad.all():
             return rows
@@ -121,20 +119,15 @@ class Takes:
 
 
 def takes_of(call: Call) -> Takes | None:
-    """What a call declares; None where it takes whatever there is. Raises BadModel for types that are none."""
+    """What a call declares; None if it takes whatever there is. Raises BadModel for types that do not exist."""
     if call.takes is None:
         return None
-    if not isinstance(call.takes, Mapping):
-        raise BadModel(f"{call.name}: takes={call.takes!r}: give types by column, as {{'text': 'string'}}")
     types: dict[str, pa.DataType | None] = {}
     filled = []
     for column, text in call.takes.items():
-        kind = " ".join(str(text).split())
-        if f" {kind}".endswith(_NOT_NULL):
-            filled.append(column)
-            kind = f" {kind}"[: -len(_NOT_NULL)].strip()
         try:
-            types[column] = None if kind in ("", "any") else parse_type(kind)
+            types[column], not_null = column_type(text, read=True)
         except ValueError as e:
             raise BadModel(f"{call.name}: takes= gives column {column!r} the type {text!r}: {e}") from e
+        filled += [column] if not_null else []
     return Takes(call.name, types, tuple(filled))

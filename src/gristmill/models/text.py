@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.topython import to_plain
 from gristmill.errors import BadModel
-from gristmill.io.plain import to_plain
+from gristmill.fingerprint.modelfiles import read_json
 from gristmill.models.columns import check_columns, is_text
-from gristmill.models.extras import installed, require
-from gristmill.models.files import read_json
-from gristmill.plan.contracts import Prepared, Refusal
+from gristmill.models.contract import Prepared, Refusal
+from gristmill.process.extras import installed, require
 
 # Models whose positions begin after the padding id, so that `max_position_embeddings` counts two more than fit
 # (transformers: create_position_ids_from_input_ids).
@@ -30,13 +30,13 @@ _OFFSET_POSITIONS = frozenset({
 })  # fmt: skip
 # transformers writes this for "no limit" (VERY_LARGE_INTEGER is 1e30); nothing real is as long.
 _NO_LIMIT = 1 << 30
-# Texts are tokenised so many characters at a time: the tokenizer holds about 100 bytes a token until it is read out.
+# Characters of text that are tokenised at a time: the tokenizer holds about 100 bytes per token until it is read out.
 _CHUNK_CHARS = 1 << 20
 _CHUNK_ROWS = 1024
-# A long text is first cut to so many characters a token that the model takes. English has 4 to 5 a token.
+# A long text is first cut to this many characters per token that the model takes. English has 4 to 5 per token.
 _CHARS_A_TOKEN = 16
-# No more of one text is ever looked at, where the model truncates at all (or 64 characters a token that it takes, if
-# that is more): a million characters that do not make up the few hundred tokens that are kept are no text.
+# If the model truncates, no more characters of a text than this are ever looked at (or 64 per token that the model
+# takes, if that is more): a million characters that do not make up the few hundred tokens that are kept are not text.
 _MOST_CHARS = 1 << 20
 
 
@@ -58,7 +58,7 @@ class TokenRules:
 def token_rules(folder: Path, name: str, max_length: int | None, sentence: dict[str, Any] | None = None) -> TokenRules:
     """The rules of a Hugging Face folder. `sentence` is sentence_bert_config.json, `max_length` the user's own limit.
 
-    Raises BadModel where there is no tokenizer, or where the model has fewer positions than `max_length`.
+    Raises BadModel if there is no tokenizer, or if the model has fewer positions than `max_length`.
     """
     config = read_json(folder / "config.json", name)
     tokens = read_json(folder / "tokenizer_config.json", name)
@@ -108,7 +108,7 @@ def _pad_id(config: dict[str, Any], tokens: dict[str, Any], folder: Path, name: 
         for added in read_json(folder / "tokenizer.json", name).get("added_tokens") or ():
             if added.get("content") == content:
                 return int(added["id"])
-    # What stands under the mask changes nothing; it has only to be a token.
+    # What is under the mask changes nothing; it only has to be a token.
     pad = config.get("pad_token_id")
     return pad if isinstance(pad, int) and pad >= 0 else 0
 
@@ -120,8 +120,8 @@ def _pad_id(config: dict[str, Any], tokens: dict[str, Any], folder: Path, name: 
 class Tokens:
     """Token ids of many rows, one after the other: row i is `ids[offsets[i]:offsets[i + 1]]` (int32, int64).
 
-    `types` are token types where the tokenizer gives others than 0. `prompt` is how many tokens the prompt takes up at
-    the start of each row.
+    `types` are token types if the tokenizer gives others than 0. `prompt` is how many tokens the prompt takes up at the
+    start of each row.
     """
 
     ids: np.ndarray
@@ -171,14 +171,14 @@ class TextTokens:
         self._column = column
         self._prompt = prompt
         self._tokenizer = _tokenizer(rules, name)
-        # encode_batch_fast leaves out offsets into the text, which nobody here reads (tokenizers 0.20.1 and later).
+        # encode_batch_fast leaves out offsets into the text, which are not needed here (tokenizers 0.20.1 and later).
         self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         self._typed = any(self._tokenizer.encode("a").type_ids)
         self._prompt_tokens = self._count_prompt() if prompt else 0
 
     def prepare(self, rows: pa.Table) -> Prepared:
-        """Token ids and their counts; a null is refused as such, or an empty text where nulls are kept; bytes that are
-        no UTF-8 are refused as invalid.
+        """Token ids and their counts; a null is refused as such, or is an empty text if nulls are kept; bytes that are
+        not UTF-8 are refused as invalid.
         """
         texts, refused = text_rows(rows, self._column, self._name)
         if self._keep_nulls:
@@ -196,7 +196,7 @@ class TextTokens:
         return tokens.padded(index, self._rules.pad_id, self._rules.left)
 
     def tokens(self, texts: Sequence[str | None]) -> Tokens:
-        """Token ids of texts; None has none."""
+        """Token ids of texts; no tokens for None."""
         ids: list[np.ndarray] = []
         types: list[np.ndarray] = []
         lengths = np.zeros(len(texts), dtype=np.int64)
@@ -217,7 +217,7 @@ class TextTokens:
         if all(len(t) <= look for t in texts):
             return list(self._encode(texts))
         encodings = list(self._encode([_head(t, look, limit) for t in texts]))
-        # A cut text that fills the model is settled: its first tokens are those of the whole. Others get more.
+        # A cut text that fills the model is done: its first tokens are those of the whole text. Others get more.
         while look < limit:
             short = [i for i, t in enumerate(texts) if len(t) > look and len(encodings[i]) < most]
             if not short:
@@ -241,6 +241,7 @@ def _tokenizer(rules: TokenRules, name: str) -> Any:
             tokenizer = tokenizers.Tokenizer.from_file(str(rules.tokenizer))
         except Exception as e:  # the library raises bare Exception
             raise BadModel(f"{name}: {rules.tokenizer} cannot be read as a tokenizer: {e}") from e
+        _configured(tokenizer, read_json(rules.tokenizer.parent / "tokenizer_config.json", name))
     else:
         if not installed("transformers"):
             raise BadModel(
@@ -260,8 +261,35 @@ def _tokenizer(rules: TokenRules, name: str) -> Any:
     return tokenizer
 
 
+# Keys of tokenizer_config.json with which transformers overrides tokenizer.json, and their names there.
+_OF_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+# Classes of transformers that take tokenizer.json as it is.
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def _configured(tokenizer: Any, config: dict[str, Any]) -> None:
+    import tokenizers
+
+    if config.get("tokenizer_class") in _GENERIC:
+        return
+    normalizer, splitter = tokenizer.normalizer, tokenizer.pre_tokenizer
+    if isinstance(normalizer, tokenizers.normalizers.BertNormalizer):
+        for key, name in _OF_BERT.items():
+            if key in config and getattr(normalizer, name) != config[key]:
+                setattr(normalizer, name, config[key])
+        tokenizer.normalizer = normalizer
+    if isinstance(splitter, tokenizers.pre_tokenizers.ByteLevel) and isinstance(config.get("add_prefix_space"), bool):
+        splitter.add_prefix_space = config["add_prefix_space"]
+        tokenizer.pre_tokenizer = splitter
+
+
 def _chunks(texts: Sequence[str | None]) -> list[np.ndarray]:
-    """Row numbers of texts that are there, in order, a bounded number of rows and characters together."""
+    """Row numbers of the texts that are there, in order, in chunks of a bounded number of rows and characters."""
     chunks: list[np.ndarray] = []
     held: list[int] = []
     chars = 0
@@ -302,7 +330,7 @@ def _head(text: str, chars: int, limit: int) -> str:
 
 
 def text_rows(rows: pa.Table, column: str, name: str) -> tuple[list[str | None], list[Refusal]]:
-    """The texts of a column, None where there is none to score, and why. Raises BadModel for a column of no text."""
+    """The texts of a column, None if not to be scored, and why. Raises BadModel for a column that is not text."""
     check_columns(rows.schema, [column], name)
     values = rows.column(column)
     if pa.types.is_dictionary(values.type):
@@ -320,6 +348,6 @@ def text_rows(rows: pa.Table, column: str, name: str) -> tuple[list[str | None],
             except UnicodeDecodeError as e:
                 texts[row] = None
                 refused.append(
-                    Refusal(row, "invalid", "NotText", f"column {column!r} holds bytes that are no UTF-8: {e}")
+                    Refusal(row, "invalid", "NotText", f"column {column!r} holds bytes that are not valid UTF-8: {e}")
                 )
     return texts, refused

@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
-from gristmill.models.batches import from_array
+from gristmill.fingerprint.modelfiles import Digests, digests_of, read_json
+from gristmill.job.specs import TextClassifier
 from gristmill.models.columns import check_text
-from gristmill.models.encoder import (
-    EncoderFiles,
-    check_graph,
-    check_packages,
-    covered,
-    find_encoder,
-    model_root,
-    open_encoder,
-)
-from gristmill.models.files import Digests, digests_of, read_json
+from gristmill.models.contract import ModelInfo, Place, Prepared
+from gristmill.models.conversion import from_array
+from gristmill.models.encoder import EncoderFiles, check_graph, check_packages, covered, find_encoder, model_root
+from gristmill.models.network import open_encoder
 from gristmill.models.text import TextTokens, TokenRules, token_rules
-from gristmill.plan.contracts import ModelInfo, Place, Prepared
-from gristmill.plan.specs import TextClassifier
+
+TASK: Literal["embed", "classify"] = "classify"
 
 Scores = Callable[[np.ndarray], np.ndarray]
 
@@ -44,15 +40,15 @@ def _parts(spec: TextClassifier) -> _Parts:
     architectures = [str(a) for a in config.get("architectures") or ()]
     if architectures and not any(a.endswith("ForSequenceClassification") for a in architectures):
         raise BadModel(
-            f"{spec.name}: {root / 'config.json'} is of a {', '.join(architectures)}, which is no sequence classifier; "
-            "for vectors use embed"
+            f"{spec.name}: {root / 'config.json'} is of a {', '.join(architectures)}, which is not a sequence "
+            "classifier; for vectors, use embed"
         )
     rules = token_rules(root, spec.name, spec.max_length)
     return _Parts(files, rules, _labels(config, spec.name), config.get("problem_type"))
 
 
 def _labels(config: dict[str, object], name: str) -> tuple[str, ...]:
-    """Labels in the order of their ids; transformers' own names for them where the configuration has none."""
+    """Labels in the order of their ids; transformers' own names for them if the configuration has none."""
     given = config.get("id2label")
     if isinstance(given, dict) and given:
         by_id = {int(k): str(v) for k, v in given.items()}
@@ -87,15 +83,20 @@ def resolve(spec: TextClassifier) -> TextClassifier:
     return replace(spec, backend=files.backend, dtype=files.dtype)
 
 
+def remarks(spec: TextClassifier) -> tuple[str, ...]:
+    """Warnings about the folder, for a spec as it was given. Raises BadModel."""
+    return tuple(f"{spec.name}: {note}" for note in _parts(spec).files.remarks)
+
+
 def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
     """Checks the folder and the column; digests what the result depends on. Raises BadModel, MissingExtra."""
     parts = _parts(spec)
     check_text(schema, spec.text, spec.name)
     check_packages(parts.files, spec.name)
-    logits = check_graph(parts.files, "classify", spec.name)
+    logits = check_graph(parts.files, TASK, spec.name)
     if logits is not None and logits.shape is not None and logits.shape[-1] not in (None, len(parts.labels)):
         raise BadModel(
-            f"{spec.name}: the ONNX file has {logits.shape[-1]} logits, config.json {len(parts.labels)} labels"
+            f"{spec.name}: the ONNX file has {logits.shape[-1]} logits, but config.json has {len(parts.labels)} labels"
         )
     digests = _digests(parts, spec)
     known = _schema(spec, parts.labels)
@@ -110,12 +111,19 @@ def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
         filled=(spec.text,),
         weight_bytes=parts.files.bytes,
         flops_a_token=parts.files.flops_a_token(spec.name),
+        by_tokens=True,
+        exportable=True,
     )
 
 
 def files_of(spec: TextClassifier) -> EncoderFiles:
     """The files that will be loaded. Raises BadModel."""
     return _parts(spec).files
+
+
+def compared(spec: TextClassifier) -> TextClassifier:
+    """The spec with the scores of all labels."""
+    return replace(spec, all_scores=True)
 
 
 def _digests(parts: _Parts, spec: TextClassifier) -> Digests:
@@ -152,7 +160,7 @@ class LoadedClassifier:
         self._labels = pa.array(parts.labels, pa.string())
         self._scores = scoring(parts.problem, len(parts.labels))
         self._tokens = _tokens(parts, spec, place)
-        self._encoder = open_encoder(parts.files, "classify", place, spec.name, code=spec.trust_remote_code)
+        self._encoder = open_encoder(parts.files, TASK, place, spec.name, code=spec.trust_remote_code)
         self.about = self._encoder.about
 
     def prepare(self, rows: pa.Table) -> Prepared:

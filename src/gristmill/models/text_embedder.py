@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
-from gristmill.models.batches import from_array
+from gristmill.fingerprint.modelfiles import Digests, digests_of, inside, read_json
+from gristmill.job.specs import TextEmbedder
 from gristmill.models.columns import check_text
-from gristmill.models.encoder import (
-    EncoderFiles,
-    check_graph,
-    check_packages,
-    covered,
-    find_encoder,
-    model_root,
-    open_encoder,
-)
-from gristmill.models.files import Digests, digests_of, inside, read_json
+from gristmill.models.contract import ModelInfo, Place, Prepared
+from gristmill.models.conversion import from_array
+from gristmill.models.encoder import EncoderFiles, check_graph, check_packages, covered, find_encoder, model_root
+from gristmill.models.network import open_encoder
 from gristmill.models.pooling import (
     Dense,
     Layer,
@@ -35,15 +30,16 @@ from gristmill.models.pooling import (
     read_pooling,
 )
 from gristmill.models.text import TextTokens, TokenRules, token_rules
-from gristmill.plan.contracts import ModelInfo, Place, Prepared
-from gristmill.plan.specs import TextEmbedder
+from gristmill.process import machine
+
+TASK: Literal["embed", "classify"] = "embed"
 
 
 @dataclass(frozen=True)
 class EmbedderFolder:
     """What a sentence-transformers folder says: where the transformer is, and what comes after it, in order.
 
-    `after` has "normalize", or the folder of a Dense module. `dimension` is that of the vectors, None if not known.
+    Each item of `after` is "normalize" or the folder of a Dense module. `dimension` is the vectors', None if not known.
     """
 
     root: Path
@@ -173,12 +169,17 @@ def resolve(spec: TextEmbedder) -> TextEmbedder:
     return replace(spec, backend=files.backend, dtype=files.dtype)
 
 
+def remarks(spec: TextEmbedder) -> tuple[str, ...]:
+    """Warnings about the folder, for a spec as it was given. Raises BadModel."""
+    return tuple(f"{spec.name}: {note}" for note in _parts(spec).files.remarks)
+
+
 def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
     """Checks the folder and the column; digests what the result depends on. Raises BadModel, MissingExtra."""
     parts = _parts(spec)
     check_text(schema, spec.text, spec.name)
     check_packages(parts.files, spec.name)
-    check_graph(parts.files, "embed", spec.name)
+    _check_pooling(spec, parts)
     digests = _digests(parts, spec)
     field = _field(spec, parts.folder.dimension)
     return ModelInfo(
@@ -192,14 +193,30 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
         filled=(spec.text,),
         weight_bytes=parts.files.bytes,
         flops_a_token=parts.files.flops_a_token(spec.name),
+        by_tokens=True,
+        exportable=True,
     )
+
+
+def _check_pooling(spec: TextEmbedder, parts: _Parts) -> None:
+    """Raises BadModel for a graph that does not suit the task, and for options of pooling that it ignores."""
+    output = check_graph(parts.files, TASK, spec.name)
+    if output is None or output.shape is None or len(output.shape) != 2:
+        return
+    asked = f"pooling={spec.pooling!r}" if spec.pooling is not None else "normalize=False"
+    if spec.pooling is not None or spec.normalize is False:
+        raise BadModel(
+            f"{spec.name}: {asked} has no effect: {parts.files.graph} does its own pooling; leave it out, or use "
+            "backend torch"
+        )
 
 
 def _field(spec: TextEmbedder, dimension: int | None) -> pa.Field | None:
     if spec.truncate_dim is not None:
         if spec.truncate_dim < 1 or (dimension is not None and spec.truncate_dim > dimension):
             raise BadModel(
-                f"{spec.name}: truncate_dim is {spec.truncate_dim}, the vectors have {dimension or 'no known'} values"
+                f"{spec.name}: truncate_dim is {spec.truncate_dim}, but the vectors have {dimension or 'no known'} "
+                "values"
             )
         dimension = spec.truncate_dim
     return None if dimension is None else pa.field(spec.output, pa.list_(pa.float32(), dimension))
@@ -208,6 +225,11 @@ def _field(spec: TextEmbedder, dimension: int | None) -> pa.Field | None:
 def files_of(spec: TextEmbedder) -> EncoderFiles:
     """The files that will be loaded. Raises BadModel."""
     return _parts(spec).files
+
+
+def compared(spec: TextEmbedder) -> TextEmbedder:
+    """The spec as it is: vectors are all that it writes."""
+    return spec
 
 
 def _digests(parts: _Parts, spec: TextEmbedder) -> Digests:
@@ -251,7 +273,7 @@ class LoadedEmbedder:
         self._pooling = parts.folder.pooling
         self._layers = _layers(parts.folder.after, spec)
         self._tokens = _tokens(parts, spec, place)
-        self._encoder = open_encoder(parts.files, "embed", place, spec.name, code=spec.trust_remote_code)
+        self._encoder = open_encoder(parts.files, TASK, place, spec.name, code=spec.trust_remote_code)
         self.about = self._encoder.about
 
     def prepare(self, rows: pa.Table) -> Prepared:
@@ -260,14 +282,20 @@ class LoadedEmbedder:
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
         """One vector for each row at `index`: a fixed-size list of float32."""
-        vectors = self._vectors(prepared, index)
+        vectors = self.vectors(prepared, index)
         column = from_array(np.ascontiguousarray(vectors, dtype=np.float32))
         return pa.table({self._output: column})
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _vectors(self, prepared: Prepared, index: np.ndarray) -> np.ndarray:
+    @property
+    def width(self) -> int | None:
+        """The width of the vectors, if the folder gives it."""
+        return None if self._field is None else int(self._field.type.list_size)
+
+    def vectors(self, prepared: Prepared, index: np.ndarray) -> np.ndarray:
+        """The vectors for the rows at `index` as an array [rows, width]."""
         batch = self._tokens.padded(prepared.inputs, index)
         found = self._encoder.vectors(batch)
         pooled = isinstance(found, np.ndarray)  # a graph that pools has its Dense layers in it too
@@ -276,6 +304,50 @@ class LoadedEmbedder:
             if not (pooled and isinstance(layer, Dense)):
                 vectors = layer(vectors)
         return vectors
+
+
+QUERIES = 32  # texts in one call: sorted by length, they pad little
+
+
+class Queries:
+    """A `TextEmbedder` loaded in this process, for texts that are not worth a job: queries to what a job has embedded.
+    Its vectors equal those of the job to 1e-5. Use it in one thread; `close`, or leave its `with` block, when done.
+    """
+
+    def __init__(self, spec: TextEmbedder) -> None:
+        if spec.device == "auto":
+            spec = replace(spec, device="cuda" if machine.gpus() else "cpu")
+        self._spec = resolve(spec)
+        parts = _parts(self._spec)
+        check_packages(parts.files, spec.name)
+        _check_pooling(self._spec, parts)
+        place = Place(spec.device, self._spec.dtype, machine.cores(), self._spec.backend)
+        self._model = open_model(self._spec, place)
+
+    def encode(self, texts: str | Sequence[str]) -> np.ndarray:
+        """float32 [texts, width], or [width] for one text. Raises TypeError for anything that is not text."""
+        every: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+        if wrong := [t for t in every if not isinstance(t, str)]:
+            raise TypeError(f"{wrong[0]!r} is not text")
+        prepared = self._model.prepare(pa.table({self._spec.text: pa.array(every, pa.string())}))
+        assert prepared.lengths is not None
+        order = np.argsort(-prepared.lengths, kind="stable")
+        parts = [self._model.vectors(prepared, order[at : at + QUERIES]) for at in range(0, len(every), QUERIES)]
+        if not parts:
+            return np.empty((0, self._model.width or 0), dtype=np.float32)
+        found = np.concatenate(parts).astype(np.float32, copy=False)
+        found[order] = found.copy()
+        return found[0] if isinstance(texts, str) else found
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._model.close()
+
+    def __enter__(self) -> Queries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _layers(after: tuple[str | Path, ...], spec: TextEmbedder) -> list[Layer]:

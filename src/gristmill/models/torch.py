@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from gristmill.errors import BadModel
+from gristmill.models.contract import Place
 from gristmill.models.encoder import EncoderFiles
-from gristmill.models.extras import require
 from gristmill.models.text import Batch
-from gristmill.plan.contracts import Place
+from gristmill.process.extras import require
 
 
 def open_device(place: Place, name: str) -> Any:
-    """The torch device of a place, after setting torch's threads. Raises BadModel for one that is not there."""
+    """The torch device of a place, after setting torch's threads. Raises BadModel for one that is not available."""
     torch = require("torch", "torch", name)
     if torch.get_num_threads() != place.threads:
         torch.set_num_threads(place.threads)
@@ -51,7 +51,7 @@ def load_transformer(
         home = _home(transformers, config, task)
         model = home.from_pretrained(str(files.folder), config=config, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as e:
-        from gristmill.models.failures import is_out_of_memory
+        from gristmill.models.outofmemory import is_out_of_memory
 
         if is_out_of_memory(e):
             raise
@@ -75,7 +75,7 @@ class TorchEncoder:
     def __init__(self, files: EncoderFiles, task: str, place: Place, name: str, *, code: bool = False) -> None:
         self._torch = require("torch", "torch", name)
         self._device = open_device(place, name)
-        # None lets transformers take scaled-dot-product attention where the model has it.
+        # None lets transformers use scaled-dot-product attention if the model has it.
         model = load_transformer(files, task, files.dtype, name, code=code)
         self._model = model.to(self._device)
         self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
@@ -115,7 +115,7 @@ class TensorVectors:
             return _array(self._torch.matmul(factors[:, None, :], self._vectors.float())[:, 0, :])
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """The vector of one token a row: [rows, n]."""
+        """The vector of one token per row: [rows, n]."""
         with self._torch.inference_mode():
             places = self._torch.from_numpy(positions).to(self._vectors.device)
             rows = self._torch.arange(len(positions), device=self._vectors.device)

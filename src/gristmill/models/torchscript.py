@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
-from gristmill.models.extras import installed, require
+from gristmill.fingerprint.modelfiles import digests_of, model_file
+from gristmill.job.specs import TorchScriptModel
+from gristmill.models.contract import ModelInfo, Place, Prepared
 from gristmill.models.features import Stacker, as_column, check_numbers, check_rows, in_calls, take
-from gristmill.models.files import digests_of, model_file
 from gristmill.models.torch import open_device
-from gristmill.plan.contracts import ModelInfo, Place, Prepared
-from gristmill.plan.specs import TorchScriptModel
+from gristmill.process.extras import installed, require
 
 DEFAULT_OUTPUT = "output"
 _DTYPES = {"auto": None, "float32": "float32", "fp32": "float32", "float16": "float16", "fp16": "float16",
@@ -24,7 +24,7 @@ _DTYPES = {"auto": None, "float32": "float32", "fp32": "float32", "float16": "fl
 
 
 def inputs_of(spec: TorchScriptModel) -> tuple[tuple[str, ...] | str, ...]:
-    """For each tensor the columns stacked in it, or the one column that it is."""
+    """For each tensor, the columns stacked in it, or the one column that it is made from."""
     if (spec.features is None) == (spec.inputs is None):
         raise BadModel(
             f"{spec.name}: TorchScript does not name its inputs: give features= (columns stacked to one tensor) or "
@@ -38,7 +38,7 @@ def inputs_of(spec: TorchScriptModel) -> tuple[tuple[str, ...] | str, ...]:
 def _path(spec: TorchScriptModel) -> Path:
     path = model_file(spec.model, "TorchScript", (".pt", ".pth", ".jit", ".ts"))
     if spec.dtype not in _DTYPES:
-        raise BadModel(f"{spec.name}: dtype is {spec.dtype!r}: it is one of auto, float32, float16, bfloat16")
+        raise BadModel(f"{spec.name}: dtype is {spec.dtype!r}: it must be one of auto, float32, float16, bfloat16")
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -51,7 +51,7 @@ def _path(spec: TorchScriptModel) -> Path:
             else "is none"
         )
         raise BadModel(
-            f"{spec.name}: {path.name} {what}; a TorchScript file was looked for: write one with "
+            f"{spec.name}: {path.name} {what}, but a TorchScript file is needed: write one with "
             "torch.jit.save(torch.jit.trace(model, example), path)"
         )
     return path
@@ -117,8 +117,8 @@ class LoadedTorchScript:
         return Prepared(rows.num_rows, arrays, None, stacker.refused)
 
     def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
-        """A tensor becomes the output column; a tuple `output_0`, `output_1`, …; a dict a column a key. Rows whose
-        lists are of other lengths are in other calls.
+        """A tensor becomes the output column; a tuple `output_0`, `output_1`, …; a dict one column per key. Rows whose
+        lists have other lengths go in other calls.
         """
         return in_calls(prepared.inputs, index, lambda some: self._answers(prepared, some))
 
@@ -143,7 +143,7 @@ class LoadedTorchScript:
 
 def _dtype_of(rows: pa.Table, column: str) -> str:
     if column not in rows.column_names:
-        return "float32"  # the stacker says that it is missing
+        return "float32"  # the stacker reports that it is missing
     kind = rows.schema.field(column).type
     while hasattr(kind, "value_type"):
         kind = kind.value_type

@@ -1,1 +1,1 @@
-"""What a run shows of itself: events, progress lines, metrics and the final report."""
+"""How a run shows itself: events, progress lines, metrics and the final report."""

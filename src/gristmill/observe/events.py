@@ -1,4 +1,4 @@
-"""What a run says while it goes: progress snapshots and notes. Logic calls an Observer; only observers print."""
+"""What a run reports while running: progress snapshots and notes. Logic calls an Observer; only observers print."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ENDED = ("done", "failed", "gate failed", "stopped")
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. Rows are source rows unless said; totals are None where only reading will tell.
+    """How far a run is. Rows are source rows unless stated; totals are None if only reading will tell.
 
-    `rows_done` counts committed rows and those scored since (`ticking`), of which `rows_ok`, `rows_dead` and
-    `rows_filtered` count the committed ones. `share` (0..1) is by bytes where rows are not known. Times in seconds.
-    `gate` says which gate did not hold, and the way out.
+    `rows_done` counts committed rows and those scored since (`ticking`); `rows_ok`, `rows_dead` and `rows_filtered`
+    count the committed ones. `share` (0..1) is by bytes if the number of rows is unknown. Times are in seconds. `gate`
+    tells which gate did not hold, and the way out.
     """
 
     phase: Phase = "planning"
@@ -51,7 +51,7 @@ class Note:
 
 
 class Observer(Protocol):
-    """Gets what a run says. Called from the driver's one thread, often; must be quick and must not raise."""
+    """Receives what a run reports. Called from the driver's one thread, often; must be quick and must not raise."""
 
     def progress(self, now: Progress) -> None: ...
 
@@ -61,13 +61,13 @@ class Observer(Protocol):
 
 
 class Silent:
-    """An observer that says nothing."""
+    """An observer that reports nothing."""
 
     def progress(self, now: Progress) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def note(self, note: Note) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""

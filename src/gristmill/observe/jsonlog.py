@@ -1,4 +1,4 @@
-"""What a run says as JSON, one object a line: for log collectors, and for programs that watch a run."""
+"""What a run reports as JSON, one object per line: for log collectors, and for programs that watch a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any, TextIO
 
 from gristmill.errors import BadJob
+from gristmill.job.uris import local_path
 from gristmill.observe.events import Note, Progress
 from gristmill.observe.report import Report
 from gristmill.observe.streams import Sturdy
@@ -18,13 +19,13 @@ EVERY_S = 5.0  # seconds between two progress lines of one phase: a day of runni
 
 
 def record(event: str, values: Mapping[str, Any]) -> str:
-    """One line: the time (UTC, RFC 3339), the event's name, its values. What JSON has no form for becomes text."""
+    """One line: the time (UTC, RFC 3339), the event's name, its values. Values without a JSON form become text."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return json.dumps({"time": now, "event": event, **_finite(values)}, default=str, ensure_ascii=False)
 
 
 def _finite(value: Any) -> Any:
-    """The value, floats rounded to 4 digits after the point; NaN and infinity, which are no JSON, as null."""
+    """The value, with floats rounded to 4 decimal places; NaN and infinity, which JSON lacks, become null."""
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -38,7 +39,7 @@ def of_progress(now: Progress) -> str:
 
 
 def of_note(note: Note) -> str:
-    """A line for a note; its fields stand beside level and text."""
+    """A line for a note; its fields are beside level and text."""
     return record("note", {**note.fields, "level": note.level, "text": note.text})
 
 
@@ -66,7 +67,6 @@ class JsonLines:
         self._write(of_progress(now))
 
     def note(self, note: Note) -> None:
-        """A line."""
         self._write(of_note(note))
 
     def _write(self, line: str) -> None:
@@ -74,21 +74,21 @@ class JsonLines:
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing: the stream is its opener's."""
+        """Does nothing: whoever opened the stream closes it."""
 
 
 class JsonLog(JsonLines):
-    """The same, to a file of its own, to which lines are added. Raises BadJob where it cannot be opened."""
+    """JSON lines appended to a file of their own. Raises BadJob if it cannot be opened."""
 
     def __init__(self, path: str, clock: Callable[[], float], every: float = EVERY_S) -> None:
         try:
-            self._file = open(path, "a", encoding="utf-8", errors="replace")  # noqa: SIM115
+            self._file = open(local_path(path), "a", encoding="utf-8", errors="replace")  # noqa: SIM115
         except OSError as e:
             raise BadJob(f"log {path}: cannot be written: {e.strerror}: give another file") from None
         super().__init__(Sturdy(self._file), clock, every)
 
     def close(self) -> None:
-        """Close the file. A disk that is full is not the run's failure: its lines are lost."""
+        """Close the file. A full disk does not fail the run: the log's lines are lost."""
         super().close()
         try:
             self._file.close()

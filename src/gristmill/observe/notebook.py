@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.observe.events import ENDED, Note, Progress
 from gristmill.observe.progress import bar_line, note_text
 
-REDRAW_S = 0.3  # seconds: each one is a message to the browser
+REDRAW_S = 0.3  # seconds: each redraw is a message to the browser
 WIDTH = 100  # columns
 
 
@@ -22,22 +22,22 @@ def in_notebook() -> bool:
 
 
 class Cell:
-    """Nothing of how far a run is; notes and what the user's code prints are the cell's output."""
+    """Shows notes and prints as the cell's output, but no progress."""
 
     def progress(self, now: Progress) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def note(self, note: Note) -> None:
-        """As output of the cell."""
+        """Show the note as output of the cell."""
         if note.level != "debug":
             print(note_text(note), file=sys.stdout if note.level == "print" else sys.stderr)
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class NotebookBar(Cell):
-    """One line below the cell besides, which stays with the last figures."""
+    """Also shows one line below the cell, which stays with the last figures."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

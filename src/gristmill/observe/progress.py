@@ -1,6 +1,6 @@
-"""Observers that show a run while it goes: a bar on a terminal, plain lines elsewhere, JSON lines, or nothing.
+"""Observers that show a run while it is running: a bar on a terminal, plain lines elsewhere, JSON lines, or nothing.
 
-None of them can stop a run: a stream that fails (a closed pipe, a terminal that went away) is given up, quietly.
+None of them can stop a run: a stream that fails (a closed pipe, a terminal that went away) is given up quietly.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KINDS: tuple[Kind, ...] = ("auto", "bar", "lines", "json", "off")
 FIRST_LINE_S = 5.0  # seconds between two plain lines at first; the gap grows, so that a long run's log stays short
 MOST_LINE_S = 60.0
 REDRAW_S = 0.1
-BAR_AFTER_S = 0.3  # a run that is over sooner shows no bar: drawing one costs it more than it tells
+BAR_AFTER_S = 0.3  # a run that ends sooner shows no bar: drawing it costs more than it tells
 LEAST_BAR, MOST_BAR = 8, 40  # columns
-ROOMY = 60  # columns from which the count says what it counts
+ROOMY = 60  # columns from which the count has a unit
 
 
 def make_observer(kind: Kind, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> Observer:
     """The observer that `kind` names, writing to `stream`; "auto" is a bar on a terminal and lines elsewhere, "off"
-    tells warnings alone.
+    shows only warnings.
     """
     if stream is None:
         return Silent()
@@ -45,23 +45,20 @@ def make_observer(kind: Kind, stream: TextIO | None, clock: Callable[[], float] 
 
 
 class Several:
-    """Observers as one."""
+    """Several observers as one."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
     def progress(self, now: Progress) -> None:
-        """To each."""
         for observer in self._observers:
             observer.progress(now)
 
     def note(self, note: Note) -> None:
-        """To each."""
         for observer in self._observers:
             observer.note(note)
 
     def close(self) -> None:
-        """Each."""
         for observer in self._observers:
             observer.close()
 
@@ -72,12 +69,12 @@ _LEVELS = {"warning": "warning: ", "error": "error: "}
 
 
 def note_text(note: Note) -> str:
-    """A note as people read it: a print as it was printed, the rest with its level."""
+    """A note as people read it: printed text as it is, the rest with its level."""
     return note.text if note.level == "print" else _LEVELS.get(note.level, "") + note.text
 
 
 class Lines:
-    """A plain line at each new phase, and now and then between: after 5 s, then ever more rarely, up to a minute."""
+    """A plain line at each new phase, and some between: after 5 s, then less and less often, up to a minute apart."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = Sturdy(stream)
@@ -88,7 +85,7 @@ class Lines:
         self._gap = FIRST_LINE_S
 
     def progress(self, now: Progress) -> None:
-        """A line, if it is time for one. Ends are told by the report, or the error, that follows."""
+        """A line, if it is time for one. The report, or the error, that follows tells how it ended."""
         at = self._clock()
         if now.phase != self._phase or now.waiting != self._waiting:
             self._phase, self._waiting, self._gap = now.phase, now.waiting, FIRST_LINE_S
@@ -111,21 +108,21 @@ class Lines:
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing: the stream is its opener's."""
+        """Does nothing: whoever opened the stream closes it."""
 
 
 class Notes(Lines):
-    """Nothing of how far a run is; what it notes and what the user's code prints all the same."""
+    """Shows notes and prints, but no progress."""
 
     def progress(self, now: Progress) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Warnings(Notes):
-    """Nothing of how far a run is, nor of what is printed; what it warns of all the same."""
+    """Shows warnings and errors, but no progress and no prints."""
 
     def note(self, note: Note) -> None:
-        """A warning or an error."""
+        """Show a warning or an error."""
         if note.level in _LEVELS:
             super().note(note)
 
@@ -160,7 +157,7 @@ def _rows(now: Progress) -> str:
 
 
 def done_share(now: Progress) -> float:
-    """The share of the job that is done, by rows where their number is known."""
+    """The share of the job that is done, by rows if their number is known."""
     return min(1.0, now.rows_done / now.rows_total) if now.rows_total else now.share
 
 
@@ -168,16 +165,16 @@ def done_share(now: Progress) -> float:
 
 
 def bar_line(now: Progress, width: int, full: str = "━", empty: str = "╌") -> str:
-    """A snapshot in one line of at most `width` columns; what matters least is left out first."""
+    """A snapshot in one line of at most `width` columns; the least important parts are left out first."""
     running = now.phase == "running" and not now.waiting
     head = "" if running else clean(now.waiting or now.phase)
     if not running and not now.rows_done:
         return clip(f"{head} … {units.clock(now.elapsed)}", width)
     roomy = width >= ROOMY
     total = "" if now.rows_total is None else units.count(now.rows_total)
-    # Figures that grow keep their width where there is room, so that the line does not dance.
+    # Growing figures keep their width if there is room, so that the line does not jump.
     done = f"{units.count(now.rows_done):>{len(total) if roomy else 0}}{'/' + total if total else ''}{' rows' * roomy}"
-    share = f"{int(done_share(now) * 100):>{3 * roomy}} %"  # rounded down: 100 % is all
+    share = f"{int(done_share(now) * 100):>{3 * roomy}} %"  # rounded down: only all of it is 100 %
     # In the order of the line, each with its rank: rank 0 stays longest.
     parts = [
         (head, 1),
@@ -204,7 +201,7 @@ def _length(parts: Sequence[tuple[str, int]]) -> int:
 
 
 class Bar:
-    """One line at the foot of a terminal, redrawn in place; notes and what the user's code prints go above it."""
+    """One line at the foot of a terminal, redrawn in place; notes and the prints of user code go above it."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = Sturdy(stream)
@@ -234,14 +231,14 @@ class Bar:
     def _start(self) -> None:
         from rich.live import Live
 
-        # Live keeps the line and prints above it; its own thread redraws while nothing is heard from the workers, so
-        # that the clock goes on.
+        # Live keeps the line and prints above it; its own thread redraws while the workers are silent, so that the
+        # clock keeps running.
         self._live = Live(
             self,
             console=self._open_console(),
             refresh_per_second=2,
             transient=True,
-            # What this process itself prints goes above the bar, unless it was sent elsewhere on purpose.
+            # What this process itself prints goes above the bar, unless it was redirected on purpose.
             redirect_stdout=is_terminal(sys.stdout),
             redirect_stderr=is_terminal(sys.stderr),
         )
@@ -254,7 +251,7 @@ class Bar:
             self._console = Console(
                 file=cast("TextIO", self._stream), force_terminal=True, highlight=False, markup=False, emoji=False
             )
-            # The cursor is never hidden: a run that is killed could not bring it back.
+            # The cursor is never hidden: a run that is killed could not show it again.
             self._console.show_cursor = lambda show=True: False
         return self._console
 
@@ -268,7 +265,7 @@ class Bar:
         return text
 
     def note(self, note: Note) -> None:
-        """The note, above the bar."""
+        """Show the note above the bar."""
         if note.level != "debug":
             self._above(note_text(note))
 
@@ -282,7 +279,7 @@ class Bar:
         self._console.print(Text(text))
 
     def close(self) -> None:
-        """Take the bar away. Can be called again."""
+        """Remove the bar. Can be called again."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()

@@ -1,21 +1,24 @@
-"""The report of a run: the counts that prove it, its speed, how to read what it published; and all that as text."""
+"""The report of a run: the counts that prove it, its speed, how to read what it published; and all this as text."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gristmill.observe import units
 from gristmill.observe.streams import is_terminal, width_of
 from gristmill.observe.tables import clip
-from gristmill.plan.counts import Counts
+from gristmill.shards.counts import Counts
 
-DIGEST = 12  # characters of a digest that are shown: enough to tell any two models of a project apart
-BUSY = 0.95  # of the time: then nothing is said to hold the model back
+if TYPE_CHECKING:
+    from gristmill.files.contract import Files
+
+DIGEST = 12  # characters of a digest to show: enough to distinguish any two models of a project
+BUSY = 0.95  # share of the time above which nothing is reported as holding the model back
 MOST_ERRORS = 3
-MOST_WORKERS = 16  # that have a line each
+MOST_WORKERS = 16  # workers up to which each has a line
 TEXT_WIDTH = 120  # columns of a report as text
 
 Row = tuple[str, str, str]
@@ -24,7 +27,7 @@ Row = tuple[str, str, str]
 @dataclass(frozen=True)
 class WorkerPace:
     """What one worker did in a run: source rows that it committed, and the seconds from when its model was loaded to
-    when it was last heard. `host` is "" where that is not known.
+    its last message. `host` is "" if it is not known.
     """
 
     worker: str
@@ -40,12 +43,12 @@ class WorkerPace:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished (or stopped) run. `rows_*` and `errors` are over all live generations of the sink (of a run that has
-    not published: what it committed itself), `shards` are the run's own; times in seconds, sizes in bytes.
+    """A finished (or stopped) run. `rows_*` and `errors` cover all live generations of the sink (for a run that has not
+    published: what it committed itself), `shards` are the run's own; times are in seconds, sizes in bytes.
 
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
-    `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and the rest;
-    nothing where the run was too short to tell.
+    `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and for the rest;
+    empty if the run was too short to tell.
     """
 
     sink: str
@@ -74,7 +77,7 @@ class Report:
     skipped: tuple[str, ...] = ()  # files of the source that could not be read, with the reason
     format: str = "parquet"  # of the sink
     details: Mapping[str, Any] = field(default_factory=dict)
-    opened: tuple[str, Any] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
+    opened: tuple[str, Files] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
 
     @property
     def rows_in(self) -> int:
@@ -102,7 +105,7 @@ class Report:
         return self.rows_run / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
-        """The table that the command line shows: what became of every row, how fast it went, and what comes next."""
+        """The table that the command line shows: what became of every row, how fast the run was, what comes next."""
         return "\n".join([headline(self), *_lines(summary_rows(self), TEXT_WIDTH), *after(self)])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # what IPython and notebooks show
@@ -124,20 +127,20 @@ class Report:
         }
 
     def read(self) -> Any:
-        """A pyarrow Dataset of exactly the published parts. Raises BadSource for npy, as gm.read does."""
-        from gristmill.commit.reading import read
+        """A pyarrow Dataset of exactly the published parts. Raises BadSource for npy, like gm.read."""
+        from gristmill.result.reading import read
 
         return read(*self._place)
 
     def dead(self) -> Any:
-        """The dead letters as an Arrow table; of a run that has not published, those of its committed shards."""
-        from gristmill.commit.reading import dead
+        """The dead letters as an Arrow table; for a run that has not published, those of its committed shards."""
+        from gristmill.result.reading import dead
 
         return dead(*self._place, generation=self.generation)
 
     @property
-    def _place(self) -> tuple[str, Any]:
-        from gristmill.commit.places import opened
+    def _place(self) -> tuple[str, Files]:
+        from gristmill.files.roots import opened
 
         return self.opened or opened(self.sink)
 
@@ -148,7 +151,7 @@ class Report:
 def show_report(report: Report, stream: TextIO) -> None:
     """Write a report for a person. Raises what writing to the stream raises."""
     width = width_of(stream)
-    lines = [*_lines(summary_rows(report), width), *after(report)]  # commands are to be copied: whole, at any width
+    lines = [*_lines(summary_rows(report), width), *after(report)]  # commands are to be copied: uncut at any width
     title = clip(headline(report), width)
     if not is_terminal(stream):
         stream.write("\n".join([title, *lines]) + "\n")
@@ -175,7 +178,7 @@ def headline(report: Report) -> str:
 
 
 def summary_rows(report: Report) -> list[Row]:
-    """The report's lines as label, figure, remark. The counts add up: what is indented sums to the line above."""
+    """The report's lines as label, figure, remark. The counts add up: indented lines sum to the line above."""
     whole = report.state in ("done", "nothing to do")
     rows = count_rows(report.counts, report.errors) if whole or report.rows_in else []
     if not whole and rows:
@@ -199,7 +202,7 @@ def summary_rows(report: Report) -> list[Row]:
 
 
 def count_rows(counts: Counts, errors: Mapping[str, int] | None = None) -> list[Row]:
-    """What became of the rows. With steps that make one row many there are two sums, of source and of derived rows."""
+    """What became of the rows. If steps turn one row into many there are two sums, of source and of derived rows."""
     why = top_errors(errors or {})
     one_level = counts.expanded == counts.derived
     if one_level:
@@ -232,7 +235,7 @@ def top_errors(errors: Mapping[str, int]) -> str:
 
 def _pace(report: Report) -> str:
     parts = [f"{units.plural(report.workers, 'worker')}" if report.workers else "in this process"]
-    if report.engine != "local":
+    if report.engine != Report.engine:  # the default, for jobs that name none
         parts.append(report.engine)
     if report.busy is not None:
         parts.append(f"model busy {units.percent(report.busy)}{_held_back(report)}")
@@ -244,7 +247,7 @@ def _pace(report: Report) -> str:
 
 
 def _paces(report: Report) -> list[Row]:
-    """A line for each worker, where they are more than one and can be taken in at a glance."""
+    """A line for each worker, if there are several but not too many to read."""
     if not 2 <= len(report.per_worker) <= MOST_WORKERS:
         return []
     apart = len({w.host for w in report.per_worker}) > 1
@@ -257,7 +260,7 @@ def _paces(report: Report) -> list[Row]:
 
 
 def _held_back(report: Report) -> str:
-    """What took most of the time in which the model was not busy, where that was more than a twentieth."""
+    """What took most of the time in which the model was not busy, if that was more than a twentieth of the run."""
     if report.busy is None or report.busy >= BUSY or not report.held_back:
         return ""
     what, share = max(report.held_back.items(), key=lambda item: item[1])
@@ -273,12 +276,14 @@ def _runs_on(told: Mapping[str, Any]) -> str:
 
 
 def after(report: Report) -> list[str]:
-    """What to do next, as lines to copy: how to read the result, how to look at the dead letters."""
+    """What to do next, as lines to copy: how to read the result and look at the dead letters."""
     if report.state not in ("done", "nothing to do"):
         return []
+    from gristmill.sinks.formats import sink_format
+
     sink = shlex.quote(report.sink)
     lines = [f"read    gm.read({report.sink!r})"]
-    if report.format == "npy":
+    if not sink_format(report.format).tables:
         named = f"pq.read_table({report.sink.rstrip('/') + '/manifest.parquet'!r})['output_path'].unique().to_pylist()"
         lines = [f"read    [np.load(os.path.join({report.sink!r}, name)) for name in {named}]"]
     if report.rows_dead:

@@ -1,11 +1,11 @@
-"""Streams as the world has them: terminals and pipes, wide and narrow, some of which close before we are done."""
+"""Real streams: terminals and pipes, wide and narrow, some of which close before we are done."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, TextIO
 
-PIPE_WIDTH = 160  # columns, where there is no terminal to ask
+PIPE_WIDTH = 160  # columns, if there is no terminal to ask
 
 
 def is_terminal(stream: Any) -> bool:
@@ -17,7 +17,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def width_of(stream: Any) -> int:
-    """Columns of the terminal behind a stream; PIPE_WIDTH where there is none."""
+    """Columns of the terminal behind a stream; PIPE_WIDTH if there is none."""
     if not is_terminal(stream):
         return PIPE_WIDTH
     try:
@@ -27,7 +27,7 @@ def width_of(stream: Any) -> int:
 
 
 class Sturdy:
-    """A stream that never raises: what cannot be written is lost, and after a first failure all the rest with it."""
+    """A stream that never raises: what cannot be written is lost, and after a first failure everything."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class Sturdy:
             except UnicodeEncodeError:
                 encoding = self._stream.encoding or "ascii"
                 return self.write(text.encode(encoding, "replace").decode(encoding))
-            except Exception:  # whatever a program has put in the place of a stream raises
+            except Exception:  # whatever a program's replacement for a stream raises
                 self.broken = True
         return len(text)
 
@@ -50,20 +50,17 @@ class Sturdy:
         if not self.broken:
             try:
                 self._stream.flush()
-            except AttributeError:  # one that only writes
+            except AttributeError:  # a stream that can only write
                 return
             except Exception:
                 self.broken = True
 
     def isatty(self) -> bool:
-        """As the stream says."""
         return is_terminal(self._stream)
 
     def fileno(self) -> int:
-        """The stream's."""
         return self._stream.fileno()
 
     @property
     def encoding(self) -> str:
-        """The stream's."""
         return self._stream.encoding or "utf-8"

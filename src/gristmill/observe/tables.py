@@ -1,4 +1,4 @@
-"""Tables of text: drawn by rich on a terminal, as plain aligned columns anywhere else, never wider than they may be."""
+"""Text tables: drawn by rich on a terminal, as plain aligned columns elsewhere, never wider than allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from gristmill.observe import units
 from gristmill.observe.streams import PIPE_WIDTH, is_terminal, width_of
 
-LEAST_CELL = 6  # columns of a cell below which a column is left out rather than squeezed further
+LEAST_CELL = 6  # columns of a cell below which a table column is left out rather than narrowed further
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -64,7 +64,7 @@ class Table:
 
 
 def of_arrow(table: Any, cell_width: int = 60, title: str = "") -> Table:
-    """An Arrow table as text: long texts and vectors shortened, numbers to the right."""
+    """An Arrow table as text: long texts and vectors shortened, numbers aligned right."""
     names = tuple(clean(name) for name in table.column_names)
     columns = [[cell(value, cell_width) for value in column.to_pylist()] for column in table.columns]
     rows = tuple(zip(*columns, strict=True)) if columns else ()
@@ -93,12 +93,12 @@ def cell(value: Any, width: int = 60) -> str:
 
 
 def clean(text: str) -> str:
-    """Text for one line: what could move the cursor, or turn the direction of writing, becomes a space."""
+    """Text for one line: characters that move the cursor, or change the direction of writing, become spaces."""
     return _CONTROL.sub(" ", text)
 
 
 def clip(text: str, width: int) -> str:
-    """Text in one line of at most `width` columns of a terminal, with … where something was cut off."""
+    """Text in one line of at most `width` columns of a terminal, with … where text was cut off."""
     text = clean(text)
     if columns(text) <= width:
         return text
@@ -123,9 +123,9 @@ def _columns(character: str) -> int:
 
 
 def fitted(table: Table, width: int, between: int = 2) -> tuple[Table, str]:
-    """The table with its widest columns shortened until it fits; where that is not enough, some in the middle left out.
+    """The table with its widest columns shortened until it fits; if that is not enough, some in the middle left out.
 
-    The first columns say which row it is, the last ones are what was computed: both stay longest.
+    The first columns identify the row, the last ones were computed: both are kept longest.
     """
     widths = _widths(table)
     shown = list(range(len(widths)))

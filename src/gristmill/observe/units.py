@@ -1,4 +1,4 @@
-"""Figures as people read them: thousands apart, bytes and times in the unit that fits, shares in per cent."""
+"""Figures as people read them: thousands separated, bytes and times in the unit that fits, shares in per cent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seconds(s: float) -> str:
 
 
 def clock(s: float) -> str:
-    """A time left, short: `0:41`, `1:06:05`, `2 d 4 h`."""
+    """A remaining time, short: `0:41`, `1:06:05`, `2 d 4 h`."""
     whole = max(0, round(s))
     if whole >= 48 * 3600:
         return seconds(whole)
@@ -63,7 +63,7 @@ def _short(n: float) -> str:
 
 
 def percent(share: float) -> str:
-    """`27 %`, `4.1 %`, `0.02 %`; only what is all is 100 %, only nothing is 0 %."""
+    """`27 %`, `4.1 %`, `0.02 %`; only all is 100 %, only nothing is 0 %."""
     p = share * 100
     if p <= 0 or p >= 100:
         return f"{round(p)} %"

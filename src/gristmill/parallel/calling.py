@@ -1,5 +1,5 @@
-"""The worker's side of a parallel map: it holds the function and calls it, chunk after chunk. Imports next to nothing,
-so that the first result comes soon.
+"""The worker's side of a parallel map: it holds the function and calls it, chunk after chunk. It imports next to
+nothing, so that the first result comes soon.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import PlanChanged
-from gristmill.parallel import shipping
-from gristmill.parallel.sealed import Bundle, Unread, opened, seal_back
-from gristmill.parallel.shipping import Fault, Parcel, fault_of
-from gristmill.plan.contracts import Emit, Event, Failure, Item, Outcome, Printed
-from gristmill.plan.processes import UserCode, thread_variables
+from gristmill.parallel import transport
+from gristmill.parallel.pickles import Bundle, Unread, opened, seal_back
+from gristmill.parallel.transport import Fault, Parcel, fault_of
+from gristmill.process.messages import Emit, Event, Failure, Item, Outcome, Printed
+from gristmill.process.startup import UserCode, thread_variables
 
 if TYPE_CHECKING:
-    from gristmill.models.pins import Planned
+    from gristmill.fingerprint.pins import Planned
 
-FLUSH = 0.05  # seconds: results are not held back longer than this while a chunk goes on
+FLUSH = 0.05  # seconds: results are not held back longer than this while a chunk is still running
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some inputs, a bundle of them; `numbers` says which."""
+    """Some inputs as a bundle, and their `numbers`."""
 
     numbers: tuple[int, ...]
     inputs: Parcel
@@ -40,9 +40,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Answers:
-    """Results of calls: `values` is a bundle of those of `numbers`; `faults` are the inputs that have none.
+    """Results of calls: `values` is a bundle of the results of `numbers`; `faults` are the inputs without a result.
 
-    `seconds` is the time the calls took.
+    `seconds` is the time that the calls took.
     """
 
     numbers: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Some(Event):
-    """Results of a chunk that goes on."""
+    """Results of a chunk that is still running."""
 
     key: str = ""
     answers: Answers = Answers()
@@ -63,8 +63,9 @@ class Some(Event):
 class CallStages:
     """What an engine ships to each worker: the function, once. `folder` is a disk that caller and worker share, if any.
 
-    `threads` are the cores one call may use; `gpus` those that workers get one each of; `timeout` in seconds a call;
-    `plain` as in `shipping`. `planned` is what results are kept by: values of modules, modules, files (models.pins).
+    `threads` are the cores that one call may use; `gpus` are given to workers one each; `timeout` is in seconds per
+    call; `plain` is as in `shipping`. `planned` is what results depend on: values of modules, modules, files
+    (fingerprint.pins).
     """
 
     function: Any
@@ -76,18 +77,18 @@ class CallStages:
     planned: tuple[Any, Any, Any] = ((), (), ())
 
     def environment(self, index: int) -> Mapping[str, str]:
-        """Thread counts and the one GPU of worker `index`; maps inside of calls get the same cores."""
+        """Thread counts and the one GPU of worker `index`; maps inside calls get the same cores."""
         variables = {**thread_variables(self.threads), CORES: str(self.threads)}
         if self.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
         return variables
 
     def open(self, name: str, emit: Emit) -> CallWorker:
-        """Nothing is slow here: what is, the function does at its first call. What it prints is told line by line."""
-        sys.stdout, shipping.plain = Told(name, emit), self.plain
+        """Nothing here is slow: slow work is done by the function's first call. Its prints are sent line by line."""
+        sys.stdout, transport.plain = Told(name, emit), self.plain
         held, modules, _ = self.planned
         if held:
-            from gristmill.models.pins import unlike
+            from gristmill.fingerprint.pins import unlike
 
             for text in unlike(held, modules):
                 print(f"warning: {text}", file=sys.stderr)
@@ -98,7 +99,7 @@ CORES = "GRISTMILL_CORES"  # cores that a map may use: set in workers, so that n
 
 
 class CallWorker:
-    """Calls the function for the inputs it is given. The function object stays, with whatever it keeps on itself."""
+    """Calls the function for the inputs it is given. The function object stays, with whatever it stores on itself."""
 
     def __init__(self, stages: CallStages, name: str) -> None:
         self._stages = stages
@@ -108,25 +109,24 @@ class CallWorker:
         self._planned: Planned | None = None
         _, modules, files = stages.planned
         if modules or files:
-            from gristmill.models.pins import Planned
+            from gristmill.fingerprint.pins import Planned
 
             self._planned = Planned(modules, files, "call the map again")
         if stages.timeout is not None and stages.folder is not None:
             self._late = os.open(_late_path(stages.folder, name), os.O_WRONLY | os.O_CREAT, 0o600)
 
     def silence(self) -> float:
-        """See contracts.Worker. A call without a timeout may hold the GIL for ever; only where its process is stopped,
-        which its parent is told, it is given up.
+        """See messages.Worker. A call without a timeout may hold the GIL for ever: it is given up only if its process
+        is stopped, which is reported to the parent.
         """
         return math.inf if self._stages.timeout is None else self._stages.timeout
 
     def stop(self) -> None:
-        """No further call."""
         self._stopping.set()
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
-        """Every item to its Outcome, whose value is an Answers with what has not been sent before. What a call is given
-        and returns is its own: made just before it, and sealed before the next.
+        """Every item to its Outcome, whose value is an Answers with the results not sent before. What a call is given
+        and returns is its own: created just before it, and sealed before the next.
         """
         for item in items:
             if self._stopping.is_set():
@@ -156,7 +156,7 @@ class CallWorker:
         emit(Outcome(self._name, item.key, batch.answers() if changed is None else None, changed))
 
     def _changed(self) -> Failure | None:
-        """What of the code and of the files it names is not what the results are kept by: none of these is sent."""
+        """A change to code, or to files it names, on which the results depend: then none of these results is sent."""
         try:
             if self._planned is not None:
                 self._planned.look()
@@ -177,7 +177,7 @@ class CallWorker:
             batch.returned(number, result)
 
     def _arm(self) -> None:
-        """The end of the process, with its stacks told, if the call takes too long, also holding the GIL."""
+        """End the process, with its stacks written, if the call takes too long, even if it holds the GIL."""
         if self._stages.timeout is not None:
             import faulthandler
 
@@ -196,8 +196,8 @@ def _late_path(folder: str, worker: str) -> str:
 
 
 def late_at(folder: str | None, worker: str) -> str | None:
-    """Where a worker was when its call had taken too long: the lines of a traceback, the user's own frames alone. None
-    where it ended otherwise, or on a disk that this process does not see.
+    """Where a worker was when its call took too long: the lines of a traceback, with only the user's own frames. None
+    if it ended for another reason, or on a disk that this process does not see.
     """
     if folder is None:
         return None
@@ -212,8 +212,8 @@ def late_at(folder: str | None, worker: str) -> str | None:
 
 
 class Told(io.TextIOBase):
-    """A standard output whose lines are events, so that all of them reach the caller, and on their own stream. Not from
-    a forked child, whose events would get between those of the worker: it writes to the process's own output.
+    """A standard output whose lines are events, so that all of them reach the caller, on the right stream. A forked
+    child, whose events would mix with those of the worker, writes to the process's own output instead.
     """
 
     encoding = "utf-8"
@@ -231,15 +231,15 @@ class Told(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Kept until the end of a line."""
+        """Text is kept until the end of a line."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         self.add(text, str)
         return len(text)
 
     def add(self, data: Any, decoded: Callable[[Any], str]) -> None:
-        """Text, or bytes, to the text that has come."""
-        if os.getpid() != self._process:  # the lock may have been held by a thread that is not here
+        """Adds text, or bytes, to the pending text."""
+        if os.getpid() != self._process:  # the lock may have been held by a thread that does not exist here
             _write_all(data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace"))
             return
         with self._lock:
@@ -249,7 +249,6 @@ class Told(io.TextIOBase):
                 self._send()
 
     def flush(self) -> None:
-        """Send what there is."""
         if os.getpid() == self._process:
             with self._lock:
                 self._parts.append(self.buffer.rest())
@@ -261,15 +260,15 @@ class Told(io.TextIOBase):
             self._emit(Printed(self._name, text, "stdout"))
 
     def reconfigure(self, **options: Any) -> None:
-        """As of a text file, for code that sets encodings: here any text goes."""
+        """As for a text file, for code that sets encodings: here any text is accepted."""
 
     def fileno(self) -> int:
-        """That of the process, which the caller sees as standard error."""
+        """The descriptor of the process's own output, which the caller sees as standard error."""
         return 1
 
 
 class _ToldBytes(io.BufferedIOBase):
-    """The bytes below a Told: told as the text that they are in UTF-8."""
+    """The byte stream below a Told: its bytes are decoded as UTF-8."""
 
     def __init__(self, told: Told) -> None:
         self._told = told
@@ -285,15 +284,14 @@ class _ToldBytes(io.BufferedIOBase):
         return len(data)
 
     def rest(self) -> str:
-        """The text of bytes that nothing followed."""
+        """The text of a character that was left incomplete."""
         return self._decoder.decode(b"", final=True)
 
     def flush(self) -> None:
-        """Send what there is."""
         self._told.flush()
 
     def close(self) -> None:
-        """Nothing: a wrapper that one call forgets would close it for the calls after."""
+        """Does nothing: a wrapper that one call leaves behind would close it for later calls."""
 
 
 def _write_all(data: bytes) -> None:
@@ -321,7 +319,6 @@ class _Batch:
             self._numbers.append(number)
 
     def failed(self, number: int, fault: Fault) -> None:
-        """A call raised."""
         self._faults.append((number, fault))
 
     def answers(self) -> Answers:

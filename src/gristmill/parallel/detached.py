@@ -1,9 +1,8 @@
-"""Maps that go on without their caller: a driver process of their own, and a handle that any process can open by id."""
+"""Maps that continue without their caller: a separate driver process, and a handle that any process can open by id."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -13,21 +12,43 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gristmill.commit.lease import Lease, holder
 from gristmill.errors import BadJob, RunFailed
-from gristmill.models.cache import cache_folder
-from gristmill.parallel.feed import Result
-from gristmill.parallel.kept import Kept
+from gristmill.files.document import Document
+from gristmill.files.lease import Lease, holder
+from gristmill.fingerprint.diskcache import cache_folder
+from gristmill.parallel.checkpoint import Kept
+from gristmill.parallel.inputfeed import Result
 from gristmill.parallel.mapping import Mapping, delivered, name_of, owned, results
-from gristmill.parallel.shipping import Fault, Shown, fault_of, raised, short
-from gristmill.plan.contracts import Failure
-from gristmill.plan.pickling import by_value
-from gristmill.plan.processes import become_worker, import_path
+from gristmill.parallel.transport import Fault, Shown, fault_of, raised, short
+from gristmill.process.messages import Failure
+from gristmill.process.pickling import by_value
+from gristmill.process.startup import become_worker, import_path
 
 _ID = re.compile(r"[0-9a-z-]{1,80}")
-RESERVED = 4096  # bytes on disk for how a map ended, which is told on a full disk, too
+RESERVED = 4096  # bytes on disk for how a map ended, which can so be written even to a full disk
+
+
+@dataclass(frozen=True)
+class About(Document, what="detached map", sealed=False):
+    """`about.json`: what a detached map is; `started` in seconds since 1970."""
+
+    id: str
+    name: str
+    total: int
+    return_exceptions: bool
+    started: float
+
+
+@dataclass(frozen=True)
+class Ended(Document, what="end of a detached map", sealed=False):
+    """`state.json`: how it ended, and when; if it failed, the error, and the number of the input that raised it."""
+
+    state: Literal["done", "failed", "cancelled"]
+    error: str | None = None
+    input: int | None = None
+    ended: float = 0.0
 
 
 class Detached:
@@ -44,41 +65,40 @@ class Detached:
         return f"Detached({self.id!r})"
 
     def status(self) -> dict[str, Any]:
-        """`state` ("running", "done", "failed", "cancelled" or "lost"), `done` and `total` inputs, `name`, and of one
-        that failed its `error`, with the number of the `input` that had it.
+        """`state` ("running", "done", "failed", "cancelled" or "lost"), `done` and `total` inputs, `name`, and for a
+        failed map its `error`, with the number of the `input` that raised it.
 
-        "lost" is a driver that ended without saying how: killed, or with its machine.
+        "lost" means that the driver ended without a record: it was killed, or its machine failed.
         """
-        about = _read(self.folder / "about.json")
-        about.update(_read(self.folder / "state.json"))
+        about = {**vars(self._about()), "state": "running", **self._ended()}
         with contextlib.closing(self._kept()) as kept:
             about["done"] = kept.count()
         if about["state"] == "running" and not self._alive():
-            about.update(_read(self.folder / "state.json"))  # it may have ended between the two looks
+            about.update(self._ended())  # it may have ended between the two looks
             if about["state"] == "running":
                 about["state"] = "lost"
         return about
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Waits until it has ended, and gives the results in the order of the inputs. Raises as the map itself would;
-        TimeoutError after `timeout` seconds, RunFailed if it was cancelled, or its driver was lost.
+        """Waits until the map has ended, and returns the results in the order of the inputs. Raises what the map itself
+        would; TimeoutError after `timeout` seconds, RunFailed if it was cancelled, or its driver was lost.
         """
         return list(self._delivered(timeout))
 
     def __iter__(self) -> Iterator[Any]:
-        """The results in the order of the inputs, each as soon as it is there; raises as `results` does."""
+        """The results in the order of the inputs, each as soon as it is ready; raises what `results` does."""
         return self._delivered(None)
 
     def _delivered(self, timeout: float | None) -> Iterator[Any]:
         until = None if timeout is None else time.monotonic() + timeout
-        keeps = bool(_read(self.folder / "about.json")["return_exceptions"])
+        keeps = self._about().return_exceptions
         return delivered(self._found(until), ordered=True, return_exceptions=keeps)
 
     def _found(self, until: float | None) -> Generator[Result, None, None]:
         state = "running"
         with contextlib.closing(self._kept()) as kept:
             while state == "running":
-                about = self.status()  # before the look: what comes later is found by the next
+                about = self.status()  # before reading results: later ones are found next time
                 state = about["state"]
                 for key, value, fault in kept.new():
                     yield Result(int(key), value, value, fault)
@@ -90,22 +110,35 @@ class Detached:
             raise RunFailed(f"detached map {self.id}: cancelled after {about['done']} results")
         if about["state"] == "lost":
             raise RunFailed(f"detached map {self.id}: its driver process was lost; what it printed is in {self.log}")
-        if about["state"] == "failed" and "input" not in about:  # the exception of an input is raised as the map does
+        if about["state"] == "failed" and "input" not in about:  # an input's exception is raised as by the map itself
             raise RunFailed(f"detached map {self.id}: {about.get('error')}")
 
     def cancel(self, timeout: float = 15.0) -> None:
-        """Ends it; returns when nothing of it is running any more. What was finished stays."""
+        """Ends the map; returns when none of it is running any more. Finished results stay."""
         (self.folder / "cancel").touch()
         until = time.monotonic() + timeout
         while self._alive():
             if time.monotonic() > until:
-                raise TimeoutError(f"detached map {self.id} has not ended within {timeout} s")
+                raise TimeoutError(f"detached map {self.id} did not finish within {timeout} s")
             time.sleep(0.05)
 
     @property
     def log(self) -> Path:
-        """What its calls print goes here."""
+        """The file to which its calls print."""
         return self.folder / "log.txt"
+
+    def _about(self) -> About:
+        path = self.folder / "about.json"
+        return About.load(path.read_bytes(), str(path))
+
+    def _ended(self) -> dict[str, Any]:
+        """What is known of its end: empty while it is running."""
+        path = self.folder / "state.json"
+        try:
+            ended = Ended.load(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            return {}
+        return {name: value for name, value in vars(ended).items() if value is not None}
 
     def _alive(self) -> bool:
         return holder(str(self.folder)) is not None
@@ -119,16 +152,16 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
     inputs = list(owned(values))
     name = re.sub("[^a-z0-9]+", "-", name_of(function).lower()).strip("-")[:40]
     id = f"{name or 'map'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    call = _packed(function, inputs, how)  # before there is a folder: it may raise
+    call = _packed(function, inputs, how)  # before the folder is created: it may raise
     folder = _home() / id
-    about = {"id": id, "name": name_of(function), "total": len(inputs), "return_exceptions": how.return_exceptions}
+    about = About(id, name_of(function), len(inputs), how.return_exceptions, time.time())
     try:
         folder.mkdir(parents=True, mode=0o700)
         (folder / "call.pickle").write_bytes(call)
-        (folder / "about.json").write_text(json.dumps({**about, "state": "running", "started": time.time()}))
+        (folder / "about.json").write_bytes(about.dump())
     except OSError as e:
         raise RunFailed(
-            f"{folder}: {e}: a detached map cannot be kept here; call it again when the disk is well"
+            f"{folder}: {e}: a detached map cannot be kept here; call it again when the disk works again"
         ) from e
     code = f"import sys; sys.path[:0] = {import_path()!r}; "
     code += f"from gristmill.parallel.detached import drive; drive({str(folder)!r})"
@@ -140,17 +173,17 @@ def start(function: Any, values: Iterable[Any], how: Mapping) -> Detached:
             stderr=log,
             start_new_session=True,  # the caller's terminal may go
         )
-    # Until the lock names its holder, so is held: sooner, the map would be taken for lost.
+    # Wait until the lock names its holder, and so is held: sooner, the map would look lost.
     while not _has_text(folder / "lock"):
         if driver.poll() is not None and not _has_text(folder / "lock"):
-            raise RunFailed(f"the driver of a detached map ended at once; see {folder / 'log.txt'}")
+            raise RunFailed(f"the driver of a detached map exited at once; see {folder / 'log.txt'}")
         time.sleep(0.01)
     return Detached(id)
 
 
 @dataclass(frozen=True, repr=False)
 class _Unsent(Shown):
-    """Stands in the driver for an input that could not be pickled, and cannot be either."""
+    """Stands in the driver for an input that cannot be pickled; it cannot be pickled either."""
 
     fault: Fault
 
@@ -159,13 +192,13 @@ class _Unsent(Shown):
 
 
 def _packed(function: Any, inputs: list[Any], how: Mapping) -> bytes:
-    """What the driver is to do; inputs that cannot be pickled as what they look like and why. Raises what pickling the
-    function does.
+    """The driver's work; an input that cannot be pickled is replaced by what it looks like and why. Raises what
+    pickling the function does.
     """
     rest = (replace(how, spinner=False), list(sys.path))
     try:
         return by_value((function, inputs, *rest, {}))
-    except Exception:  # of which, shows when each is pickled alone
+    except Exception:  # pickling each alone shows which input caused it
         unsent: dict[int, tuple[str, Fault]] = {}
         for number, value in enumerate(inputs):
             try:
@@ -178,11 +211,11 @@ def _packed(function: Any, inputs: list[Any], how: Mapping) -> bytes:
 
 
 class _Cancelled(Exception):
-    """Somebody wants no more of it."""
+    """The map was cancelled."""
 
 
 def drive(folder: str) -> None:
-    """The driver's whole life: map, keep every result, say how it ended."""
+    """The driver's whole life: map, keep every result, record how it ended."""
     import pickle
 
     become_worker()
@@ -190,7 +223,7 @@ def drive(folder: str) -> None:
     temporary = home / "state.json.tmp"
     temporary.write_text(" " * RESERVED)
     with Lease(folder, folder), contextlib.closing(Kept(str(home / "results.sqlite"))) as kept:
-        ended: dict[str, Any] = {"state": "done"}
+        ended = Ended("done")
         try:
             function, inputs, how, path, unsent = pickle.loads((home / "call.pickle").read_bytes())
             sys.path[:] = path
@@ -198,20 +231,20 @@ def drive(folder: str) -> None:
                 inputs[number] = _Unsent(text, fault)
             if (failed := _drive(home, kept, function, inputs, how)) is not None:
                 number, failure = failed
-                ended = {"state": "failed", "error": f"{failure.type}: {failure.message}", "input": number}
+                ended = Ended("failed", f"{failure.type}: {failure.message}", number)
         except _Cancelled:
-            ended = {"state": "cancelled"}
-        except BaseException as e:  # told to whoever opens the handle
-            ended = {"state": "failed", "error": f"{type(e).__name__}: {e}"}
+            ended = Ended("cancelled")
+        except BaseException as e:  # reported to whoever opens the handle
+            ended = Ended("failed", f"{type(e).__name__}: {e}")
             raise
         finally:
-            with temporary.open("r+") as file:
-                file.write(json.dumps({**ended, "ended": time.time()}))
+            with temporary.open("rb+") as file:
+                file.write(replace(ended, ended=time.time()).dump())
             os.replace(temporary, home / "state.json")
 
 
 def _drive(home: Path, kept: Kept, function: Any, inputs: list[Any], how: Mapping) -> tuple[int, Failure] | None:
-    """The first input that failed, where the map raises that; None where none did."""
+    """The first input that failed, if the map raises its error; None if none did."""
     first = None
 
     def watch() -> None:
@@ -236,11 +269,3 @@ def _home() -> Path:
 
 def _has_text(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-    except FileNotFoundError:
-        return {}

@@ -1,4 +1,4 @@
-"""The inputs of a parallel map: a list, or any iterable, also an endless one, read only as far ahead as is needed."""
+"""The inputs of a parallel map: a list, or any iterable, even an endless one, read only as far ahead as is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 Numbered = tuple[int, Any]
 KNOWN_AHEAD = 4096  # inputs with a known result that an iterator may be ahead of what was asked for
-PATIENCE = 0.02  # seconds that `take` waits for a slow iterator before it says "nothing yet"
+PATIENCE = 0.02  # seconds that `take` waits for a slow iterator before it returns nothing yet
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Known:
 
 
 class Order:
-    """Numbers in the order in which they began: which of them is the first that has not ended, and how many have ended
-    beyond it. One thread may begin them while another ends them.
+    """Numbers in the order in which they began: the first that has not ended, and how many after it have ended. One
+    thread may begin them while another ends them.
     """
 
     def __init__(self) -> None:
@@ -32,33 +32,33 @@ class Order:
         self._ended: set[int] = set()
 
     def begin(self, number: int) -> None:
-        """Each number once."""
+        """Begin a number; each once."""
         self._begun.append(number)
 
     def end(self, number: int) -> None:
-        """Of one that has begun."""
+        """End a number that has begun."""
         self._ended.add(number)
         while self._begun and self._begun[0] in self._ended:
             self._ended.remove(self._begun.popleft())
 
     @property
     def first(self) -> int | None:
-        """The first that has not ended."""
+        """The first number that has not ended."""
         return self._begun[0] if self._begun else None
 
     @property
     def beyond(self) -> int:
-        """How many have ended beyond it."""
+        """How many after the first have ended."""
         return len(self._ended)
 
 
 class Inputs:
-    """Numbered inputs, taken a few at a time. `total` is how many there are by their own account, which is no more than
-    a hint; None where only reading will tell.
+    """Numbered inputs, taken a few at a time. `total` is how many the iterable says it has, which is only a hint; None
+    if only reading will tell.
 
-    Where that is not known they are read by a thread of their own, so that results are not held up by a slow iterator;
-    `ahead` inputs are read beyond what was taken. Those that turn out to be Known go to `known` instead, for whoever
-    asks for them; `total` does not count them.
+    If it is None a separate thread reads them, so that a slow iterator does not hold up results; `ahead` inputs are
+    read beyond those taken. Inputs that turn out to be Known go to `known` instead, which hands them out; `total` does
+    not count them.
     """
 
     def __init__(self, numbered: Iterable[Numbered | Known], total: int | None, known: Iterable[Known] = ()) -> None:
@@ -75,7 +75,7 @@ class Inputs:
             threading.Thread(target=self._read, daemon=True, name="gristmill-inputs").start()
 
     def take(self, most: int) -> list[Numbered]:
-        """At most `most` inputs; none where there is nothing yet, or nothing ever again. Raises what the iterator
+        """At most `most` inputs; none if nothing has come yet, or nothing will come again. Raises what the iterator
         raised.
         """
         if self.total is not None:
@@ -84,7 +84,7 @@ class Inputs:
             self._taken += len(taken)
             if len(taken) < most:
                 self._ended = True
-            elif self._taken >= self.total:  # as its length says: but is it true?
+            elif self._taken >= self.total:  # all that its length promised: but are there more?
                 self._held.extend(itertools.islice(self._numbered, 1))
                 self.total, self._ended = self._taken + len(self._held), not self._held
             return taken
@@ -99,7 +99,7 @@ class Inputs:
             return taken
 
     def wait(self) -> bool:
-        """Wait a moment for something: whether there is an input to take, or will never be one."""
+        """Wait a moment; returns whether there is an input to take, or will never be one."""
         if self.total is not None:
             return True
         with self._change:
@@ -108,8 +108,8 @@ class Inputs:
             return bool(self._held) or self._ended
 
     def known(self, below: int | None) -> Iterator[Known]:
-        """Those with a known result that are there now; only of smaller numbers than `below`."""
-        for _ in range(len(self._known)):  # no further: of an endless iterator there may be more and more
+        """The inputs with a known result that are there now; only those with numbers below `below`."""
+        for _ in range(len(self._known)):  # no more: an endless iterator may keep adding
             if below is not None and self._known[0].number >= below:
                 return
             with self._change:
@@ -127,7 +127,7 @@ class Inputs:
 
     @property
     def left(self) -> int | None:
-        """How many have not been taken, where that is known."""
+        """How many have not been taken, if that is known."""
         return None if self.total is None else 0 if self._ended else self.total - self._taken
 
     def close(self) -> None:

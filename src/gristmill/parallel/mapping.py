@@ -18,31 +18,31 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from gristmill.engines.registry import open_engine
+from gristmill.engines.registry import engine_kind, open_engine
 from gristmill.errors import PlanChanged, RunFailed
+from gristmill.job.options import EngineSpec
 from gristmill.parallel.calling import CallStages, late_at
-from gristmill.parallel.feed import CallFeed, Result
+from gristmill.parallel.checkpoint import Kept, checkpoint, code_digest, key_of
+from gristmill.parallel.inputfeed import CallFeed, Result
 from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
-from gristmill.parallel.kept import Kept, checkpoint, code_digest, key_of
+from gristmill.parallel.pickles import Sealed, seal
 from gristmill.parallel.progress import Line
-from gristmill.parallel.sealed import Sealed, seal
-from gristmill.parallel.shipping import revived
-from gristmill.plan.contracts import Event, Printed, Waiting
-from gristmill.plan.options import EngineSpec
-from gristmill.plan.processes import import_path
-from gristmill.plan.scratch import Folder
+from gristmill.parallel.transport import revived
+from gristmill.process.messages import Event, Printed, Waiting
+from gristmill.process.scratch import Folder
+from gristmill.process.startup import import_path
 
-GRACE = 0.5  # seconds that calls which nobody wants any more are given to end
+GRACE = 0.5  # seconds that calls which are no longer wanted are given to end
 _NONE = object()
 
 
 def _nothing() -> None:
-    """Nothing to watch."""
+    """The default `watch`: nothing to watch."""
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """How a function is mapped: where, how often, and what is made of results."""
+    """How a function is mapped: where, how often, and what is done with results."""
 
     engine: EngineSpec
     workers: int
@@ -64,8 +64,8 @@ def mapped(function: Any, values: Iterable[Any], how: Mapping) -> Generator[Any,
 def delivered(
     found: Generator[Result, None, None], ordered: bool, return_exceptions: bool
 ) -> Generator[Any, None, None]:
-    """What a caller is given. Raises the first exception of a call at once; that of a worker which died after the other
-    inputs have finished.
+    """What a caller is given. Raises the first exception of a call at once, but that of a worker which died only after
+    the other inputs have finished.
     """
     died: list[Exception] = []
     early: dict[int, Any] = {}
@@ -94,8 +94,9 @@ def delivered(
 def results(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None] = _nothing
 ) -> Generator[Result, None, None]:
-    """What became of each input, as it is known. Calls have begun when this returns, unless the first input is slow to
-    come. Closing the iterator ends all workers. `watch` is called several times a second, and ends the map by raising.
+    """What became of each input, as soon as it is known. Calls have begun when this returns, unless the first input is
+    slow to come. Closing the iterator ends all workers. `watch` is called several times a second, and ends the map by
+    raising.
     """
     found: Any = _results(function, values, how, watch)
     next(found)
@@ -112,7 +113,7 @@ def _results(
         for result in _found(function, values, how, watch, stack):
             yield result
             if os.getpid() != process:
-                raise RunFailed("a map goes on in the process that began it, not in a fork of that")
+                raise RunFailed("a map belongs to the process that began it, and cannot go on in a fork of it")
 
 
 _open: weakref.WeakSet[contextlib.ExitStack] = weakref.WeakSet()  # what ends each map
@@ -120,15 +121,15 @@ _open: weakref.WeakSet[contextlib.ExitStack] = weakref.WeakSet()  # what ends ea
 
 @atexit.register
 def _close_all() -> None:
-    """Maps that were left in the middle end before the interpreter does: later, its threads can be joined no more."""
+    """Maps that were left unfinished end before the interpreter does: later, its threads can no longer be joined."""
     for stack in list(_open):
         with contextlib.suppress(ValueError):  # another thread is inside
             stack.close()
 
 
 def _forget_all() -> None:
-    """In a fork, maps are another process's: its workers and files stay, its threads are not here to be waited for.
-    That holds to the very end of the interpreter, which would otherwise close what nobody refers to.
+    """In a fork, maps belong to the parent: its workers and files stay, and its threads are not here to be joined. The
+    reference keeps them to the very end of the interpreter, which would otherwise close what nothing refers to.
     """
     for stack in list(_open):
         import ctypes
@@ -143,13 +144,13 @@ if hasattr(os, "register_at_fork"):
 def _found(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None], stack: contextlib.ExitStack
 ) -> Iterator[Result | None]:
-    """None and the results; what has to be ended afterwards goes on the stack."""
+    """None, then the results; what has to be closed afterwards goes on the stack."""
     memory: _Memory | None = None
     planned: tuple[Any, Any, Any] = ((), (), ())
     if how.checkpoint is None:
         inputs = Inputs(enumerate(owned(values)), length(values))
     else:
-        from gristmill.models.watching import Watch
+        from gristmill.fingerprint.selfwritten import Watch
 
         kept = checkpoint(how.checkpoint)
         stack.callback(kept.close)
@@ -169,8 +170,8 @@ def _found(
             inputs = Inputs(memory.sorted(values), None)
     stack.callback(inputs.close)
     folder = None
-    if how.engine.name == "local":  # workers see the caller's disk
-        with contextlib.suppress(OSError):  # no room there: slower, but values arrive
+    if engine_kind(how.engine).here:  # workers see the caller's disk
+        with contextlib.suppress(OSError):  # no room there: slower, but values still arrive
             made = Folder("gristmill-map-", _in_memory() or tempfile.gettempdir())
             stack.callback(made.remove)
             folder = made.path
@@ -228,12 +229,13 @@ def _run(
 
 
 def _show(text: str, stream: TextIO | None) -> None:
-    """Written so that a character which the stream cannot encode ends no map. Looked at before: the stream may be the
-    progress line's, which would keep the text and fail on it again. Where there is none (a daemon), nothing, as print.
+    """Write text so that a character which the stream cannot encode does not end the map. It is checked first: the
+    stream may be the progress line's, which would keep the text and fail on it again. Without a stream (a daemon),
+    nothing is written, as with print.
     """
     if stream is None:
         return
-    encoding = getattr(stream, "encoding", None)  # None where it takes any text
+    encoding = getattr(stream, "encoding", None)  # None if it takes any text
     if encoding:
         try:
             text.encode(encoding, getattr(stream, "errors", None) or "strict")
@@ -249,18 +251,18 @@ def _events(function: Any, feed: CallFeed, how: Mapping, folder: str | None, pla
     plain = not cloudpickle.list_registry_pickle_by_value()
     stages = CallStages(function, folder, how.threads, how.gpus, how.timeout, plain, planned)
     engine = how.engine
-    if engine.name == "local":
-        engine = EngineSpec(options={"grace": GRACE})
+    if "grace" in engine.own_names:
+        engine = EngineSpec(engine.name, options={**engine.options, "grace": GRACE})
     return open_engine(engine, how.workers, import_path(), bool(how.gpus)).run(stages, feed)
 
 
 class _Memory:
-    """A checkpoint: what it holds is a result at once, the other inputs are computed and kept. Values are read when
-    they are asked for; where results are `ordered`, not before those of inputs that come first.
+    """A checkpoint: its results are available at once, the other inputs are computed and kept. Values are read on
+    demand; if results are `ordered`, not before those of earlier inputs.
     """
 
     def __init__(self, kept: Kept, code: str, ordered: bool, files: tuple[Any, ...]) -> None:
-        from gristmill.models.pins import Planned
+        from gristmill.fingerprint.pins import Planned
 
         self.kept = kept
         self._files = Planned((), files, AGAIN) if files else None
@@ -271,11 +273,11 @@ class _Memory:
         self._order = Order() if ordered else None
 
     def sorted(self, values: Iterable[Any]) -> Iterator[Numbered | Known]:
-        """Which of the inputs are known, and which have to be computed."""
+        """Tells inputs whose results are known from those that must be computed."""
         for number, value in enumerate(values):
             try:
                 key = key_of(self._code, value.value() if type(value) is Sealed else value)
-            except Exception:  # what has no digest cannot be sent either, and fails alone
+            except Exception:  # a value without a digest cannot be sent either, and fails alone
                 key = None
             if key is not None and self.kept.has(key):
                 yield Known(number, key)
@@ -287,18 +289,17 @@ class _Memory:
             yield number, value if type(values) in _HOLD else _owned(value)
 
     def known(self, inputs: Inputs) -> Iterator[Result]:
-        """The known results whose turn it is."""
+        """The known results that are due."""
         first = None if self._order is None else self._order.first
         return map(self.read, inputs.known(first))
 
     def read(self, known: Known) -> Result:
-        """A known result."""
         found = self.kept.find(known.key)
         assert found is not None
         return Result(known.number, None, found[0])
 
     def keep(self, result: Result) -> None:
-        """Keep a result that was computed now, once `settle` has found the files that the callable names unchanged."""
+        """Keep a computed result, once `settle` has found the files that the callable names unchanged."""
         key = self._keys.pop(result.number, None)
         if self._order is not None:
             self._order.end(result.number)
@@ -306,13 +307,13 @@ class _Memory:
             self._computed.append((key, result.value, None))
 
     def end(self) -> None:
-        """Of a map that is left before its end: what it has computed is kept, unless its files are others."""
+        """For a map that ends early: what it has computed is kept, unless its files have changed."""
         with contextlib.suppress(PlanChanged):
             self.settle()
 
     def settle(self, after: float = 0.0) -> None:
-        """Write down what has been computed, if so many seconds have passed since the look before, and 20 times as many
-        as that took. Raises PlanChanged where a file is another one: what was computed since is kept under no name.
+        """Store what has been computed, if `after` seconds have passed since the last look at the files, and 20 times
+        as long as that look took. Raises PlanChanged if a file has changed: what was computed since is not kept.
         """
         now = time.monotonic()
         if not self._computed or (after and now - self._looked < max(after, 20 * self._took)):
@@ -328,12 +329,12 @@ class _Memory:
 AGAIN = "call the map again with what is there now"
 LATE = 0.05  # seconds for which results may wait to be kept
 
-_HOLD = (list, tuple, range, dict, set, frozenset, deque)  # whose items are there, and stay what they are
+_HOLD = (list, tuple, range, dict, set, frozenset, deque)  # whose items exist already, and stay what they are
 
 
 def owned(values: Iterable[Any]) -> Iterable[Any]:
-    """The values, each as it is when it is read: an iterator may change what it gave when it is asked for the next,
-    and inputs are read ahead.
+    """The values, each as it is when it is read: an iterator may change an item that it gave when it is asked for the
+    next, and inputs are read ahead.
     """
     return values if type(values) in _HOLD else map(_owned, values)
 
@@ -341,23 +342,23 @@ def owned(values: Iterable[Any]) -> Iterable[Any]:
 def _owned(value: Any) -> Any:
     try:
         return seal(value)
-    except Exception:  # which is told when it is to be sent
+    except Exception:  # reported when it is to be sent
         return value
 
 
 def length(values: Iterable[Any]) -> int | None:
-    """How many there are by their own account; None for what does not say, or says that there are none: it may err."""
+    """How many values it says it has; None if it does not say, or says none, which may be wrong."""
     return (operator.length_hint(values) if isinstance(values, Sized) else 0) or None
 
 
 def name_of(function: Any) -> str:
-    """How a progress line calls a function."""
+    """The name of a function in a progress line."""
     name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
     return name or type(function).__name__
 
 
 def _in_memory() -> str | None:
-    """A folder in memory for large values, where there is one with room."""
+    """A folder in memory for large values, if there is one with room."""
     folder = "/dev/shm"
     try:
         free = shutil.disk_usage(folder).free

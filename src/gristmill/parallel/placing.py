@@ -1,4 +1,4 @@
-"""How many calls run at once, and with what: from the request for one call and from what there is."""
+"""How many calls run at once, and with what: from the request for one call and the resources available."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill import machine
+from gristmill.engines.contract import Sized
+from gristmill.engines.registry import engine_kind
 from gristmill.errors import BadJob
+from gristmill.job.accelerators import meant
+from gristmill.job.options import EngineSpec
 from gristmill.parallel.calling import CORES
-from gristmill.plan.accelerators import meant
-from gristmill.plan.options import EngineSpec
+from gristmill.process import machine
 
 WORKER = 64 << 20  # bytes that a worker holds, measured with little imported
-MOST_GROWN = 1000  # workers that are asked for of a cluster that may grow, where max_parallelism says nothing
+MOST_GROWN = 1000  # workers to ask of a cluster that may grow, if max_parallelism is not given
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Place:
-    """Workers, the cores of each, the GPUs they get one each of, and what a person should be told."""
+    """Workers, the cores of each, the GPUs they get one each of, and notes for a person."""
 
     workers: int
     threads: int
@@ -47,8 +49,8 @@ class Place:
 
 
 def on_this_machine(request: Request) -> Place:
-    """Raises BadJob where a GPU is asked for that is not there. A request for more cores or memory than there is gets
-    one call at a time, with all there is.
+    """Raises BadJob if the requested GPU is not there. A request for more cores or memory than there is gets one call
+    at a time, with all there is.
     """
     notes = []
     cores = int(os.environ.get(CORES) or machine.cores())
@@ -90,7 +92,7 @@ def _gpus(wanted: str) -> tuple[str, ...]:
 
 
 def gpu_names() -> list[str]:
-    """The models of the NVIDIA GPUs of this machine, as their driver tells; empty where it does not."""
+    """The models of this machine's NVIDIA GPUs, as their driver reports them; empty if it does not."""
     names = []
     for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
         with open(path) as file:
@@ -98,26 +100,20 @@ def gpu_names() -> list[str]:
     return names
 
 
-def on_ray(request: Request, image: str | None, options: EngineSpec) -> EngineSpec:
-    """The request as resources of Ray's workers."""
-    own: dict[str, Any] = {"cpus_per_worker": 1 if request.cpu == "dynamic" else request.cpu}
-    if request.ram != "dynamic":
-        own["memory_per_worker"] = int(request.ram * 1e9)
-    if request.gpu is not None:
-        own.update(gpus_per_worker=1, accelerator_type=request.gpu)
-    if image is not None:
-        own["runtime_env"] = {"image_uri": image}
-    return EngineSpec("ray", options={**own, **options.options})
+def per_call(kind: Sized, request: Request, image: str | None, spec: EngineSpec) -> EngineSpec:
+    """The engine with the request as its own options, except those that were given."""
+    cpus = 1 if request.cpu == "dynamic" else request.cpu
+    memory = None if request.ram == "dynamic" else int(request.ram * 1e9)
+    own = kind.per_call(cpus, memory, request.gpu, image)
+    return EngineSpec(spec.name, options={**own, **spec.options})
 
 
 def on_a_cluster(request: Request, spec: EngineSpec, grow: bool) -> Place:
-    """As many workers as the cluster has room for now, or, where it may `grow`, as it comes to have; on one that is
-    started for the map, as on this machine.
+    """As many workers as the cluster has room for now or, if it may `grow`, will have; on a cluster that is started for
+    the map, as many as on this machine.
     """
-    from gristmill.engines.registry import room
-
     cpu = 1 if request.cpu == "dynamic" else request.cpu
-    threads, there = max(1, int(cpu)), room(spec)
+    threads, there = max(1, int(cpu)), engine_kind(spec).room(spec.own())
     workers = (
         int(machine.cores() / cpu + 1e-9) if there is None else there.gpu_workers if request.gpu else there.workers
     )

@@ -1,4 +1,4 @@
-"""The progress line of a parallel map: name, done of total, running, rate. Only where there is a terminal."""
+"""The progress line of a parallel map: name, done of total, running, rate. Only on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Line:
         return self
 
     def update(self, done: int, running: int) -> None:
-        """How far it is. Drawn for the first time after half a second: a quick map draws nothing."""
+        """Update the counts. Drawn for the first time after half a second: a quick map draws nothing."""
         now = time.monotonic()
         if not self._wanted or now - self._begun < 0.5 or now - self._said < 0.1:
             return
@@ -35,7 +35,7 @@ class Line:
         self._shown.update(self._task, completed=done, running=running, rate=f"{rate:,.1f}/s")
 
     def say(self, text: str) -> None:
-        """A line for a person, also where there is no terminal."""
+        """A line for a person, even without a terminal."""
         if sys.stderr is not None:
             print(f"{self._name}: {text}", file=sys.stderr, flush=True)
 
@@ -51,7 +51,7 @@ class Line:
             TextColumn("{task.fields[running]} running  {task.fields[rate]}"),
             console=Console(stderr=True),
             transient=True,
-            # What is printed here goes above the line, unless it was sent elsewhere on purpose.
+            # Text printed here goes above the line, unless it was redirected on purpose.
             redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
         self._task = self._shown.add_task(self._name, total=self._total, running=0, rate="")

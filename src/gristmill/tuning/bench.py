@@ -1,23 +1,23 @@
-"""A bench: workers of one arrangement, loaded and waiting, that are all given the same trial at the same time."""
+"""A bench: workers of one arrangement, loaded and waiting, which are all given the same trial at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.driver.planning import Resolved
 from gristmill.engines.registry import open_engine
 from gristmill.errors import RunFailed
-from gristmill.plan.contracts import DONE, WAIT, Death, Event, Item, Outcome, Started
-from gristmill.planning import Resolved
+from gristmill.process.messages import DONE, WAIT, Death, Event, Item, Outcome, Signal, Started
 from gristmill.worker.trial import Trial, TrialStages
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What all workers together reached: tokens (or rows) a second, padding left out, and the share that was padding.
+    """What all workers together reached: tokens (or rows) per second without padding, and the share that was padding.
 
-    `failed` says why there is no rate ("memory"); `whole`, that one call held all rows there were.
+    `failed` tells why there is no rate ("memory"); `whole`, that one call held all the rows.
     """
 
     rate: float
@@ -28,17 +28,17 @@ class Answer:
 
 
 class Bench:
-    """Its workers start with the first trial, and are loaded when it begins; close it in any case."""
+    """Its workers start with the first trial, and have loaded when it begins; always close it."""
 
     def __init__(self, r: Resolved, stages: TrialStages, path: tuple[str, ...]) -> None:
         self._workers = max(1, r.workers)
         self._feed = _Feed(self._workers)
         engine = open_engine(r.job.engine, self._workers, path, r.place.device == "cuda")
-        self._events: Iterator[Event] = engine.run(stages, self._feed)
+        self._events: Generator[Event, None, None] = engine.run(stages, self._feed)
         self._started = 0
 
     def measure(self, trial: Trial) -> Answer:
-        """Give the trial to every worker and wait for all of them. Raises RunFailed where one fails or dies."""
+        """Give the trial to every worker and wait for all of them. Raises RunFailed if one fails or dies."""
         self._load()
         self._feed.offer(trial)
         found: list[dict[str, Any]] = []
@@ -52,9 +52,8 @@ class Bench:
         return Answer(rate, found[0]["padding"], max(f["seconds"] for f in found), failed, whole)
 
     def close(self) -> None:
-        """End the workers."""
         self._feed.over = True
-        self._events.close()  # type: ignore[attr-defined]
+        self._events.close()
 
     def _load(self) -> None:
         while self._started < self._workers:
@@ -63,7 +62,7 @@ class Bench:
     def _next(self) -> Event:
         event = next(self._events, None)
         if event is None:
-            raise RunFailed("tune: the workers left before they had answered")
+            raise RunFailed("tune: the workers ended before they had answered")
         if isinstance(event, Outcome) and event.error is not None:
             raise RunFailed(f"tune: {event.error.type}: {event.error.message}")
         if isinstance(event, Death):
@@ -72,7 +71,7 @@ class Bench:
 
 
 class _Feed:
-    """Gives the trial on offer to each worker once."""
+    """Gives the current trial to each worker once."""
 
     def __init__(self, workers: int) -> None:
         self.over = False
@@ -84,7 +83,7 @@ class _Feed:
     def offer(self, trial: Trial) -> None:
         self._offer, self._number, self._given = trial, self._number + 1, set()
 
-    def take(self, worker: str) -> Any:
+    def take(self, worker: str) -> Item | Signal:
         if self.over:
             return DONE
         if self._offer is None or worker in self._given:

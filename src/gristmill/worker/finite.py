@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from gristmill.io.lossless import entries, is_list
+from gristmill.arrow.casts import entries, is_list
 from gristmill.models.columns import numbers
 
 Test = Callable[[np.ndarray], np.ndarray]
 
 
 def not_finite(column: pa.ChunkedArray) -> np.ndarray | None:
-    """Rows with NaN or infinity, bool [rows]; None where the type holds no floats. A null is neither."""
+    """Rows with NaN or infinity, bool [rows]; None if the type holds no floats. A null is neither."""
     return _rows(column, lambda values: ~np.isfinite(values))
 
 
@@ -61,7 +61,7 @@ def _found(values: pa.Array, test: Test) -> np.ndarray:
         return _found(entries(values), test)
     if pa.types.is_fixed_size_list(kind) and not values.null_count and (flat := numbers(values.flatten())) is not None:
         return _in_vectors(flat.reshape(len(values), kind.list_size), test)
-    import pyarrow.compute as pc  # a third of the start of a small job, where only lists need it
+    import pyarrow.compute as pc  # a third of a small job's start, and only lists need it
 
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
     bad = _found(values.flatten(), test)
@@ -71,7 +71,7 @@ def _found(values: pa.Array, test: Test) -> np.ndarray:
 
 
 def _in_vectors(vectors: np.ndarray, test: Test) -> np.ndarray:
-    # The sum of a row is not finite where a value is not (or where it overflows): one pass, then a look at those few.
+    # The sum of a row is not finite if a value is not (or if it overflows): one pass, then a check of those few.
     with np.errstate(invalid="ignore", over="ignore"):
         doubtful = ~np.isfinite(vectors.sum(axis=1))
     if doubtful.any():

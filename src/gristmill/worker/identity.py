@@ -1,5 +1,5 @@
-"""Who a row is: its place in the source and, where steps made one row many, its places among what they made. Given
-when a row is made, and never counted anew, so that a row keeps it whatever becomes of the others.
+"""Who a row is: its place in the source and, if steps made several rows of one, its places among those. Assigned when a
+row is made and never renumbered, so that a row keeps it whatever becomes of the others.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from gristmill.io.picking import run_of
-from gristmill.io.plain import to_plain
+from gristmill.arrow.rows import run_of
+from gristmill.arrow.topython import to_plain
 
 Row = tuple[str, int, str]  # path, position, copy
 
-SINGLE = -1  # in a path: this step made no more than one row of the row
+SINGLE = -1  # in a path: this step made only one row of the row
 _ODD = np.uint32(0x9E3779B1)  # 2^32 over the golden ratio: spreads neighbouring numbers
 
 
 class Copy(NamedTuple):
-    """One row that a step made: its numbers in the expansions that led to it, how many rows the last one made of its
-    row, and the digest of what it was when it was made.
+    """One row that a step made: its numbers in the expansions that led to it, how many rows the last one made from the
+    same row, and the digest of its content when it was made.
     """
 
     path: tuple[int, ...]
@@ -36,7 +36,7 @@ class Copy(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As dead letters have it: "2", or "2.0" for the first row made of the third."""
+        """As in dead letters: "2", or "2.0" for the first row made of the third."""
         return ".".join(map(str, self.path))
 
     @staticmethod
@@ -47,8 +47,8 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of rows that steps have made. Arrays of one length; a column of `path` (int32) for each step that
-    made one row many, SINGLE where it did not; `of` (int32) and `digest` (uint32) as those of Copy.
+    """The copies of rows that steps have made. Arrays of one length; a column of `path` (int32) for each step that made
+    several rows of one, SINGLE for rows where it did not; `of` (int32) and `digest` (uint32) as in Copy.
     """
 
     path: np.ndarray
@@ -61,22 +61,22 @@ class Copies:
 
     @property
     def made(self) -> np.ndarray:
-        """Which rows a step has made; the others are source rows still."""
+        """Which rows a step has made; the others are still source rows."""
         return np.asarray((self.path != SINGLE).any(axis=1))
 
     def at(self, row: int) -> Copy | None:
-        """One row's; None for a source row."""
+        """One row's copy; None for a source row."""
         path = tuple(n for n in self.path[row].tolist() if n != SINGLE)
         return Copy(path, int(self.of[row]), int(self.digest[row])) if path else None
 
     @staticmethod
     def none(rows: int) -> Copies:
-        """Those of source rows."""
+        """The copies for this many source rows."""
         return Copies(np.empty((rows, 0), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.uint32))
 
     @staticmethod
     def joined(parts: Sequence[Copies]) -> Copies:
-        """One after the other."""
+        """All of these copies, in order."""
         most = max(p.path.shape[1] for p in parts)
         paths = [np.pad(p.path, ((0, 0), (0, most - p.path.shape[1])), constant_values=SINGLE) for p in parts]
         return Copies(
@@ -87,8 +87,8 @@ class Copies:
     def expanded(
         before: Copies | None, origin: np.ndarray, digest: np.ndarray, rows: int, step: int, always: bool
     ) -> Copies:
-        """Those of the rows that step number `step` made of `rows` rows: row i of number `origin[i]`, and of content
-        `digest[i]`. A row that it made nothing but one row of stays who it was, unless `always`.
+        """The copies after step number `step` of `rows` rows: its row i came from row `origin[i]` and has content
+        `digest[i]`. A row of which it made a single row keeps its identity, unless `always`.
         """
         before = Copies.none(rows) if before is None else before
         number, of = numbered(origin, rows)
@@ -102,7 +102,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who rows are: number of their piece in the shard, position in that file, and their copies where steps made any.
+    """Who rows are: number of their piece in the shard, position in that file, and their copies if steps made any.
     Arrays of one length.
     """
 
@@ -128,20 +128,20 @@ class Identity:
         return [".".join([str(n) for n in path if n != SINGLE]) for path in paths]
 
     def places(self, paths: Sequence[str]) -> list[Row]:
-        """Each row by the file of its piece, position and copy text, which are the same in every task: for looking up
-        single rows, never on the way of all of them.
+        """Each row by the file of its piece, position and copy text, which are the same in every task. For looking up
+        single rows, never for processing all of them.
         """
         files = [paths[p] for p in self.piece.tolist()]
         return list(zip(files, self.position.tolist(), self.copy_texts(), strict=True))
 
     @staticmethod
     def none() -> Identity:
-        """Of no rows."""
+        """The identity of no rows."""
         return Identity(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64))
 
     @staticmethod
     def joined(parts: Sequence[Identity]) -> Identity:
-        """One after the other."""
+        """All of these identities, in order."""
         piece, position = (np.concatenate([getattr(p, n) for p in parts]) for n in ("piece", "position"))
         if all(p.copies is None for p in parts):
             return Identity(piece, position)
@@ -149,8 +149,8 @@ class Identity:
 
 
 def numbered(origin: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each row its number among the rows of the same origin, in order: 0, 1, …; for each of the `rows` origins
-    how many it has.
+    """For each row, its number among the rows of the same origin, in order: 0, 1, …; for each of the `rows` origins,
+    how many rows it has.
     """
     of = np.bincount(origin, minlength=rows)
     order = np.argsort(origin, kind="stable")
@@ -163,9 +163,7 @@ def numbered(origin: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def said(column: pa.ChunkedArray) -> list[Any]:
-    """What each value of a column says, for JSON: the same whatever rows stand beside it, and different for values that
-    differ.
-    """
+    """What each value of a column says, for JSON: independent of the rows beside it, different for different values."""
     kind = column.type
     alone = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
     return to_plain(column) if alone else [_plain(value) for value in to_plain(column)]
@@ -182,14 +180,14 @@ def digest_of_row(row: Mapping[str, Any]) -> int:
 def _checksum(value: Any) -> int:
     value = _plain(value)
     try:
-        return crc32(marshal.dumps(value, 2))  # version 2: later ones differ with how often a value is referred to
-    except ValueError:  # an object of a class that nothing is known of
+        return crc32(marshal.dumps(value, 2))  # version 2: later ones depend on how often a value is referenced
+    except ValueError:  # an object of an unknown class
         return crc32(repr(value).encode("utf-8", "surrogatepass"))
 
 
 def _plain(value: Any) -> Any:
-    """A value as what it says, however it is held: the rows beside it may have given a whole number a fraction's type,
-    a Decimal more digits, a struct a field that is null, a day a time.
+    """A value reduced to what it says, however it is stored: the rows beside it may have given a whole number a float
+    type, a Decimal more digits, a struct a null field, a day a time.
     """
     if value is None or isinstance(value, (str, bytes, bool)):
         return value
@@ -220,8 +218,8 @@ def _of_array(value: np.ndarray) -> tuple[tuple[int, ...], bytes]:
 
 
 def digests_of(rows: pa.Table) -> np.ndarray:
-    """A checksum of each row's values (uint32), the same whatever rows stand beside it: also where a null, a fraction
-    or a field among them has given a column another type.
+    """A checksum of each row's values (uint32), independent of the rows beside it: also if a null, a fraction or a
+    field among them has changed a column's type.
     """
     total = np.zeros(rows.num_rows, dtype=np.uint32)
     for name, column in zip(rows.column_names, rows.columns, strict=True):
@@ -230,13 +228,13 @@ def digests_of(rows: pa.Table) -> np.ndarray:
 
 
 def _digests(column: pa.ChunkedArray) -> np.ndarray:
-    """Of values, 0 for nulls."""
+    """A checksum of each value, 0 for nulls."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         found = _spread(column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy())
-    elif pa.types.is_decimal(kind):  # Arrow's own cast rounds otherwise from scale to scale
+    elif pa.types.is_decimal(kind):  # Arrow's own cast rounds differently for different scales
         found = _spread(np.array([0.0 if v is None else float(v) for v in column.to_pylist()]))
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         found = _of_times(column)
@@ -254,7 +252,7 @@ def _spread(values: np.ndarray) -> np.ndarray:
 
 
 def _of_times(column: pa.ChunkedArray) -> np.ndarray:
-    """By the instant, whatever the unit."""
+    """A checksum of each instant, whatever its unit."""
     days = pa.types.is_date32(column.type)
     unit = "s" if days else getattr(column.type, "unit", "ms")
     counts = (column.cast(pa.int32()) if days else column).cast(pa.int64()).fill_null(0).to_numpy()

@@ -1,4 +1,4 @@
-"""The second stage: score a window. Batches are cut by length, outputs go back to their rows' places, rows that fail
+"""The second stage: score a window. Batches are cut by length, outputs return to their rows' places, and failing rows
 are isolated.
 """
 
@@ -12,23 +12,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from gristmill.batching.policy import Budget, cut_lazily, padded_tokens
-from gristmill.batching.sweep import Sweep
+from gristmill.arrow.casts import Lossy, fitted, is_list, together
+from gristmill.arrow.rows import picked
 from gristmill.errors import BadOutput
-from gristmill.io.lossless import Lossy, fitted, is_list, together
-from gristmill.io.picking import picked
-from gristmill.models.batches import ROWS
-from gristmill.models.given import same
-from gristmill.plan.contracts import Model, Prepared, Refusal
-from gristmill.plan.counts import Counts
-from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error
+from gristmill.models.contract import Model, Prepared, Refusal
+from gristmill.models.conversion import ROWS
+from gristmill.models.passthrough import same
+from gristmill.shards.counts import Counts
+from gristmill.worker.batches import Budget, cut_lazily, padded_tokens
+from gristmill.worker.bisection import DeadRow, Doubt, Isolation, Stage, length_error
+from gristmill.worker.budgetsearch import Search
 from gristmill.worker.finite import holds_nan, not_finite
 from gristmill.worker.identity import Identity, Row, digests_of
 from gristmill.worker.prepare import Window
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.steps import Applied, LoadedStep, post_step
 
-Guard = Callable[[np.ndarray], None]  # is told which rows go to user code next; none where others than those at hand do
+Guard = Callable[[np.ndarray], None]  # called with the rows that go to user code next; empty for rows of another window
 PostStep = Callable[[int, LoadedStep, pa.Table, Identity], Applied]
 
 
@@ -38,8 +38,8 @@ def _post_step(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> 
 
 @dataclass(frozen=True)
 class Scored:
-    """A scored window: output rows in source order with their row numbers of the window and who they are, and the dead
-    ones (by row number, too). `results` are the columns that the model or a step after it has returned.
+    """A scored window: output rows in source order with their row numbers in the window and identities, and the dead
+    rows (also by row number). `results` are the columns returned by the model or by a step after it.
     """
 
     window: Window
@@ -48,33 +48,30 @@ class Scored:
     identity: Identity
     counts: Counts
     results: tuple[str, ...] = ()
-    answers: Mapping[str, bool] = field(default_factory=dict)  # the model's, and whether a row may have none
+    answers: Mapping[str, bool] = field(default_factory=dict)  # the model's columns, and whether some rows had null
     dead: tuple[DeadRow, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
-    raw: tuple[tuple[np.ndarray, pa.Table], ...] = ()  # of a probe: rows of the window, and what the model returned
-    sparse: bool = False  # rows came as dicts: a column that none of them has is null
+    raw: tuple[tuple[np.ndarray, pa.Table], ...] = ()  # for a probe: rows of the window, and what the model returned
+    sparse: bool = False  # answers came as dicts: a column that none of them has is null
 
 
 class Predict:
     """Scores windows with one loaded model. Remembers the budget that fits in memory, and a row that worked."""
 
     def __init__(self, recipe: Recipe, model: Model) -> None:
-        from gristmill.models.failures import is_out_of_memory, release_memory
+        from gristmill.models.outofmemory import is_out_of_memory, release_memory
 
         self._recipe = recipe
         self._model = model
         self._post = [LoadedStep(s, f"post {n}", Stage.AFTER) for n, s in enumerate(recipe.post)]
-        self.budget = Budget(recipe.batch.tokens, recipe.batch.rows)
-        self._sweep = Sweep(recipe.batch.tries, recipe.batch.longest) if recipe.batch.tries else None
-        self._quick = recipe.batch.quick  # None once memory has run out
-        self._tried_with: int | None = None  # the budget on trial that the batch at hand was cut with
+        self._budgets = Search.of(recipe.batch)
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
-        self._before: Guard | None = None  # is told of each call of the model, those that only try it included
+        self._before: Guard | None = None  # called before each call of the model, also before mere trials
         self._doomed: frozenset[int] = frozenset()
-        self.unwritten: dict[str, str] = {}  # columns of the rows that a step after the model changes, by its name
+        self.unwritten: dict[str, str] = {}  # source columns that a post step changes, with its name
         self._doubt = Doubt(self._works_elsewhere)
-        # Rows, their positions, digests of what the model was given of them, their outputs.
+        # Rows, their positions, digests of what the model was given for them, their outputs.
         self._kept: list[tuple[list[Row], np.ndarray, np.ndarray, pa.Table]] = []
         self._is_out_of_memory = is_out_of_memory
         self._release_memory = release_memory
@@ -104,27 +101,30 @@ class Predict:
         dead: list[DeadRow] = list(doomed)
         figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
 
-        def count_tokens(batch: np.ndarray) -> None:
-            if (lengths := window.prepared.lengths) is not None:
-                figures["tokens"] += float(lengths[batch].sum())
-                figures["padded"] += padded_tokens(lengths, batch)
+        def counted(batch: np.ndarray) -> tuple[int, int]:
+            if (lengths := window.prepared.lengths) is None:
+                return len(batch), len(batch)
+            useful, padded = int(lengths[batch].sum()), padded_tokens(lengths, batch)
+            figures["tokens"] += useful
+            figures["padded"] += padded
+            return useful, padded
 
         for index, _ in outputs:
-            count_tokens(index)
+            counted(index)
         self._doomed = frozenset(d.row for d in doomed)
         isolation = self._isolation(task, window, before)
         sweeps = task.kind == "score" and not task.careful
+        self._budgets = self._budgets.next(False)  # batches already cut are no trial
         for batch in itertools.chain(apart, self._batches(window.prepared, np.flatnonzero(alive), sweeps)):
             started = time.perf_counter()
             found = isolation.score(batch)
             seconds = time.perf_counter() - started
             figures["model_seconds"] += seconds
             figures["batches"] += 1
-            count_tokens(batch)
+            tokens = counted(batch)
             if sweeps and not found.dead:
-                self._grow(len(batch), seconds)
-            if self._tried_with is not None and not found.dead:
-                for name, value in self._measured(window.prepared, batch, seconds).items():
+                self._budgets, told = self._budgets.took(len(batch), seconds, *tokens)
+                for name, value in told.items():
                     figures[name] = figures.get(name, 0.0) + value
             outputs += found.outputs
             dead += found.dead
@@ -135,8 +135,8 @@ class Predict:
     # ------------------------------------------------ the probe
 
     def keep(self, task: Task, scored: Scored, anew: bool) -> None:
-        """Remember what a probe scored, so that its shard need not score it again. `anew`: in place of what an earlier,
-        smaller probe did, whose rows are among these.
+        """Remember what a probe scored, so that its shard need not score it again. `anew`: replace what an earlier,
+        smaller probe kept, whose rows are among these.
         """
         found = []
         for index, table in scored.raw:
@@ -166,51 +166,17 @@ class Predict:
         return found
 
     def _given(self, rows: pa.Table, index: np.ndarray) -> np.ndarray:
-        """Digests of these rows, which a step may have made anew, and other than before."""
+        """Digests of these rows, as a step may have made them again, and differently."""
         return digests_of(picked(rows, index)) if self._recipe.steps else np.zeros(len(index), dtype=np.uint32)
 
     # ------------------------------------------------ batches
 
     def _batches(self, prepared: Prepared, rows: np.ndarray, sweeps: bool) -> Iterator[np.ndarray]:
         def budget() -> Budget:
-            now = self._on_trial() if sweeps else self.budget
-            return now if prepared.lengths is not None else Budget(None, now.rows)
+            self._budgets = self._budgets.next(sweeps)
+            return self._budgets.now(prepared.lengths is not None)
 
         return cut_lazily(prepared.lengths, rows, budget, prepared.apart)
-
-    # ------------------------------------------------ the sweep
-
-    def _on_trial(self) -> Budget:
-        """The budget to cut with: one on trial, until the sweep has settled."""
-        self._tried_with = None
-        if self._sweep is None:
-            return self.budget
-        settled = self._sweep.settled
-        if settled is not None:
-            self.budget, self._sweep = self._with(settled), None
-            return self.budget
-        self._tried_with = self._sweep.next()
-        return self._with(self._tried_with)
-
-    def _with(self, budget: int) -> Budget:
-        return replace(self.budget, tokens=budget) if self._recipe.batch.by_tokens else Budget(None, budget)
-
-    def _measured(self, prepared: Prepared, batch: np.ndarray, seconds: float) -> dict[str, float]:
-        """Tell the sweep of a batch, unless it was small because the window ended."""
-        budget = self._tried_with
-        assert budget is not None
-        if self._sweep is None:
-            return {}
-        if prepared.lengths is None:
-            useful = size = len(batch)
-        else:
-            useful, size = int(prepared.lengths[batch].sum()), padded_tokens(prepared.lengths, batch)
-        return self._sweep.measured(budget, useful, seconds) if size >= budget / 2 else {}
-
-    def _grow(self, rows: int, seconds: float) -> None:
-        """A larger budget after a full batch that was quick."""
-        if self._quick is not None and seconds < self._quick and rows == self.budget.rows:
-            self.budget = self.budget.doubled(self._recipe.batch.window)
 
     def _isolation(self, task: Task, window: Window, before: Guard | None) -> Isolation:
         prepared = self._at_hand = window.prepared
@@ -224,35 +190,27 @@ class Predict:
             self._good = (prepared, index[:1])
             return output
 
+        def shrink(index: np.ndarray) -> None:
+            self._release_memory()
+            padded = None if prepared.lengths is None else padded_tokens(prepared.lengths, index)
+            self._budgets = self._budgets.out_of_memory(len(index), padded)
+
         return Isolation(
             call,
             stage=Stage.MODEL,
             out_of_memory=self._is_out_of_memory,
-            shrink=self._shrink,
+            shrink=shrink,
             doubt=self._doubt,
             before=before,
         )
 
-    def _shrink(self, failed_rows: int) -> Budget:
-        self._release_memory()
-        self._quick = None
-        if self._tried_with is not None and self._sweep is not None:
-            if not self._sweep.too_much(self._tried_with):
-                self.budget, self._sweep = self._with(self._tried_with).halved(), None
-            self._tried_with = None
-            return Budget(None, max(1, failed_rows // 2))
-        while not self.budget.least and self.budget.rows >= failed_rows:
-            self.budget = self.budget.halved()
-        self.budget = self.budget.halved()
-        return Budget(None, max(1, failed_rows // 2))
-
     def _works_elsewhere(self) -> bool | None:
-        """Whether the model still scores a row that it has scored; else True if it scores any of some rows spread over
-        the window, or None.
+        """Whether the model still scores a row that it scored before; if there is none, True if it scores any of some
+        rows spread over the window, else None.
         """
         self._release_memory()
         if self._good is not None:
-            return self._tried(*self._good, np.empty(0, dtype=np.int64))  # of another window: no row here is to blame
+            return self._tried(*self._good, np.empty(0, dtype=np.int64))  # perhaps from another window: no suspects
         prepared = self._at_hand
         assert prepared is not None
         gone = {r.row for r in prepared.refused} | self._doomed
@@ -267,7 +225,7 @@ class Predict:
             self._model.predict(prepared, index)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # any failure is the answer to the question asked here
+        except BaseException:  # any failure answers the question
             return False
         return True
 
@@ -290,7 +248,7 @@ class Predict:
         dicts = any(ROWS in (t.schema.metadata or {}) for _, t in outputs)
         results = self._joined(task, outputs)
         results = _with_all(task, results) if dicts else results
-        ascending = bool((index[1:] > index[:-1]).all())  # as where rows need no padding and none was put back
+        ascending = bool((index[1:] > index[:-1]).all())  # as when rows have no lengths and none was put off
         place = index if ascending else np.sort(index)
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
@@ -317,15 +275,15 @@ class Predict:
         return Scored(window, rows, place, identity, counts, tuple(names), own, tuple(dead), figures, raw, sparse)
 
     def made(self) -> dict[str, list[pa.Field]]:
-        """The columns that dicts of steps after the model added to rows on trial, by step."""
+        """The columns that dicts of post steps added to probed rows, by step."""
         return {step.name: list(step.made.values()) for step in self._post if step.made}
 
     def _answered(
         self, task: Task, step: LoadedStep, before: pa.Table, found: Applied, names: Sequence[str]
     ) -> tuple[list[str], frozenset[str]]:
-        """Which columns of a step after the model are answers beside `names`: those that it added, and those of the
-        rows that it gave anew. Where it handed back all that it was given, changed or not, the rows' own columns are
-        none. And those of the rows that it gave.
+        """Which columns of a post step are answers besides `names`: those that it added, and columns of the rows that
+        it returned. If it returned all the columns that it was given, changed or not, the rows' own columns are not
+        answers. Also which of the rows' columns it returned.
         """
         output, rows = self._recipe.output, found.rows
         anew = found.returned.intersection(before.column_names)
@@ -338,8 +296,9 @@ class Predict:
         own = {n for n in before.column_names if whole or n not in anew or output.keeps(n)}
         if some := [n for n in others if n in found.partly and n not in own and n in before.column_names]:
             raise BadOutput(
-                f"post step {step.step.name} returned column {some[0]!r} for some rows only, and the rows have one of "
-                "that name: return it for every row, give it another name, or name it in keep (others have their own)"
+                f"post step {step.step.name} returned column {some[0]!r} for some rows only, and the source rows have "
+                "a column of that name: return it for every row, give it another name, or list it in keep (the other "
+                "rows then keep their own value)"
             )
         return [n for n in others if n not in own], anew
 
@@ -353,20 +312,20 @@ class Predict:
                 lost = next(n for n in every if n not in table.column_names)
                 raise BadOutput(f"{name} returned column {lost!r} for some batches and not for others")
         try:
-            lists = self._recipe.sink_format.name == "npy"
+            lists = not self._recipe.sink_format.tables
             return together([_planned(t, task.schema, lists) for t in tables])
         except Lossy as e:
             raise BadOutput(
-                f"{name} returned other types than before: {e}; say with returns= which they are, of all its columns"
+                f"{name} returned other types than before: {e}; declare the types of all its columns with returns="
             ) from e
 
     def _placed(self, rows: pa.Table, place: np.ndarray, index: np.ndarray, results: pa.Table) -> pa.Table:
-        """`rows` at `place` with their results, which are those of `index`."""
+        """`rows` at `place` with their results, which are in the order of `index`."""
         if len(place) != rows.num_rows:
             rows = picked(rows, place)
         if results.num_columns == 0:
             return rows
-        if place is not index:  # which does not ascend
+        if place is not index:  # `index` does not ascend
             results = picked(results.combine_chunks(), np.argsort(index, kind="stable"))
         for name in results.column_names:
             if name in rows.column_names:
@@ -385,8 +344,8 @@ class Predict:
         dead: list[DeadRow],
         replaced: frozenset[str] = frozenset(),
     ) -> tuple[pa.Table, Identity, np.ndarray]:
-        """Without the rows whose answers hold NaN or infinity, where these are to be dead letters: in columns that are
-        written, or given to steps after the model; in `replaced` columns of the rows where the row had none before.
+        """Drop rows whose answers hold NaN or infinity, if these are to be dead letters: checked are columns that are
+        written or given to post steps, and `replaced` columns of the rows where the row had no such value before.
         """
         if self._recipe.on_nan != "dead":
             return rows, identity, place
@@ -404,7 +363,7 @@ class Predict:
                 found = found & ~own[place]
             for i in np.flatnonzero(found & ~bad).tolist():
                 error, what = ("NaN", "NaN") if nan[i] else ("Infinite", "an infinite value")
-                had = ", as the row had in its own before" if own is not None and own[place[i]] else ""
+                had = ", which the row's own column already had" if own is not None and own[place[i]] else ""
                 message = (
                     f"{self._recipe.model.name} returned {what} in column {name!r}{had}; on_nan keep (--on-nan keep, "
                     "on_nan='keep') publishes such rows"
@@ -422,9 +381,9 @@ def _alike(one: pa.Table, other: pa.Table, name: str) -> bool:
 
 
 def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Table:
-    """`table` with the planned types of the columns that are planned; others are for post steps. Raises Lossy. With
-    `lists` these stay what they are where vectors of one width are planned, so that post steps are given the same as
-    of the first rows, which told the width.
+    """`table` with the planned types for planned columns; others are for post steps. Raises Lossy. With `lists`, lists
+    stay lists where vectors of one width are planned, so that post steps get the same type as for the first rows, which
+    determined the width.
     """
     if planned is None:
         return table
@@ -437,8 +396,8 @@ def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Tabl
 
 
 def _with_all(task: Task, results: pa.Table) -> pa.Table:
-    """Null for each column of the model's that none of a window's dicts have, as where one of them has it: steps after
-    the model are not given a column of the rows for it.
+    """Add nulls for each column of the model that none of a window's dicts has, as if one of them had it: otherwise
+    post steps would be given a column of the rows instead.
     """
     planned = task.schema or task.base or pa.schema([])
     for name in (n for n in task.answers if n not in results.column_names):

@@ -1,4 +1,4 @@
-"""The first stage: read a shard, run its steps, gather windows, make them ready for the model. CPU only."""
+"""The first stage: read a shard, run its steps, gather windows, prepare them for the model. CPU only."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.batching.windows import WindowSize, gather
+from gristmill.arrow.casts import Lossy, together
+from gristmill.arrow.rows import picked
+from gristmill.arrow.topython import to_rows
 from gristmill.errors import BadOutput
-from gristmill.io.content import Content
-from gristmill.io.lossless import Lossy, together
-from gristmill.io.picking import picked
-from gristmill.io.plain import to_rows
-from gristmill.plan.contracts import BadRow, Block, Model, Prepared, Reading, Refusal
-from gristmill.plan.counts import Counts
-from gristmill.plan.shard import Piece
-from gristmill.worker.failures import DeadRow, Stage
+from gristmill.models.contract import Model, Prepared, Refusal
+from gristmill.shards.counts import Counts
+from gristmill.shards.shard import Piece
+from gristmill.sources import where
+from gristmill.sources.contract import BadRow, Block, Reading
+from gristmill.sources.rowdigests import Content
+from gristmill.worker.bisection import DeadRow, Stage
 from gristmill.worker.identity import Copies, Copy, Identity
-from gristmill.worker.reading import blocks, reading
+from gristmill.worker.pieces import blocks, reading
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.retried import Lost, Retried, Seeking, refused
 from gristmill.worker.steps import LoadedStep
 from gristmill.worker.suspects import Suspects, death_of
+from gristmill.worker.windows import WindowSize, gather
 
-FIRST_WINDOW = 512  # rows: the model starts on these while the next window is being read
+FIRST_WINDOW = 512  # rows: the model starts on these while the next window is read
 SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
 
 
@@ -37,7 +39,7 @@ SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this man
 class Letter:
     """A dead letter as it will be written: who the row is, what it held, what went wrong, and where.
 
-    `copy` is the text of a row's copy, `copies` how many were made with it and `digest` (8 hex digits) what it was when
+    `copy` is the text of a row's copy, `copies` how many were made with it and `digest` (8 hex digits) its content when
     it was made; None for rows of the source.
     """
 
@@ -56,7 +58,7 @@ class Letter:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows after the steps, with identities, the fate of the source rows behind them, and the dead ones."""
+    """Rows after the steps, with identities, counts of the source rows behind them, and the dead ones."""
 
     rows: pa.Table
     identity: Identity
@@ -65,21 +67,21 @@ class Chunk:
 
     @property
     def rows_held(self) -> int:
-        """For windows: rows and dead ones, never 0, so that a window of nothing but dead letters closes too."""
+        """Size for windows: rows and dead ones, at least 1, so that a window of only dead letters closes, too."""
         return max(1, int(self.rows.num_rows) + len(self.letters))
 
     @property
     def bytes_held(self) -> int:
-        """For windows: bytes of the columns."""
+        """Size for windows: bytes of the columns."""
         return int(self.rows.nbytes)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Rows of one shard ready for the model, in source order. Also what travels between machines when stages are
-    apart. `seconds` were spent on reading, steps and tokenising; `read` are the digests of pieces whose reading has
-    come to its end, in order: together the windows of a shard have one for each. `made` are the columns that dicts of
-    steps added to rows on trial so far, by step.
+    """Rows of one shard prepared for the model, in source order. Also what travels between machines when stages are
+    separate. `seconds` were spent on reading, steps and tokenising; `read` are the digests of the pieces that have been
+    read to the end, in order: together, a shard's windows have one for each. `made` are the columns that dicts of steps
+    have added to probed rows so far, by step.
     """
 
     rows: pa.Table
@@ -94,8 +96,9 @@ class Window:
 
 @dataclass
 class _Flow:
-    """Rows on their way through the steps; `origin` numbers the block's source rows, who are `who`. In a retry,
-    `seeking` says what rows are on the way to, and those that are do not count themselves.
+    """Rows on their way through the steps; `origin` is each one's row among the block's source rows, whose identities
+    are `who`. In a retry, `seeking` says which dead rows are to be made from each row; rows with some to be made do not
+    count themselves.
     """
 
     rows: pa.Table
@@ -112,13 +115,13 @@ class _Flow:
     letters: list[Letter] = field(default_factory=list)
 
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows count as rows of the source, and which as rows made of them."""
+        """Which rows count as rows of the source, and which as rows made from them."""
         counts = np.ones(len(self.origin), dtype=bool) if self.seeking is None else ~self.seeking.ways
         made = np.zeros(len(self.origin), dtype=bool) if self.copies is None else self.copies.made
         return counts & ~made, counts & made
 
     def at_hand(self) -> Identity:
-        """Who the rows are."""
+        """The identities of the rows."""
         return replace(self.who.take(self.origin), copies=self.copies)
 
     def place(self, row: int) -> tuple[str, int]:
@@ -134,13 +137,15 @@ class Prepare:
         self._recipe = recipe
         self._model = model
         self._steps = [LoadedStep(s, f"step {n}") for n, s in enumerate(recipe.steps)]
-        self._readings: dict[str, Reading] = {}  # of files that are read otherwise than others, by path
-        # Where there is more to do than to read, the model need not wait for all of a window.
+        self._readings: dict[str, Reading] = {}  # for files that are read with a schema of their own, by path
+        # If preparing takes more than reading, the model need not wait for a full window.
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
+        if recipe.reader.where is not None or any(s.expression for s in recipe.steps):
+            where.load()  # not in the first call, which a limit of time is set to
 
     def windows(self, task: Task, suspects: Suspects | None = None) -> Iterator[Window]:
-        """The shard's rows as windows; at least one, also for a shard without rows. With `suspects`, rows are noted
-        before steps and model.prepare get them, and those that killed workers are taken apart.
+        """The shard's rows as windows; at least one, even for a shard without rows. With `suspects`, rows are noted
+        before steps and model.prepare get them, and those that killed workers are processed separately.
         """
         for step in self._steps:
             step.begin(task)
@@ -152,14 +157,14 @@ class Prepare:
             yield replace(window, seconds=time.perf_counter() - begun, read=tuple(read), made=made)
             read.clear()
             begun = time.perf_counter()
-        if empty or read:  # the last window may have been full just when the last piece ended
+        if empty or read:  # the last window may have closed exactly at the end of the last piece
             rows = pa.Table.from_batches([], self._recipe.reader.schema)
             yield Window(rows, Identity.none(), Prepared(0, None), Counts(), (), read=tuple(read))
 
     def _windows(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Window]:
         most = self._recipe.batch.window
         size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
-        # Rows that are read otherwise are given to no step or model beside each other.
+        # Rows read with different schemas never share a call of a step or the model.
         for _, same in itertools.groupby(self._read(task, read), lambda block: block.block.rows.schema):
             for chunks in gather(self._chunks(task, same, suspects), size):
                 whole = self._gathered(chunks)
@@ -172,7 +177,7 @@ class Prepare:
         try:
             rows = together([c.rows for c in chunks]).combine_chunks()
         except Lossy as e:
-            raise BadOutput(f"the steps returned other types from rows to rows: {e}") from e
+            raise BadOutput(f"the steps returned different types for different rows: {e}") from e
         counts = sum((c.counts for c in chunks), Counts())
         letters = tuple(x for c in chunks for x in c.letters)
         return Chunk(rows, Identity.joined([c.identity for c in chunks]), counts, letters)
@@ -181,12 +186,14 @@ class Prepare:
         return Window(c.rows, c.identity, self._model.prepare(c.rows), c.counts, c.letters)
 
     def _noted(self, whole: Chunk, suspects: Suspects) -> Iterator[Window]:
-        """A window in runs of neighbours, suspects of the tokeniser each apart; noted, then made ready."""
+        """A window in runs of neighbours, each suspect of the tokeniser separate; noted, then prepared."""
         for first, last, killed in suspects.runs("prepare", whole.identity):
             part = _part(whole, first, last - first)
             if killed:
                 error, message = death_of(killed)
-                prepared = Prepared(1, None, None, (Refusal(0, "invalid", error, f"{message}, while made ready"),))
+                prepared = Prepared(
+                    1, None, None, (Refusal(0, "invalid", error, f"{message}, while the row was being prepared"),)
+                )
                 yield Window(part.rows, part.identity, prepared, part.counts, part.letters)
             else:
                 yield self._prepared(part)
@@ -208,7 +215,7 @@ class Prepare:
         return self._readings[path]
 
     def _read(self, task: Task, read: list[str]) -> Iterator[_Read]:
-        """The pieces' blocks; to `read` comes the digest of each piece, once all of it has been read."""
+        """The pieces' blocks; the digest of each piece is appended to `read` once all of it has been read."""
         reader = self._recipe.reader
         left = task.rows
         retried = None if task.only is None or left is not None else Retried(task.only, task.shard.pieces)
@@ -291,7 +298,9 @@ class Prepare:
     # ------------------------------------------------ dead letters
 
     def _bury(self, flow: _Flow, dead: Sequence[DeadRow]) -> None:
-        """Letters for rows that died in a step, counted. One that was on the way to dead rows leaves those dead."""
+        """Count rows that died in a step and make their letters. For a row from which dead rows were to be made, these
+        stay dead.
+        """
         for row in dead:
             copy = None if flow.copies is None else flow.copies.at(row.row)
             ways: list[Copy | None] = [] if flow.seeking is None else [*flow.seeking.of(row.row)]
@@ -341,7 +350,7 @@ def _head(block: Block, rows: int) -> Block:
 
 
 def _part(chunk: Chunk, start: int, rows: int) -> Chunk:
-    """A slice of a chunk; its counts and letters go with the first."""
+    """A slice of a chunk; counts and letters go with the first slice."""
     index = np.arange(start, min(start + rows, chunk.rows.num_rows))
     identity = chunk.identity.take(index)
     if start == 0:
@@ -380,11 +389,11 @@ def _is_json(value: Any) -> bool:
 
 def _refuse_changed(fs: Any, piece: Piece) -> None:
     from gristmill.errors import SourceChanged
-    from gristmill.io.paths import changed
+    from gristmill.sources.paths import changed
 
     difference = changed(fs, piece.file)
     if difference is not None:
         raise SourceChanged(
             f"{piece.file.path}: changed while the run was reading it ({difference}): put the planned file back "
-            "and run again, or begin anew with --restart (restart=True)"
+            "and run again, or start over with --restart (restart=True)"
         )

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from gristmill.commit.store import LOCAL
-from gristmill.plan.contracts import Files, Place
-from gristmill.plan.job import Sink
-from gristmill.plan.options import BatchPlan, Running
-from gristmill.plan.secret import Secret
-from gristmill.plan.shard import Shard
-from gristmill.plan.specs import ModelSpec, Step
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL
+from gristmill.job.job import Sink
+from gristmill.job.options import BatchPlan, Running
+from gristmill.job.secret import Secret
+from gristmill.job.specs import ModelSpec, Step
+from gristmill.models.contract import Place
+from gristmill.shards.shard import Shard
+from gristmill.sinks.contract import SinkFormat
+from gristmill.sources.contract import SourceFormat
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How to open the source in a worker: its format's name, file system, columns, planned types and condition; and
-    whether it goes on where a file is `damaged` (see Reading). Files in `own`, by path, are read with these types.
+    """How to open the source in a worker: its format, file system, columns, planned types and condition, and whether to
+    continue if a file is `damaged` (see Reading). Files in `own`, by path, are read with these types.
     """
 
-    format: Any
+    format: SourceFormat
     fs: Any
     columns: tuple[str, ...] | None
     schema: pa.Schema
@@ -35,7 +38,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Output:
-    """What an output row is: kept columns (None: all but `leave`), the model's, an id, a version; nothing of `drop`."""
+    """What an output row has: kept columns (None: all but `leave`), the model's, an id, a version; nothing in `drop`.
+
+    Columns of `keep` that are `implied` (by partition_by) are kept unless the model answers in a column of that name.
+    """
 
     keep: tuple[str, ...] | None
     leave: tuple[str, ...] = ()
@@ -44,13 +50,22 @@ class Output:
     model_version: str | None = None
     digest: str = ""
     drop: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()
+
+    def beside(self, answers: Collection[str]) -> Output:
+        """The output for a model that answers in these columns."""
+        if self.keep is None or not any(n in answers for n in self.implied):
+            return self
+        return replace(self, keep=tuple(n for n in self.keep if n not in self.implied or n not in answers))
 
     def keeps(self, name: str) -> bool:
         """Whether a column of the rows is carried over."""
         return name in self.keep if self.keep is not None else name not in self.leave
 
     def columns(self, rows: Sequence[str], results: Sequence[str]) -> list[str]:
-        """What is written of rows with columns `rows`, of which the model's are `results`, but for id and version."""
+        """The columns written, without id and version, for rows with columns `rows`, among them the model's
+        `results`.
+        """
         wanted = self.keep if self.keep is not None else [n for n in rows if self.keeps(n)]
         kept = [n for n in wanted if n in rows and n not in results]
         return [n for n in (*kept, *results) if n not in self.drop]
@@ -60,7 +75,7 @@ class Output:
 class Recipe:
     """Everything about a job that its workers need, whichever shard they are given.
 
-    `files` is the file layer below the sink; tests give one that records, or fails at one of its operations.
+    `files` is the sink's file layer; tests pass one that records, or fails at one of its operations.
     """
 
     reader: Reader
@@ -69,7 +84,7 @@ class Recipe:
     post: tuple[Step, ...]
     output: Output
     sink: Sink
-    sink_format: Any
+    sink_format: SinkFormat
     place: Place
     running: Running
     on_null: str
@@ -77,22 +92,22 @@ class Recipe:
     batch: BatchPlan
     secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
     files: Files = LOCAL
-    pins: tuple[Any, ...] = ()  # models.pins: the user's modules as planned
-    named: tuple[Any, ...] = ()  # models.pins.Named: files that arguments name
-    held: tuple[Any, ...] = ()  # models.values.Held: what names of these stood for then
-    loaded: Mapping[str, frozenset[str]] = field(default_factory=dict)  # models.loaded: what runs before this one noted
+    pins: tuple[Any, ...] = ()  # fingerprint.pins: the user's modules as planned
+    named: tuple[Any, ...] = ()  # fingerprint.pins.Named: files that arguments name
+    held: tuple[Any, ...] = ()  # fingerprint.values.Held: what names in them stood for then
+    loaded: Mapping[str, frozenset[str]] = field(default_factory=dict)  # models.loaded: what earlier runs noted
 
 
 @dataclass(frozen=True)
 class Task:
-    """One shard to score and commit. `schema` is the planned output schema, `answers` the columns that the model
-    gave the first rows, and `made` those that dicts of a step added to them, by step.
+    """One shard to score and commit. `schema` is the planned output schema, `answers` are the columns that the model
+    answered in for the first rows, and `made` those that dicts of steps added to them, by step.
 
-    `kind` "probe" scores the first rows, commits nothing and answers with the schema they have, in which the types of
-    `base` are, where given, that they fit; "proof" does so with rows from anywhere, of which nothing is kept. `attempt`
-    is a name that no other attempt at anything has. `careful` ones note what they give to user code; `blame` names the
-    attempt whose death was its rows' doing ("": none), and `how` it died; `proven` says that the model worked
-    elsewhere, so that rows which fail are to blame themselves.
+    `kind` "probe" scores the first rows, commits nothing and answers with their schema, using the types of `base`, if
+    given, for values that fit these; "proof" does the same with rows from anywhere, and keeps nothing. `attempt` is a
+    unique name. `careful` attempts note what they give to user code; `blame` names the attempt whose death its rows
+    caused ("": none), and `how` says how it died; `proven` says that the model worked elsewhere, so that rows that fail
+    are to blame themselves.
     """
 
     kind: Literal["score", "probe", "proof"]
@@ -114,5 +129,5 @@ class Task:
 
     @property
     def paths(self) -> list[str]:
-        """The file of each piece. A piece's number says nothing outside of its task: another one counts others."""
+        """The file of each piece. A piece's number has no meaning outside its task: others count other pieces."""
         return [p.file.path for p in self.shard.pieces]

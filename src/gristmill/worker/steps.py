@@ -1,8 +1,9 @@
-"""Steps on rows before the model: what they do to the rows, and to which source row each row still belongs.
+"""Steps on rows before the model: what they do to the rows, and which source row each resulting row belongs to.
 
-What a step returns for a row is that row's own: nothing is blanked or cut for its neighbours' sake. One thing is not: a
-column has one type, so that 8 is given on as 8.0 where a fraction stands in its window, and a struct with the fields of
-all. These are equal values, but `str(value)` tells them apart: a step before such a function returns one type, always.
+What a step returns for a row is that row's own: nothing is blanked or cut because of its neighbours, with one
+exception. A column has one type, so 8 is passed on as 8.0 if its window has a fraction, and a struct gets the fields of
+all. These are equal values, but `str(value)` tells them apart: a step before such a function should always return one
+type.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.batching.policy import Budget, divided
+from gristmill.arrow.casts import Lossy, together
+from gristmill.arrow.rows import picked
+from gristmill.arrow.topython import to_rows
 from gristmill.errors import BadOutput
-from gristmill.io.lossless import Lossy, together
-from gristmill.io.picking import picked
-from gristmill.io.plain import to_rows
-from gristmill.models.batches import LACKS, ROW, ROWS, Habit, from_result, null_numbers, owned, to_batch, told_nulls
+from gristmill.job.specs import Step
+from gristmill.models.conversion import LACKS, ROW, ROWS, Habit, from_result, null_numbers, owned, to_batch, told_nulls
 from gristmill.models.function import LoadedCall, load_call
-from gristmill.models.given import handed_back, same
+from gristmill.models.passthrough import handed_back, same
 from gristmill.models.takes import takes_of
-from gristmill.plan.failing import SomeFailed
-from gristmill.plan.processes import UserCode
-from gristmill.plan.specs import Step
-from gristmill.worker.failures import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
+from gristmill.process.failure import SomeFailed
+from gristmill.process.startup import UserCode
+from gristmill.worker.batches import divided
+from gristmill.worker.bisection import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
 from gristmill.worker.identity import digest_of_row, digests_of
 from gristmill.worker.recipe import Task
 
-STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, little enough to hold several copies
-# What cannot change after it was given out; all else that a flat_map makes is copied.
+STEP_ROWS = 4096  # rows a step gets in one call: enough for vectorised code, few enough to hold several copies
+# Immutable types; everything else that a flat_map makes is copied.
 _FIXED = {str, int, float, bool, bytes, type(None), datetime.datetime, datetime.date}
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What a step made of rows: the rows after it, for each the number of the row it came from, and the rows that
-    failed. `digests` (uint32, one a row) where it made one row many, or may have. `returned`: the columns that a map
-    gave back, changed or not; `partly`: those that it gave for some rows only.
+    """What a step made of rows: the rows after it, the number of the row that each came from, and the rows that failed.
+    `digests` (uint32, one per row) if it made, or may have made, several rows of one. `returned`: the columns that a
+    map gave back, changed or not; `partly`: those that it gave for some rows only.
     """
 
     rows: pa.Table
@@ -54,33 +55,33 @@ class Applied:
     partly: frozenset[str] = frozenset()
 
     def moved(self, first: int) -> Applied:
-        """The same of rows that are a slice, from row `first` on, of others."""
+        """The same for rows that are a slice of others, starting at row `first`."""
         return replace(self, origin=self.origin + first, dead=[replace(d, row=d.row + first) for d in self.dead])
 
 
 class LoadedStep:
-    """A step with its function loaded (a class is built once a worker); rows that fail in it die at `stage`."""
+    """A step with its function loaded (a class is built once per worker); rows that fail in it die at `stage`."""
 
     def __init__(self, step: Step, name: str = "", stage: Stage = Stage.BEFORE) -> None:
         self._takes = None if step.call is None else takes_of(step.call)
         self.step = step
         self.name = name  # its place among the steps
-        self.made: dict[str, pa.Field] = {}  # columns that its dicts added to rows on trial; nullable: not to each
+        self.made: dict[str, pa.Field] = {}  # columns that its dicts added to probed rows; nullable: not to each
         self.sparse = False  # whether it has returned dicts
         self._habit = Habit()
         self.stage = stage
         self.call = self._load()
         self._task: Task | None = None
         self._where: Any = None
-        self._good: Callable[[], Any] | None = None  # makes what the function was given last when it worked
+        self._good: Callable[[], Any] | None = None  # makes the last input for which the function worked
         self.doubt = Doubt(self._still_works)
 
     def _load(self) -> LoadedCall | None:
         return None if self.step.call is None else load_call(self.step.call)
 
     def begin(self, task: Task) -> None:
-        """Before rows of a task. A class that was given rows on trial, which it will be given again, is built anew, so
-        that one which remembers rows does not take them for others.
+        """Called before the rows of a task. A class that was given probed rows, which it will be given again, is built
+        anew, so that one that remembers rows does not take these for different ones.
         """
         on_trial = self._task is not None and self._task.kind != "score"
         if on_trial and self._task is not task and self.call is not None and self.call.built is not None:
@@ -100,12 +101,12 @@ class LoadedStep:
                     list(result)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # any failure is the answer to the question asked here
+        except BaseException:  # any failure answers the question
             return False
         return True
 
     def apply(self, rows: pa.Table) -> Applied:
-        """What comes of the rows. Raises BadOutput where the step broke the row count."""
+        """What the step makes of the rows. Raises BadOutput if it broke the row count."""
         if self._takes is None:
             return self._completed(self._applied(rows), rows)
         self._takes.check(rows.schema)
@@ -119,7 +120,7 @@ class LoadedStep:
         return replace(found, origin=kept[found.origin], dead=dead)
 
     def _completed(self, found: Applied, given: pa.Table) -> Applied:
-        """With null for each column that the step's dicts added to the first rows and to none of these: whoever comes
+        """Add nulls for each column that the step's dicts added to the first rows but to none of these: whatever comes
         after it finds the same columns, however the rows are cut.
         """
         if self._task is None or self.step.kind == "filter" or not (self.sparse or self.step.kind == "flat_map"):
@@ -150,7 +151,7 @@ class LoadedStep:
         dead: list[DeadRow] = []
         if self.step.expression is not None:
             if self._where is None:
-                from gristmill.io.where import SqlWhere
+                from gristmill.sources.where import SqlWhere
 
                 self._where = SqlWhere(self.step.expression, rows.schema)
             mask = self._where.mask(rows)
@@ -162,8 +163,11 @@ class LoadedStep:
         return Applied(rows if len(kept) == rows.num_rows else picked(rows, kept), kept, dead)
 
     def _as_mask(self, result: pa.Table) -> np.ndarray:
-        if result.num_columns != 1 or not pa.types.is_boolean(result.schema.field(0).type):
-            raise BadOutput(f"filter {self.step.name} must return one bool a row, not {result.schema.types}")
+        kind = result.schema.field(0).type if result.num_columns == 1 else f"{result.num_columns} columns"
+        if isinstance(kind, str) or not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):  # None counts as False
+            raise BadOutput(f"filter {self.step.name} must return one bool per row, not {kind}")
+        if pa.types.is_null(kind):
+            return np.zeros(result.num_rows, dtype=bool)
         return np.asarray(result.column(0).fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
 
     def _map(self, rows: pa.Table) -> Applied:
@@ -184,13 +188,13 @@ class LoadedStep:
         return self.together(parts, rows, dead)
 
     def together(self, parts: Sequence[Applied], like: pa.Table, dead: Sequence[DeadRow]) -> Applied:
-        """What several calls made of rows `like`, of which others are `dead`, in the order of the rows it was made of,
-        whatever order a step gave it. Raises BadOutput where types differ.
+        """What several calls made of rows `like`, in the order of the rows it was made from, whatever order a step
+        used; `dead` are the other rows. Raises BadOutput if types differ.
         """
         try:
             rows = _concatenated([p.rows for p in parts], like)
         except Lossy as e:
-            raise BadOutput(f"step {self.step.name} returned other types from batch to batch: {e}") from e
+            raise BadOutput(f"step {self.step.name} returned different types for different batches: {e}") from e
         digests, origin = None, _joined([p.origin for p in parts])
         if any(p.digests is not None for p in parts):
             digests = _joined([np.zeros(len(p.origin), np.uint32) if p.digests is None else p.digests for p in parts])
@@ -205,7 +209,7 @@ class LoadedStep:
         try:
             numbers = np.asarray(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
         except (pa.ArrowInvalid, ValueError) as e:
-            raise BadOutput(f"step {self.step.name}: `_row` holds something else than row numbers ({e})") from e
+            raise BadOutput(f"step {self.step.name}: `_row` holds something other than row numbers ({e})") from e
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= given):
             raise BadOutput(
                 f"step {self.step.name}: `_row` names a row that it was not given ({numbers.max()} of {given})"
@@ -222,7 +226,7 @@ class LoadedStep:
             given = self._given(rows.slice(start, STEP_ROWS))
             for number, row in enumerate(to_rows(given), start):
                 try:
-                    with UserCode():  # also where a generator goes on in it
+                    with UserCode():  # also while a generator is being iterated
                         result = self.call(row)
                         if isinstance(result, BaseException):
                             dead.append(told_dead(number, self.stage, result, self.step.name))
@@ -253,12 +257,12 @@ class LoadedStep:
         return Applied(after if added is None else self._merged(after, added), index, dead, content)
 
     def _held(self, made: list[dict[str, Any]], given: pa.Table) -> pa.Table | None:
-        """What a flat_map has made, as a table; None where that has no columns."""
+        """What a flat_map has made, as a table; None if that has no columns."""
         name = f"flat_map {self.step.name}"
         return from_result(made, len(made), name, "output", lacks=True, given=given) if any(made) else None
 
     def _unheld(self, made: list[dict[str, Any]], origin: list[int], given: pa.Table) -> dict[int, BaseException]:
-        """The rows of which something was made that no column can hold, with the reason."""
+        """The rows from which something was made that no column can hold, with the reason."""
         found: dict[int, BaseException] = {}
         for number, pieces in groupby(range(len(made)), key=origin.__getitem__):
             try:
@@ -268,8 +272,8 @@ class LoadedStep:
         return found
 
     def _merged(self, rows: pa.Table, added: pa.Table) -> pa.Table:
-        """`rows` with the columns of `added`, which replace those of the same name; where a dict lacked one, the row's
-        own stays, and where the values are those that the step was given, the column it was given.
+        """`rows` with the columns of `added`, which replace those of the same name. Where a dict lacked one, the row's
+        own value stays; where the values are those that the step was given, so does the column that it was given.
         """
         assert self.step.call is not None
         form = "rows" if self.step.kind == "flat_map" else self.step.call.batch_format
@@ -288,8 +292,8 @@ class LoadedStep:
                     column = _filled(lacks, had, column)
                 except Lossy as e:
                     raise BadOutput(
-                        f"step {self.step.name} returned column {name!r} for some rows only, and of another type than "
-                        f"those of the others: {e}"
+                        f"step {self.step.name} returned column {name!r} for some rows only, and its type does not "
+                        f"fit the values of the others: {e}"
                     ) from e
             if name in given.column_names:
                 column = handed_back(column, given.column(name), form)
@@ -356,7 +360,6 @@ class LoadedStep:
             stage=self.stage,
             step=name,
             out_of_memory=lambda e: isinstance(e, MemoryError),
-            shrink=lambda n: Budget(None, max(1, n // 2)),
             doubt=self.doubt,
         )
         outputs: list[tuple[np.ndarray, pa.Table]] = []
@@ -369,7 +372,9 @@ class LoadedStep:
         return outputs
 
     def _told(self, answer: SomeFailed, given: int) -> SomeFailed:
-        """The same with the exceptions by row given, where the step says with `_row` which rows its answers are for."""
+        """The same answer with its exceptions keyed by given row, if the step names the rows of its answers in
+        `_row`.
+        """
         count = answer.table.num_rows + len(answer.failed)
         if ROW not in answer.table.column_names:
             if count != given:
@@ -378,7 +383,7 @@ class LoadedStep:
         assert answer.lost is not None
         of, places = answer.lost.column(ROW), sorted(answer.failed)
         numbers = self._checked_rows(answer.table.column(ROW), given)
-        if of.null_count:  # an exception at the row's own place says it, too: the others have `_row` from their rows
+        if of.null_count:  # an exception at the row's own place names it, too: the others get `_row` from their rows
             if count != given or np.isin(np.array(places)[of.is_null().to_numpy()], numbers).any():
                 raise BadOutput(
                     f"step {self.step.name} returned an exception without saying for which `_row`, and not at that "
@@ -399,7 +404,7 @@ def _row(rows: pa.Table, number: int) -> dict[str, Any]:
 
 
 def _own(value: Any) -> Any:
-    if isinstance(value, BaseException):  # in the place of a value: what the row failed with
+    if isinstance(value, BaseException):  # in place of a value: the error of the row
         raise value
     return copy.deepcopy(value)
 
@@ -411,7 +416,7 @@ def _pick(rows: pa.Table, index: np.ndarray) -> pa.Table:
 
 
 def _filled(lacks: pa.ChunkedArray, old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
-    """`new`, and `old` where `lacks` says. Raises Lossy where they have no common type."""
+    """`new`, but `old` where `lacks` is true. Raises Lossy if they have no common type."""
     mask = np.asarray(lacks.to_numpy(), dtype=bool)
     if mask.all():
         return old

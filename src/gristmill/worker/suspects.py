@@ -1,36 +1,37 @@
-"""Suspects: rows noted in the store before user code gets them, so that what kills a worker is known afterwards.
+"""Suspects: rows noted in the store before user code gets them, so that it is known afterwards what killed a worker.
 
-A careful attempt at a shard notes the rows of each call before it is made, at every stage: steps, made ready, model,
-post steps. The attempt after a death takes what the dead one had noted apart, in halves, until one row alone has killed
-two workers: that row is a dead letter.
+A careful attempt at a shard notes the rows of each call beforehand, at every stage: steps, preparation for the model,
+model, post steps. The attempt after a death splits what the dead one had noted in halves, until a single row alone has
+killed two workers: that row becomes a dead letter.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit.store import LOCAL, join
-from gristmill.plan.contracts import Files
-from gristmill.plan.failing import LATE
-from gristmill.worker.failures import DeadRow, Stage
+from gristmill.errors import CorruptStore
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, join
+from gristmill.files.document import Document
+from gristmill.process.failure import LATE
+from gristmill.worker.bisection import DeadRow, Stage
 from gristmill.worker.identity import Identity, Row
 from gristmill.worker.recipe import Task
 from gristmill.worker.steps import Applied, LoadedStep
 
 PROBE = "probe"
 DEATHS_ALONE = 2  # design §6: a row is dead only after it has killed two workers alone in its batch
-AT_ONCE = 128  # rows of one call: 7 halvings to the row that kills, each of them a worker with its model
+AT_ONCE = 128  # rows of one call: 7 halvings find the row that kills, each costing a worker with its model
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that were in one call when a worker died, how often they have killed one, and how the last of them died."""
+    """Rows that were in one call when a worker died, how often they have killed a worker, and how the last one died."""
 
     rows: tuple[Row, ...]
     deaths: int
@@ -38,12 +39,12 @@ class Group:
 
 
 class Suspects:
-    """The notes of one shard: what is suspected, by stage, in a file that attempts hand on; what is at hand in a file
-    of this attempt alone. `paths` are the files of its pieces.
+    """The notes of one shard: suspects, by stage, in a file that attempts hand on; the current call in a file of this
+    attempt alone. `paths` are the files of the shard's pieces.
 
-    `blame` names the attempt whose death was its rows' doing, and `how` it died: what that one had noted is accused,
-    and no other's note, be it of a run that was killed or of a worker that comes back. What is suspected under the name
-    `heir_of` is taken over where there are no notes yet.
+    `blame` names the attempt whose death its rows caused, and `how` says how it died: only what that attempt had noted
+    is accused, not the notes of a run that was killed or of a worker that comes back. The suspects noted under the name
+    `heir_of` are taken over if there are no notes yet.
     """
 
     def __init__(
@@ -74,32 +75,32 @@ class Suspects:
             files.remove(noted)
 
     def places(self, identity: Identity) -> list[Row]:
-        """The rows as they are known here."""
+        """The rows as named in these notes."""
         return identity.places(self._paths)
 
     def dead(self, stage: str) -> list[Group]:
-        """Single rows that have killed often enough."""
+        """Single rows that have killed often enough to be dead."""
         return [g for g in self._of(stage) if len(g.rows) == 1 and g.deaths >= DEATHS_ALONE]
 
     def open(self, stage: str) -> list[Group]:
-        """Groups still to be tried apart from the others."""
+        """Groups still to be tried separately."""
         return [g for g in self._of(stage) if len(g.rows) > 1 or g.deaths < DEATHS_ALONE]
 
     def note(self, stage: str, identity: Identity, rows: np.ndarray) -> None:
-        """Say which rows go next to user code. Survives the death of the process; power loss costs only a repeat."""
+        """Note which rows go to user code next. Survives the death of the process; power loss costs only a repeat."""
         self._forgive()
         places = self.places(identity.take(rows))
         self._at_hand = stage, set(places)
-        self._files.note(self._now, _written({stage: [Group(tuple(places), 1)]}))
+        self._files.note(self._now, SuspectNotes({stage: (Group(tuple(places), 1),)}).dump())
 
     def clear(self) -> None:
-        """The call came back: nothing is at hand, and what was is no suspect any more."""
+        """The call returned: nothing is in user code, and the rows that were are no longer suspect."""
         self._forgive()
         self._files.remove(self._now)
 
     def runs(self, stage: str, identity: Identity) -> Iterator[tuple[int, int, Group | None]]:
-        """All rows in runs of neighbours, suspects each apart: first, last and what is known of a row that is not to be
-        tried again. Noted before they are given out; at least one, also of no rows.
+        """All rows in runs of neighbours, each suspect group separate: first, last, and what is known of a row that is
+        not to be tried again. Each run is noted before it is yielded; at least one run, even without rows.
         """
         groups, count = self._of(stage), len(identity.piece)
         number = {row: n for n, g in enumerate(groups, 1) for row in g.rows}
@@ -120,8 +121,8 @@ class Suspects:
     def apart(
         self, stage: str, step: LoadedStep, who: Identity, rows: pa.Table, apply: Callable[[pa.Table], Applied]
     ) -> Applied:
-        """What `apply`, which is `step` or more, makes of the rows, given them in runs; rows that have killed two
-        workers are dead instead.
+        """What `apply`, which runs `step` and perhaps more, makes of the rows, called with one run at a time; rows that
+        have killed two workers are dead instead.
         """
         parts, dead = [], []
         for first, last, killed in self.runs(stage, who):
@@ -137,22 +138,26 @@ class Suspects:
         return self._groups.get(stage, [])
 
     def _accuse(self, stage: str, culprits: tuple[Row, ...], how: str) -> None:
-        """Take these rows out of the groups they are in and put them back, halved if they are several."""
+        """Take these rows out of their groups and put them back as new ones, halved if there are several."""
         rows = set(culprits)
         before = max((g.deaths for g in self._of(stage) if set(g.rows) == rows and len(rows) == 1), default=0)
         half = len(culprits) // 2
         found = [Group(culprits[:half], 0), Group(culprits[half:], 0)] if half else [Group(culprits, before + 1, how)]
         self._groups[stage] = [*found, *self._without(stage, rows)]
-        self._files.note(self._state, _written(self._groups))
+        self._keep()
 
     def _forgive(self) -> None:
-        """What was at hand has been survived."""
+        """The noted rows did not kill the worker: they are suspects no more."""
         if self._at_hand is None:
             return
         (stage, rows), self._at_hand = self._at_hand, None
         if any(not rows.isdisjoint(g.rows) for g in self._of(stage)):
             self._groups[stage] = self._without(stage, rows)
-            self._files.note(self._state, _written(self._groups))
+            self._keep()
+
+    def _keep(self) -> None:
+        groups = {stage: tuple(some) for stage, some in self._groups.items()}
+        self._files.note(self._state, SuspectNotes(groups).dump())
 
     def _without(self, stage: str, rows: set[Row]) -> list[Group]:
         left = [Group(tuple(r for r in g.rows if r not in rows), g.deaths, g.how) for g in self._of(stage)]
@@ -160,12 +165,12 @@ class Suspects:
 
 
 def killer(row: int, stage: Stage, known: Group, step: str = "") -> DeadRow:
-    """The end of a row that was alone in a call when workers died."""
+    """The dead row for one that was alone in a call when workers died."""
     return DeadRow(row, stage, *death_of(known), step=step)
 
 
 def death_of(known: Group) -> tuple[str, str]:
-    """The error of a row that has killed workers, and the message: it took too long, or how they died of it."""
+    """The error of a row that has killed workers, and the message: that it took too long, or how they died."""
     if known.how.startswith(LATE):
         return "CallTimeout", f"{known.how}; {known.deaths} times, alone in its batch"
     how = f" ({known.how})" if known.how else ""
@@ -173,24 +178,23 @@ def death_of(known: Group) -> tuple[str, str]:
 
 
 def of_task(task: Task, files: Files = LOCAL) -> Suspects:
-    """The notes on a task's shard. The first shard takes over what is known of the first rows, which were probed."""
+    """The notes on a task's shard. The first shard takes over those of the probe, which scored its first rows."""
     folder = join(task.folder, "suspects")
     name = task.kind if task.kind != "score" else f"{task.shard.number:07d}"
     heir_of = PROBE if task.kind == "score" and task.shard.number == 0 else None
     return Suspects(folder, name, task.attempt, task.paths, task.blame, heir_of, files, task.how)
 
 
-def _written(groups: dict[str, list[Group]]) -> bytes:
-    return json.dumps(
-        {s: [{"rows": g.rows, "deaths": g.deaths, "how": g.how} for g in some] for s, some in groups.items()}
-    ).encode()
+@dataclass(frozen=True)
+class SuspectNotes(Document, what="note of suspects", sealed=False):
+    """A file of `suspects/`: suspects, or the rows of the current call, by stage."""
+
+    groups: Mapping[str, tuple[Group, ...]]
 
 
 def _read(files: Files, path: str) -> dict[str, list[Group]] | None:
     try:
-        known = json.loads(files.read(path))
-    except (FileNotFoundError, ValueError):
+        known = SuspectNotes.load_from(path, files).groups
+    except (FileNotFoundError, CorruptStore):
         return None
-    return {
-        s: [Group(tuple(tuple(r) for r in g["rows"]), g["deaths"], g["how"]) for g in some] for s, some in known.items()
-    }
+    return {stage: list(some) for stage, some in known.items()}

@@ -1,4 +1,4 @@
-"""A worker that scores sample rows under one batch budget after another, writes nothing, and says what it took."""
+"""A worker that scores sample rows with one batch budget after another, writes nothing, and reports the time taken."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.batching.policy import MOST_ROWS, Budget, cut, padded_tokens
-from gristmill.plan.contracts import Emit, Item, Outcome, Prepared
-from gristmill.plan.failing import failure_of
+from gristmill.models.contract import Prepared
+from gristmill.process.failure import failure_of
+from gristmill.process.messages import Emit, Item, Outcome
+from gristmill.worker.batches import MOST_ROWS, Budget, cut, padded_tokens
 from gristmill.worker.prepare import Prepare
 from gristmill.worker.recipe import Recipe, Task
-from gristmill.worker.work import ShardStages
+from gristmill.worker.stages import ShardStages
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A budget to try on the rows of `task`: of padded tokens where rows have lengths, else of rows.
+    """A budget to try on the rows of `task`: of padded tokens if rows have lengths, else of rows.
 
-    `shares` say which batches: those that hold the token at these shares of all tokens, so that batches of every width
-    take part as often as their tokens do.
+    `shares` select the batches: those that hold the tokens at these shares of all tokens, so that batches of every
+    width are sampled in proportion to their tokens.
     """
 
     task: Task
@@ -39,20 +40,18 @@ class TrialStages:
     stages: ShardStages
 
     def environment(self, index: int) -> Mapping[str, str]:
-        """As for a run."""
         return self.stages.environment(index)
 
     def open(self, name: str, emit: Emit) -> TrialWorker:
-        """Load the model."""
         return TrialWorker(self.stages.recipe, name)
 
 
 class TrialWorker:
-    """Answers trials with {"rate", "padding", "seconds"}; {"rate": 0.0, "failed": "memory"} where memory ran out."""
+    """Answers trials with {"rate", "padding", "seconds"}; {"rate": 0.0, "failed": "memory"} if memory ran out."""
 
     def __init__(self, recipe: Recipe, name: str) -> None:
-        from gristmill.models.failures import is_out_of_memory, release_memory
-        from gristmill.models.registry import open as open_model
+        from gristmill.models.kinds import open as open_model
+        from gristmill.models.outofmemory import is_out_of_memory, release_memory
 
         self._name = name
         self._model = open_model(recipe.model, recipe.place)
@@ -60,10 +59,10 @@ class TrialWorker:
         self._is_out_of_memory = is_out_of_memory
         self._release_memory = release_memory
         self._stopping = threading.Event()
-        self._prepared: dict[int | None, Prepared] = {}  # of the latest sample, by its rows
+        self._prepared: dict[int | None, Prepared] = {}  # of the latest sample, by its number of rows
 
     def stop(self) -> None:
-        """Leave after the batch at hand."""
+        """Leave after the current batch."""
         self._stopping.set()
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
@@ -73,7 +72,7 @@ class TrialWorker:
                 break
             try:
                 emit(Outcome(self._name, item.key, self._tried(item.value)))
-            except BaseException as e:  # told as this trial's outcome, which ends the sweep
+            except BaseException as e:  # reported as this trial's outcome, which ends the sweep
                 emit(Outcome(self._name, item.key, None, failure_of(e, "other")))
         self._model.close()
 
@@ -116,5 +115,5 @@ class TrialWorker:
         if prepared.rows <= len(prepared.refused):
             from gristmill.errors import BadJob
 
-            raise BadJob("tune: none of the rows looked at can be scored, so nothing can be measured")
+            raise BadJob("tune: none of the sampled rows can be scored, so there is nothing to measure")
         return replace(prepared)

@@ -1,4 +1,4 @@
-"""`batched.aio`."""
+"""The names of `batched.aio`."""
 
 from gristmill.aio import AsyncBatchProcessor, dynamically
 from gristmill.batched.aio import inference

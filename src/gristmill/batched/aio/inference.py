@@ -1,4 +1,4 @@
-"""`batched.aio.inference`."""
+"""The names of `batched.aio.inference`."""
 
 from gristmill.aio.inference import AsyncModelBatchProcessor, dynamically
 

@@ -1,0 +1,202 @@
+"""The documents below a sink's `_gristmill/`, and its `_SUCCESS`: one type each. Receipts are in receipt.py, leases in
+files/lease.py, notes of suspects in worker/suspects.py, notes of progress in driver/progressnote.py, the remembered job
+in cli/lastjob.py.
+
+The format version of a plan also covers the Arrow tables beside it, that of a publication its table of files, and that
+of a receipt the parts and dead letters that it commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gristmill.files.document import Document
+from gristmill.fingerprint.digests import StoredFingerprint
+from gristmill.shards.counts import Counts
+from gristmill.sinks.contract import Role
+
+Verb = Literal["new", "restart", "append", "retry-dead"]
+Seen = tuple[int, str, str]  # size, stamp, touched
+
+
+@dataclass(frozen=True)
+class Claim(Document, what="claim of a generation"):
+    """`generations/N.json`; creating it begins a generation: see `generation.Generation`."""
+
+    number: int
+    folder: str
+    kind: Verb
+    base: int | None = None
+    predecessor: int = 0
+    fingerprint: StoredFingerprint = field(default_factory=StoredFingerprint)
+    schema: str | None = None
+
+
+# ---------------------------------------------------------------- plans and results
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model of a result: name, digest of its files, and the version that `model_version` writes."""
+
+    name: str
+    digest: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described(Document):
+    """What a plan and its result both record. Schemas are encoded (`generation.encode_schema`); `answers` are the
+    columns that the model answered in, with whether some rows had null there; `made` are those that dicts of steps
+    added, by step.
+    """
+
+    fingerprint: StoredFingerprint
+    output_schema: str
+    answers: Mapping[str, bool]
+    made: Mapping[str, str]
+    sink_format: str
+    partition_by: tuple[str, ...]
+    model: ModelRecord
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How shards read the source; `own` are the schemas of files that are read with another one, each with its files'
+    paths.
+    """
+
+    format: str
+    columns: tuple[str, ...] | None
+    schema: str
+    where: str | None
+    options: Mapping[str, Any]
+    own: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """The batch budget of a plan: see `job.options.BatchPlan`."""
+
+    tokens: int
+    rows: int
+    tries: tuple[int, ...]
+    longest: float | None
+
+
+@dataclass(frozen=True)
+class RunsOn:
+    """What the model of a plan runs on: device and threads of a worker; for some kinds also backend and precision."""
+
+    device: str
+    threads: int
+    backend: str | None = None
+    dtype: str | None = None
+
+    def told(self) -> dict[str, str | int]:
+        """The values that are known."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """An Arrow table beside a plan."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDocument(Described, what="plan"):
+    """`plan.json`. `only` names the file with the rows of a retry; `tables` are "files" and "shards"."""
+
+    reads: Reads
+    batch: BatchRecord
+    runs_on: RunsOn
+    workers: int
+    everything: bool
+    created: str
+    only: str | None = None
+    tables: Mapping[str, TableRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Live:
+    """A live file of a sink: its visible name, the work file that it is a name of (both relative to the root), and what
+    it must hold.
+    """
+
+    name: str
+    work: str
+    rows: int
+    bytes: int
+    sha256: str
+    role: Role
+    generation: int
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRecord(Described):
+    """What a published result says of itself, except for its files."""
+
+    generations: tuple[int, ...]
+    counts: Counts
+    counts_list: tuple[int, ...]
+    rows_in: int
+    rows_ok: int
+    rows_dead: int
+    rows_filtered: int
+    shards: int
+    published: str
+    seconds: float
+    errors: Mapping[str, int]
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Success(ResultRecord, what="publication"):
+    """A publication, and `_SUCCESS`: the live `files`, or where their table is; `before` is the number of the last
+    publication of another result.
+    """
+
+    publication: int
+    generation: int
+    before: int | None = None
+    files: tuple[Live, ...] | None = None
+    files_table: str | None = None
+    files_sha256: str | None = None
+
+
+# ---------------------------------------------------------------- notes
+
+
+@dataclass(frozen=True)
+class Settled(Document, what="note of what was settled"):
+    """`settled.json`: the last publication whose clean-up is done."""
+
+    publication: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class WrittenPaths(Document, what="note of files that the code writes"):
+    """`written.json`: see `generation.written`."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LoadedCode(Document, what="note of loaded code"):
+    """A file of `loaded/`: digests of loaded code by entry; see `generation.loaded`."""
+
+    loaded: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SeenSame(Document, what="note of source files"):
+    """`same.json`: size and stamps of files that were touched, but found still to hold what was read of them."""
+
+    files: Mapping[str, Seen]

@@ -1,0 +1,156 @@
+"""Gates: what must hold before anything is published. Pure checks of counts; the caller decides what follows."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.errors import BadSource, GateFailed
+from gristmill.job.options import Gates
+from gristmill.shards.counts import Counts
+from gristmill.sinks.formats import sink_format
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What `audit=` hooks are given: the result as it would be published, before it is. For an append or a retry that
+    is the whole result: what was published before and what is added.
+
+    `paths` are the files of its rows, and `ids` those of the other columns beside an npy sink's vectors, one for each;
+    `filesystem` is the pyarrow file system that opens them. With `merge` these are the parts, which are joined
+    afterwards.
+    """
+
+    counts: Counts
+    paths: tuple[str, ...]
+    ids: tuple[str, ...]
+    schema: pa.Schema
+    format: str
+    filesystem: Any
+    rows: Callable[[], Any] = field(repr=False)
+
+    def dataset(self) -> Any:
+        """The result as a pyarrow Dataset, as `gm.read` will give it. Raises BadSource for an npy sink, which has no
+        tables.
+        """
+        if not sink_format(self.format).tables:
+            raise BadSource(
+                "an npy sink has no tables to give an audit a dataset of: numpy.load the files in `paths`, in that "
+                "order; those in `ids` are Parquet files of the other columns, one for each"
+            )
+        return self.rows()
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of mappings, name by name."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def worst(errors: Mapping[str, float]) -> str:
+    """The three most frequent errors as " (KeyError: 12, …)"; "" if there are none."""
+    top = sorted(errors.items(), key=lambda kv: -kv[1])[:3]
+    return " (" + ", ".join(f"{name}: {int(count)}" for name, count in top) + ")" if top else ""
+
+
+def _why(errors: Mapping[str, float]) -> str:
+    """The worst errors, and what to do about NaN or infinite answers and about rows with nulls."""
+    keep = "; rows with NaN or infinite answers are published with on_nan keep (--on-nan keep, on_nan='keep')"
+    skip = (
+        "; rows with nulls are left out with on_null skip (--on-null skip, on_null='skip'), which makes it another job"
+    )
+    told = keep if {"NaN", "Infinite"} & errors.keys() else ""
+    return worst(errors) + told + (skip if {"NullText", "NullFeature", "NullColumn"} & errors.keys() else "")
+
+
+def account(counts: Counts, planned: int | None) -> None:
+    """The exact accounting that is always on. Raises GateFailed if there are too few rows or too many."""
+    wrong = counts.discrepancy()
+    if wrong is None and planned is not None and planned != counts.rows_in:
+        wrong = f"{planned} rows planned, {counts.rows_in} accounted for"
+    if wrong is not None:
+        raise GateFailed(f"the counts do not add up: {wrong}; nothing was published")
+
+
+def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float], look: str) -> None:
+    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be. `look`
+    says how dead rows can be read.
+    """
+    dead = counts.all_dead
+    possible = planned - counts.filtered - counts.derived_filtered
+    if possible > 0 and dead > gates.allowed(possible):
+        scored = counts.ok + dead
+        what = f"can no longer hold: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
+        rest = possible - scored
+        most = f", and at most {gates.allowed(possible):,} of all {possible:,} may be" if rest > 0 else ""
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{_why(errors)}; {_way_out(look, dead, scored, rest)}")
+
+
+def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, adds: bool = False) -> None:
+    """Raises GateFailed if the result is empty or too few rows were scored. `look` as for `early`. A run that `adds` to
+    a result may add nothing at all: a file without rows, or with all of them filtered out.
+    """
+    dead = counts.all_dead
+    scored = counts.ok + dead
+    if counts.ok == 0 and not gates.allow_empty and not (adds and not dead):
+        none = f"none of {counts.rows_in} rows was scored{_why(errors)}"
+        why = "the source has no rows" if counts.rows_in == 0 else none
+        shown = f"{look}; " if dead else ""
+        ways = "--allow-empty, gates: {allow_empty: true}; or --accept, accept=True"
+        raise GateFailed(f"{why}; nothing was published ({shown}{ways})")
+    if dead > gates.allowed(scored):
+        what = f"does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{_why(errors)}; {_way_out(look, dead, scored)}")
+
+
+def _way_out(look: str, dead: int, rows: int, rest: int = 0) -> str:
+    """What to do about this many dead rows among those scored so far, with `rest` rows still to come."""
+    lower, when = (rows - dead) * 100 // rows / 100, ""
+    if rest > 0:  # the rest may do worse by chance (two standard deviations)
+        share = dead / rows
+        lower = max(0, math.floor(100 * (1 - share - 2 * math.sqrt(share * (1 - share) / rows)))) / 100
+        when = ", if the others fail as often,"
+    return (
+        f"nothing new was published ({look}; --accept, accept=True, publishes it anyway; a lower gate is{when} "
+        f"--min-ok {lower}, gates: {{min_ok: {lower}}})"
+    )
+
+
+def warning(gates: Gates, counts: Counts, errors: Mapping[str, float]) -> str | None:
+    """A sentence if the share of dead rows is over warn_failed."""
+    dead = counts.all_dead
+    scored = counts.ok + dead
+    return told(counts, errors) if scored and dead / scored > gates.warn_failed else None
+
+
+def told(counts: Counts, errors: Mapping[str, float]) -> str:
+    """How many rows are dead letters, as a sentence."""
+    dead = counts.all_dead
+    return f"{dead} of {counts.ok + dead} rows ({dead / (counts.ok + dead):.2%}) are dead letters{worst(errors)}"
+
+
+def refusals(hooks: Iterable[Any], staged: Staged) -> Iterator[str]:
+    """Pass the staged result to every hook. Yields the refusals with their reasons: a hook refuses by raising, or by
+    returning something false other than None.
+    """
+    for hook in hooks:
+        name = getattr(hook, "__qualname__", repr(hook))
+        try:
+            answer = hook(staged)
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise TypeError("it is async, and nothing awaits it: make it a plain function")
+            value = answer.as_py() if hasattr(answer, "as_py") else answer  # pyarrow's: a null counts, too
+            refused = f"audit {name} refused the result" if answer is not None and not value else None
+        except Exception as e:
+            refused = f"audit {name} refused the result: {type(e).__name__}: {e}"
+        if refused is not None:
+            yield refused

@@ -1,0 +1,116 @@
+"""A sink that is one file, `out.parquet`: its runs are in a hidden folder beside it, and the file is built from what
+they published, in one step. Until then it holds the previous result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gristmill.commit.documents import Live
+from gristmill.commit.generation import decode_schema
+from gristmill.commit.publication import published
+from gristmill.errors import BadJob, CorruptStore
+from gristmill.files.disk import LOCAL, META, join, sha256_of
+from gristmill.job.uris import file_of
+from gristmill.sinks.contract import SinkFormat, WorkFile
+
+
+def refuse_foreign(root: str, overwrite: bool) -> None:
+    """Raises BadJob if the file is there and no run wrote it, or if it was changed since, unless `overwrite`."""
+    file = file_of(root)
+    if file is None or overwrite or not os.path.lexists(file) or _ours(file, _noted(root)):
+        return
+    raise BadJob(
+        f"sink {file}: this file was not written by this sink's runs, or was changed since: move it away, give another "
+        "name, or --overwrite (overwrite=True) to replace it"
+    )
+
+
+def settle(root: str, form: SinkFormat, options: Any) -> None:
+    """Bring the file up to date with what is published. Idempotent; the caller holds the sink's lease."""
+    file = file_of(root)
+    if file is None:
+        return
+    body = published(root)
+    rows, noted = [f for f in body.live() if f.role == "rows"], _noted(root)
+    if noted.get("of") == _digests(rows) and _ours(file, noted | {"stamps": noted["stamps"][-1:]}):
+        return
+    work = join(root, META, "onefile")
+    LOCAL.remove_folder(work)  # left by a run that was killed here
+    LOCAL.make_folder(work)
+    for part in rows:
+        if sha256_of(join(root, part.name)) != part.sha256:
+            raise CorruptStore(
+                f"{join(root, part.name)}: is not what was published, so that {file} cannot be made of it: run again "
+                "with --restart --overwrite (restart=True, overwrite=True)"
+            )
+    if len(rows) == 1:  # a copy: people edit files in place
+        made = join(work, secrets.token_hex(6))
+        shutil.copyfile(join(root, rows[0].name), made)
+    else:  # what was appended and retried is in files of its own
+        parts = [WorkFile(join(root, f.name), f.name, f.rows) for f in rows]
+        schema = decode_schema(body.body.output_schema)
+        (written,) = form.merge(LOCAL, work, parts, "whole", secrets.token_hex(6), schema, options)
+        made = written.path
+        if written.rows != sum(f.rows for f in rows):
+            raise CorruptStore(f"{file}: {written.rows} rows were written of {sum(f.rows for f in rows)}")
+    LOCAL.settle([made])
+    digest = sha256_of(made)
+    if len(rows) == 1 and digest != rows[0].sha256:
+        raise CorruptStore(f"{file}: what was copied is not what was read: check the disk, then run again")
+    before = [_stamp(file)] if os.path.exists(file) else []
+    note = {"of": _digests(rows), "sha256": digest, "stamps": [*before, _stamp(made)]}
+    LOCAL.write_over(_note(root), json.dumps(note).encode())
+    LOCAL.replace(made, file)
+    LOCAL.sync_folder(os.path.dirname(file))
+    LOCAL.remove_folder(work)
+
+
+def differs(root: str) -> str | None:
+    """What is wrong with the file, as a line; None if it is what is published, or the sink is not a file."""
+    file = file_of(root)
+    if file is None:
+        return None
+    noted = _noted(root)
+    if not os.path.isfile(file):
+        return f"{file}: is missing: run the job again, which makes it of what is published"
+    if noted.get("of") != _digests([f for f in published(root).live() if f.role == "rows"]):
+        return f"{file}: is not of the result that is published: run the job again"
+    if sha256_of(file) != noted["sha256"]:
+        return f"{file}: has another content than was published: move it away and run the job again"
+    return None
+
+
+def _ours(file: str, noted: Mapping[str, Any]) -> bool:
+    """Whether a file is as a run wrote it. One that was copied or touched has another time, and the same content."""
+    if not os.path.isfile(file):
+        return False
+    stamp, stamps = _stamp(file), noted.get("stamps", [])
+    same_size = bool(stamps) and stamp[0] == stamps[-1][0]
+    return stamp in stamps or (same_size and sha256_of(file) == noted["sha256"])
+
+
+def _digests(rows: Sequence[Live]) -> list[str]:
+    return [f.sha256 for f in rows]
+
+
+def _note(root: str) -> str:
+    return join(root, META, "onefile.json")
+
+
+def _noted(root: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(LOCAL.read(_note(root)))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def _stamp(path: str) -> list[int]:
+    about = os.stat(path)
+    return [about.st_size, about.st_mtime_ns]

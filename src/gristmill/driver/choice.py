@@ -1,0 +1,112 @@
+"""The second phase of a run: which generation it works on, with which backend and batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gristmill.commit import generation as generations
+from gristmill.commit import publish as publishing
+from gristmill.commit.generation import Generation, Plan
+from gristmill.commit.publication import Publication
+from gristmill.driver import backends, budgets, selection, sourcecheck
+from gristmill.driver import retry as retrying
+from gristmill.driver.opening import Opened
+from gristmill.driver.planning import Resolved
+from gristmill.driver.runlog import RunLog
+from gristmill.fingerprint.selfwritten import Watch
+from gristmill.job.options import BatchPlan
+from gristmill.observe import units
+
+
+@dataclass(frozen=True)
+class Chosen(Opened):
+    """The generation that a run works on, the source files that belong to it, and the publication that it adds to.
+    `plan` is that of an earlier run which this one resumes; `later` are files left for the next run to append. `watch`
+    looks for files that the code itself writes.
+    """
+
+    generation: Generation
+    base: Publication | None
+    plan: Plan | None
+    later: tuple[str, ...]
+    batch: BatchPlan
+    watch: Watch
+
+    @property
+    def retries(self) -> bool:
+        """Whether this run scores dead letters again."""
+        return self.generation.kind == "retry-dead"
+
+
+@contextlib.contextmanager
+def chosen(at: Opened) -> Iterator[Chosen | None]:
+    """What this run works on; None if there is nothing to do. Raises PlanChanged, with a readable difference."""
+    choice = _choice(at)
+    if choice.warning:
+        at.log.note("warning", choice.warning)
+    # Only for a result that stays live; the files of one that is being replaced may be gone.
+    kept = choice.generation is None or choice.base is not None
+    if kept and (restored := publishing.put_back(at.root, at.files)):
+        what = units.plural(len(restored), "published file had gone or was cut", "published files had gone or were cut")
+        at.log.note("warning", f"{what}: restored, as their rows were still kept")
+    if choice.generation is None:
+        yield None
+        return
+    generation, r, plan = choice.generation, choice.resolved, None
+    at.log.begin(generation, at.lease)
+    if choice.resumed:
+        plan = sourcecheck.with_files(generations.read_plan(generation), at.resolved)
+        r = sourcecheck.as_planned(r, plan)
+
+    def note_written(paths: list[str]) -> None:
+        """Files named by arguments appeared during this run: the code wrote them, unless another run has begun."""
+        if at.lease.held():
+            generations.note_written(at.root, at.files, paths)
+
+    watch = Watch(r.fingerprint.looked, note_written)
+    try:
+        with watch:
+            r = _on_backend(at, r, generation, plan)
+            batch = budgets.chosen(r, None if plan is None else plan.about.batch)
+            known = {**vars(at), "resolved": r}
+            yield Chosen(
+                **known,
+                generation=generation,
+                base=choice.base,
+                plan=plan,
+                later=choice.later,
+                batch=batch,
+                watch=watch,
+            )
+    finally:
+        tell_written(at.log, watch)
+
+
+def _choice(at: Opened) -> selection.Choice:
+    here, v = (at.files, at.root, at.sink.uri, at.resolved), at.verbs
+    if v.retry:
+        return retrying.choose(*here, accept_code_change=v.accept_code_change, tell=at.log.tell)
+    return selection.choose(*here, restart=v.restart, append=at.appends, accept=v.accept, tell=at.log.tell)
+
+
+def _on_backend(at: Opened, r: Resolved, generation: Generation, plan: Plan | None) -> Resolved:
+    """The job on the backend of the plan it resumes or of the generation it adds to; otherwise on one chosen now."""
+    if plan is None:
+        claims = generations.generations(at.root, at.files)
+        plan = next((generations.read_plan(g) for g in claims if g.number == generation.base), None)
+    if plan is not None:
+        return backends.stored(r, plan.about.runs_on.backend)
+    found = backends.settle(r)
+    for note in found.notes:
+        at.log.tell(note)
+    return found.resolved
+
+
+def tell_written(log: RunLog, watch: Watch) -> None:
+    """Report the files that appeared, once: a person may have put them there."""
+    if watch.seen:
+        files = f"{', '.join(watch.seen[:5])}{' …' if len(watch.seen) > 5 else ''}"
+        log.tell(f"appeared during this run, taken for written by the code, and not compared: {files}")
+        watch.seen.clear()

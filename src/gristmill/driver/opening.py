@@ -1,0 +1,158 @@
+"""The first phase of a run: check and lease the sink, and resolve the job over its source as it is now."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gristmill.commit import generation as generations
+from gristmill.commit import inspections, onefile
+from gristmill.commit import publish as publishing
+from gristmill.driver import planning, sparktables, warmup
+from gristmill.driver.planning import Resolved
+from gristmill.driver.runlog import RunLog
+from gristmill.errors import BadJob, CorruptStore, SinkBusy
+from gristmill.files import roots
+from gristmill.files.contract import Files, Lease
+from gristmill.files.disk import LOCAL
+from gristmill.job.job import JobSpec, Sink
+from gristmill.job.uris import file_named, file_of
+from gristmill.observe.events import Observer, Silent
+
+
+def sink_root(sink: Sink) -> str:
+    """The sink's root: a folder as an absolute path, or a place in an object store. Raises BadJob for anything else."""
+    return sink_place(sink)[0]
+
+
+def sink_place(sink: Sink) -> tuple[str, Files]:
+    """The sink's root, which has no secrets in it, and the file layer that opens it."""
+    if sink.uri.startswith(sparktables.SCHEME):
+        return sparktables.folder_of(sink), LOCAL
+    return roots.opened(sink.uri, sink.storage)
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """What the user asked for on a sink that already holds something."""
+
+    restart: bool = False
+    append: bool = False
+    accept: bool = False
+    retry: bool = False
+    accept_code_change: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """One run of one job on one sink, as requested. A `stream` yields its receipts as they come."""
+
+    spec: JobSpec
+    sink: Sink  # without secrets
+    root: str
+    files: Files
+    verbs: Verbs
+    stream: bool
+    log: RunLog
+
+    @staticmethod
+    def of(spec: JobSpec, verbs: Verbs | None, observer: Observer | None, stream: bool, files: Files | None) -> Command:
+        """The command for a job; `files` replaces the sink's own file layer. Raises BadJob for a job without a sink."""
+        if spec.sink is None:
+            raise BadJob(
+                "the job has no sink: give one (sink=…), take answers as they come with job.stream(), or use "
+                "gm.apply(data, fn=…), gm.embed(data, …) or gm.classify(data, …) to get a table back"
+            )
+        root, own = sink_place(spec.sink)
+        sink = spec.sink if own is LOCAL else replace(spec.sink, uri=root, storage={})
+        log = RunLog(spec, sink.uri, observer or Silent())
+        return Command(spec, sink, root, files or own, verbs or Verbs(), stream, log)
+
+    @property
+    def appends(self) -> bool:
+        """Whether the user asked to append new files."""
+        return self.verbs.append or self.spec.on_new_files == "append"
+
+    @property
+    def look(self) -> str:
+        """How to read the dead letters before they are published; a stream's are deleted with its folder."""
+        if self.stream:
+            return "job.run() keeps them, so that you can look at them"
+        return f"gristmill dead {shlex.quote(self.sink.uri)} shows them"
+
+
+@dataclass(frozen=True)
+class Opened(Command):
+    """A sink that this run holds, and the job over its source as it is now."""
+
+    lease: Lease
+    resolved: Resolved
+
+    def refuse_late(self) -> None:
+        """Raises SinkBusy if another run took over this sink while this one was suspended."""
+        if not self.lease.held():
+            raise SinkBusy(
+                f"{self.sink.uri}: another run took over this sink while this one was stopped: what is committed "
+                "is kept; run again when the other one has ended"
+            )
+
+
+@contextlib.contextmanager
+def opened(c: Command) -> Iterator[Opened]:
+    """The sink, leased while inside. Raises BadJob and its subclasses, SinkBusy."""
+    c.log.say(phase="planning")
+    warmup.start(c.spec)
+    _look_at_sink(c)
+    # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
+    r = None if c.spec.source.data is not None else resolved(_plannable(c), c.root, c.files)
+    folder = generations.meta(c.root)
+    try:  # fail before anything is loaded if the sink cannot be written (fault 6)
+        c.files.prove(folder)
+    except OSError as e:
+        raise BadJob(f"sink {c.sink.uri}: cannot be written ({e.strerror}): give another folder") from e
+    with c.files.lease(c.sink.uri, folder, c.log.tell) as lease:
+        if r is None:
+            r = _with_data(c)
+        for note in r.warnings:
+            c.log.note("warning", note)
+        if r.nulls_given:
+            c.log.tell(r.nulls_given)
+        with contextlib.suppress(CorruptStore):  # the result cannot be read; --restart replaces it
+            publishing.settle(c.root, c.files)  # if a run was stopped after it had published
+        yield Opened(**vars(c), lease=lease, resolved=r)
+
+
+def _look_at_sink(c: Command) -> None:
+    if file_named(c.sink.uri) and file_of(c.root) is None:
+        raise BadJob(f"sink {c.root}: is a folder, and this names one file: a folder of this name is {c.sink.uri}/")
+    try:
+        beside = not planning.sink_format_of(c.spec).tables
+        publishing.refuse_foreign(c.root, c.sink.overwrite, c.files, manifest=beside)
+        onefile.refuse_foreign(c.root, c.sink.overwrite)
+    except OSError as e:
+        raise BadJob(f"sink {c.sink.uri}: cannot be read ({e.strerror})") from e
+
+
+def resolved(spec: JobSpec, root: str, files: Files) -> Resolved:
+    """A job over files, resolved with what its sink knows of them. Raises as `planning.resolve` does."""
+    claims = generations.generations(root, files)
+    written = generations.written(root, files)
+    texts = next((g.fingerprint.texts for g in reversed(claims) if not g.lost), ())
+    # The sink may hold a plan to resume, or a finished one: whether files differ matters only when a new one is begun.
+    known = inspections.of_generations(claims)
+    return planning.resolve(spec, None, known, begins=not claims, texts=texts, written=written)
+
+
+def _with_data(c: Command) -> Resolved:
+    """A job over a table in memory. The table is written beside the plan; for an object store, on this machine only, so
+    that to resume there the job must supply the same table again.
+    """
+    held = generations.held_inputs(c.root, c.files)
+    return planning.resolve(_plannable(c), held, written=generations.written(c.root, c.files))
+
+
+def _plannable(c: Command) -> JobSpec:
+    """The job as planning checks it: what the user has accepted must not be refused again for its null counts."""
+    return c.spec if not c.verbs.accept else replace(c.spec, gates=replace(c.spec.gates, min_ok=0.0))

@@ -1,0 +1,848 @@
+"""Planning: from a job to what its workers are given. All static checks are here, before any model is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.commit.inspections import Inspections, looked_at
+from gristmill.engines import registry as engines
+from gristmill.engines.contract import Room
+from gristmill.errors import BadJob, BadModel, BadSource, GateFailed, GristmillError
+from gristmill.fingerprint import digests as fingerprint
+from gristmill.fingerprint.digests import Fingerprint
+from gristmill.job.job import HELD, JobSpec, Sink, Source
+from gristmill.job.namelists import joined
+from gristmill.job.options import BatchPlan
+from gristmill.job.secret import reveal
+from gristmill.job.specs import MODELS, ModelSpec, changed
+from gristmill.job.uris import file_named, is_local, local_path, records_of
+from gristmill.models.contract import ModelInfo, Place
+from gristmill.models.kinds import open_function
+from gristmill.observe import units
+from gristmill.process import machine
+from gristmill.process.failure import storable
+from gristmill.result.reading import Kinds, check_whole, published_alone
+from gristmill.shards import shard
+from gristmill.shards.shard import Selection
+from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.sinks.contract import SinkFormat
+from gristmill.sinks.formats import DEFAULT, SINKS, sink_format
+from gristmill.sources.contract import Reading, SourceFormat
+from gristmill.sources.formats import SOURCES
+from gristmill.worker.batches import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
+
+SHARD_SECONDS = 30.0  # design §5: the most work a crash can cost, and what each commit covers
+LEAST_SHARD = shard.LEAST_ROWS
+QUICK_SECONDS, QUICK_ROWS = 0.5, 65_536  # least size of a shard of a cheap function, to keep files few
+# Only the function knows how much memory a row takes, so it starts with few rows. A call of some milliseconds cannot
+# have filled much memory, whatever it does: batches with quicker calls than this are made larger, as each call costs
+# the function and the pipeline some 0.1 ms on top of its rows.
+FUNCTION_ROWS, QUICK_CALL = 1024, 0.01
+TEXT_WINDOW = 8192
+PLAIN_WINDOW = 16_384
+# Measured with MiniLM (91 MB of weights): a worker of ONNX Runtime holds 0.4 GB, one of torch 0.6 GB. While a model is
+# being loaded, its weights are in memory twice.
+WORKER_BYTES, WEIGHT_COPIES, MEMORY_SHARE = 400 << 20, 2, 0.8
+UNTIMED_BYTES = 100 << 20  # design §5: below this nothing is timed
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job with everything determined that can be without loading a model."""
+
+    job: JobSpec
+    fs: Any
+    source_format: SourceFormat
+    sink_format: SinkFormat
+    files: tuple[FileInfo, ...]
+    schema: pa.Schema
+    selection: Selection
+    model: ModelSpec
+    info: ModelInfo
+    columns: tuple[str, ...] | None
+    keep: tuple[str, ...] | None
+    place: Place
+    workers: int
+    gpus: tuple[str, ...]
+    fingerprint: Fingerprint
+    notes: tuple[str, ...] = ()
+    nulls: dict[str, int] = field(default_factory=dict)
+    nulls_given: str = ""  # what a function is given for nulls
+    differing: GristmillError | None = None  # why no generation may be begun over all of these files
+    looked_at: str = ""  # how the files were inspected
+    condition: Any = None  # `where`, checked (sources.where.SqlWhere)
+    only: Any = None  # a retry's rows (driver.retry.Only)
+    own: dict[str, pa.Schema] = field(default_factory=dict)  # schemas with which a retry reads some files
+    folders: tuple[str, ...] = ()  # columns taken from folder names, of those that are read
+    skipped: tuple[str, ...] = ()  # files left out because they cannot be read, with the reason
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the source's files."""
+        return sum(f.file.size for f in self.files)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about the job before it runs."""
+        return (*self.notes, *(f"skipped a bad file: {file}" for file in self.skipped))
+
+    def of_folders(self, schema: pa.Schema) -> Resolved:
+        """The job with this schema; types of columns from folder names are recorded in the fingerprint's options."""
+        if not self.folders:
+            return self
+        told = fingerprint.of_folders({name: str(schema.field(name).type) for name in self.folders})
+        options = {**self.fingerprint.options, **told}
+        return replace(self, schema=schema, fingerprint=replace(self.fingerprint, options=options))
+
+    @property
+    def blank(self) -> bool:
+        """Whether the source has neither rows nor columns that names could be checked against."""
+        return _blank(self.files, self.schema)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every position of every file is selected."""
+        return self.job.source.limit is None and self.job.source.sample is None
+
+    @property
+    def rows(self) -> int | None:
+        """Source rows selected, or None if only reading can tell."""
+        known = [shard.rows_between(self.files[int(f)], int(a), int(b)) for f, a, b in self.selection.ranges]
+        return None if any(k is None for k in known) else sum(k for k in known if k is not None)
+
+    @property
+    def estimated_rows(self) -> float:
+        """Source rows selected, estimated from sampled row sizes if not known."""
+        spans = self.selection.ranges.tolist()
+        return sum(shard.estimated_rows(self.files[f], a, b) for f, a, b in spans)
+
+
+def resolve(
+    job: JobSpec,
+    held_data: str | None = None,
+    known: Inspections | None = None,
+    *,
+    begins: bool = True,
+    texts: Sequence[str] = (),
+    written: Collection[str] = (),
+) -> Resolved:
+    """Open the source's metadata, check everything that can be checked, and fingerprint the job.
+
+    `held_data` is a folder that in-memory sources are written to; `known` is what an earlier plan recorded about the
+    files: only files touched since are opened. Files that differ in a column that is read are refused if a generation
+    `begins`; otherwise the error is left in `Resolved.differing` for a run that may find it resumes a plan. So is any
+    other error that is due only to files not in `known`. `texts` are columns that the result to be added to has read as
+    text; `written` are paths that the code is known to write itself. Raises BadJob and its subclasses, GateFailed if
+    null counts already break a gate.
+    """
+    from gristmill.sources import formats
+    from gristmill.sources.formats import format_options
+    from gristmill.sources.schema import as_text
+
+    sink_format = sink_format_of(job)
+    if job.sink is not None:
+        _check_apart(job.source, job.sink, sink_format)
+    audits(job)
+    source = job.source if job.source.data is None else _held(job, held_data)
+    if job.sink is not None and job.sink.partition_by:
+        from gristmill.sinks.partition import partitioned
+
+        sink_format = partitioned(sink_format, job.sink.partition_by)
+    fs, listed, stored, doubled = _listed(source)
+    source_format = formats.source_format(source, listed)
+    how = looked_at(source_format.name, format_options(source))
+    files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
+    files = as_text(files, texts)
+    folders = any(f.folders for f in listed)
+    if folders:
+        from gristmill.sources.hive import with_columns
+
+        files = with_columns(files, source.types, stored)
+    described = partial(
+        _described, job, source, fs, source_format, sink_format, how, doubled, skipped, folders, written
+    )
+    try:
+        return described(files, files, begins)
+    except (BadJob, GateFailed) as e:
+        before = [] if begins or known is None else [f for f in files if known.has(f.file.path, how)]
+        if not before or len(before) == len(files):
+            raise
+        with contextlib.suppress(BadJob, GateFailed):
+            return replace(described(files, before, False), differing=e)
+        raise
+
+
+def _described(
+    job: JobSpec,
+    source: Source,
+    fs: Any,
+    source_format: SourceFormat,
+    sink_format: SinkFormat,
+    how: str,
+    notes: Sequence[str],
+    skipped: Sequence[str],
+    folders: bool,
+    written: Collection[str],
+    files: list[FileInfo],
+    seen: list[FileInfo],
+    begins: bool,
+) -> Resolved:
+    """The job over the files, with the columns and types of the `seen` ones."""
+    from gristmill.fingerprint.code import not_compared
+    from gristmill.models import kinds as models
+    from gristmill.sources import formats
+    from gristmill.sources.hive import wanted_columns
+    from gristmill.sources.schema import check, unify
+
+    whole = seen is files
+    schema = unify(seen, job.sink is not None and job.sink.evolve)
+    blank = _blank(seen, schema)
+    if not blank:
+        _check_steps(job, schema)
+    model, warned = models.resolve(job.model), models.remarks(job.model)
+    info = models.describe(model, None if blank else _widened(schema, job))
+    _check_on_null(job, info, schema)
+    keep = _kept(replace(job, sink=None) if blank else job, info, schema)
+    columns = _read_columns(job, info, keep, schema)
+    where = None if blank else _where(source, schema)
+    reads = list(columns or schema.names)
+    asked = [*reads, *(() if where is None else where.columns)]
+    check(schema, asked)
+    inside: tuple[str, ...] = ()
+    if folders:
+        files, inside = wanted_columns(files, {*asked, *(source.types or ())}, schema)
+    differing = _differing(job, seen, schema, reads, where)
+    if differing and begins:
+        raise differing
+    selection = selected(source, source_format, fs, files, formats.reading(source, columns, schema, where))
+    room = engines.room(job.engine)
+    gpus = _gpu_workers(job, room)
+    place = _place(job, model, gpus > 0 and info.on_gpu)
+    identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads, written)
+    if source_format.written:
+        text = (n for n in reads if n in schema.names and schema.field(n).type == pa.string())
+        identity = replace(identity, texts=tuple(sorted(text)))
+    unseen = not_compared(dict(identity.code))
+    nulls = _nulls(seen)
+    read = [schema.field(n) for n in reads if n in schema.names]  # an empty file has no known names
+    said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
+    resolved = Resolved(
+        job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
+        0, room.gpus[: gpus // room.per_gpu], identity, (*notes, *warned, *said, *filter(None, [unseen])),
+        nulls, _nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
+        skipped=tuple(skipped),
+    )  # fmt: skip
+    resolved = resolved.of_folders(schema)
+    workers, threads = _workers(resolved, room, gpus)
+    resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
+    if whole:
+        _check_gates(resolved)
+    return resolved
+
+
+# ---------------------------------------------------------------- the source
+
+
+def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
+    """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile), the types by
+    path of columns in a sink's folder names, and notes on files with two names.
+    """
+    from gristmill.sources import openreaders, paths
+
+    openreaders.close_all()
+    revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
+    before = None
+    while True:
+        doubled: list[str] = []
+        fs, listed = paths.resolve(revealed, doubled.append)
+        alone, stored, sinks = published_alone(listed)
+        if not sinks or sinks == before:
+            break
+        before = sinks
+    check_whole(alone, sinks)
+    if not alone:
+        raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
+    return fs, alone, stored, doubled
+
+
+def _check_apart(source: Source, sink: Sink, form: SinkFormat) -> None:
+    """Raises BadJob for a sink whose parts a folder or pattern of the source would find: they would be input to the
+    next run.
+    """
+    from gristmill.job.uris import redact
+    from gristmill.sources import paths
+
+    below = _plain_path(sink.uri)
+    if below.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), "gristmill-")):
+        return  # a preview, or a job that returns a table
+    folders = [f"{column}=0" for column in sink.partition_by]
+    stem = "merged.g1" if sink.merge else "part-0000000.g1"
+    parts = ["/".join([below, *folders, stem + end]) for end in form.suffixes]
+    if file_named(sink.uri):
+        parts = [below]
+    for uri in source.uri:
+        if any(paths.reads(_plain_path(uri), part) for part in parts):
+            raise BadJob(
+                f"sink {redact(sink.uri)} is inside source {redact(uri)}, which would read it next time: "
+                "give a folder outside it, or one whose name starts with _"
+            )
+
+
+def _plain_path(uri: str) -> str:
+    return os.path.realpath(local_path(uri or ".")) if is_local(uri) else uri.rstrip("/")
+
+
+def _held(job: JobSpec, folder: str | None) -> Source:
+    """An in-memory source as a Parquet file named by its content, so that running again finds the same input."""
+    import hashlib
+
+    import pyarrow.parquet as pq
+
+    from gristmill.arrow.casts import fitted
+    from gristmill.sinks.parquet import holdable
+    from gristmill.sources.memory import as_table
+
+    if folder is None:
+        raise BadJob("a source in memory needs a run: it cannot be planned alone")
+    table = as_table(job.source.data, getattr(job.model, "text", None) or "value")
+    table = fitted(table, holdable(table.schema, "a source in memory"))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=131_072)
+    content = sink.getvalue()
+    # A name that no glob for data matches: the folder may be in a sink.
+    path = Path(folder) / f"{hashlib.sha256(content).hexdigest()[:32]}.table"
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+        temporary.write_bytes(content)
+        os.utime(temporary, (0, 0))  # the name identifies the content: a new file of that name is the same input
+        temporary.replace(path)
+    return replace(job.source, uri=(HELD + path.name,), storage={HELD: folder}, data=None, format="parquet")
+
+
+def _inspected(
+    source: Source, form: SourceFormat, fs: Any, listed: Sequence[SourceFile], how: str, known: Inspections
+) -> tuple[list[FileInfo], list[str]]:
+    from gristmill.sources.formats import format_options
+
+    options = format_options(source)
+    files, skipped = [], []
+    for file in listed:
+        try:
+            if (name := storable(file.path)) != file.path:
+                raise BadSource(f"{name}: the file's name is not UTF-8, which a plan cannot hold: rename it")
+            files.append(known.of(file, how) or form.inspect(file, fs, options))
+        except BadSource as e:
+            if source.on_bad_file == "fail":
+                raise
+            skipped.append(str(e))
+    if not files:
+        raise BadSource(
+            f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {skipped[0] if skipped else ''}"
+        )
+    return files, skipped
+
+
+def _blank(files: Sequence[FileInfo], schema: pa.Schema) -> bool:
+    """Whether all files are empty and of a format that learns its columns from rows: then any name may be right."""
+    return not schema.names and all(f.rows == 0 for f in files)
+
+
+def _where(source: Source, schema: pa.Schema) -> Any:
+    if source.where is None:
+        return None
+    from gristmill.sources.where import SqlWhere
+
+    return SqlWhere(source.where, schema)
+
+
+def selected(source: Source, form: SourceFormat, fs: Any, files: list[FileInfo], reading: Reading) -> Selection:
+    """Everything, or the first `limit` rows, or a sample; with a condition, of the rows that satisfy it."""
+    everything = Selection.everything(files)
+    if source.limit is None and source.sample is None:
+        return everything
+    needed = reading.where.columns if reading.where is not None else tuple(reading.schema.names[:1])
+    reading = replace(reading, columns=tuple(needed))
+    if source.limit is not None:
+        return _limited(form, fs, files, everything, reading, source.limit)
+    return _sampled(form, fs, files, everything, reading, source.sample or 0, source.seed)
+
+
+def _limited(
+    form: SourceFormat, fs: Any, files: list[FileInfo], all_of: Selection, reading: Reading, limit: int
+) -> Selection:
+    ranges, left = [], limit
+    for index, start, stop in all_of.ranges.tolist():
+        if left <= 0:
+            break
+        known = shard.rows_between(files[index], start, stop)
+        if reading.where is None and known is not None and (known <= left or known == stop - start):
+            take = min(known, left)
+            ranges.append((index, start, stop if take == known else start + take))
+            left -= take
+            continue
+        end = start
+        for block in form.read(files[index], fs, np.array([[start, stop]]), reading):
+            bad = np.array([b.position for b in block.bad], dtype=np.int64)
+            places = np.sort(np.concatenate([block.position, bad])) if reading.where is None else block.position
+            if len(places):
+                end = int(places[min(left, len(places)) - 1]) + 1
+            left -= min(left, len(places))
+            if left == 0:
+                break
+        else:
+            end = stop
+        ranges.append((index, start, end))
+    return Selection(np.array(ranges, dtype=np.int64).reshape(-1, 3))
+
+
+def _sampled(
+    form: SourceFormat, fs: Any, files: list[FileInfo], all_of: Selection, reading: Reading, size: int, seed: int
+) -> Selection:
+    parts = []
+    for index, start, stop in all_of.ranges.tolist():
+        if reading.where is None and shard.rows_between(files[index], start, stop) == stop - start:
+            places = np.arange(start, stop, dtype=np.int64)
+        else:
+            blocks = form.read(files[index], fs, np.array([[start, stop]]), reading)
+            places = np.concatenate([np.empty(0, dtype=np.int64), *(b.position for b in blocks)])
+        parts.append(np.stack([np.full(len(places), index, dtype=np.int64), places], axis=1))
+    rows = np.concatenate(parts) if parts else np.empty((0, 2), dtype=np.int64)
+    chosen = np.sort(np.random.default_rng(seed).choice(len(rows), size=min(size, len(rows)), replace=False))
+    rows = rows[chosen]
+    if len(rows) == 0:
+        return Selection(np.empty((0, 3), dtype=np.int64))
+    breaks = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 1)) + 1
+    firsts = rows[np.concatenate([[0], breaks])]
+    lasts = rows[np.concatenate([breaks - 1, [len(rows) - 1]])]
+    return Selection(np.column_stack([firsts, lasts[:, 1] + 1]))
+
+
+def _nulls(files: Sequence[FileInfo]) -> dict[str, int]:
+    """Null counts by column, for columns that every file gives a count for."""
+    counted: dict[str, int] = {}
+    known = [f.nulls for f in files]
+    if any(n is None for n in known):
+        return {}
+    names = set.intersection(*(set(n or {}) for n in known)) if known else set()
+    for name in sorted(names):
+        counted[name] = sum((n or {})[name] for n in known)
+    return counted
+
+
+def _nulls_given(job: JobSpec, info: ModelInfo, given: list[pa.Field], nulls: dict[str, int]) -> str:
+    """What a function on arrays is given for nulls of the source's numbers; "" if there are none, or only the rows can
+    tell.
+    """
+    if info.call is None or info.call.batch_format != "numpy" or job.source.where:
+        return ""
+    from gristmill.models.takes import takes_of
+
+    takes = takes_of(info.call)
+    reads = {f.name for f in given} if info.columns is None else {*info.columns}
+    reads -= set() if job.nulls == "keep" else {*info.filled}
+    whole: list[str] = []
+    real: list[str] = []
+    for f in given:
+        kind = (takes.types.get(f.name) if takes is not None else None) or f.type
+        if f.name in reads and nulls.get(f.name) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            (whole if pa.types.is_integer(kind) else real).append(f.name)
+    said = [
+        f"{_counted(names, nulls)}: {info.name} gets {value} for them ({way})"
+        for names, value, way in (
+            (whole, "None", f"takes={{{whole[0]!r}: 'float64'}} gives NaN" if whole else ""),
+            (real, "NaN", "declared not null in takes=, on_null decides"),
+        )
+        if names
+    ]
+    return "; ".join(said) + (", where no step changes them" if said and job.steps else "")
+
+
+def _counted(names: list[str], nulls: dict[str, int]) -> str:
+    more = f", and {units.plural(len(names) - 3, 'other column has', 'other columns have')} some" if names[3:] else ""
+    return ", ".join(f"{n} has {units.plural(nulls[n], 'null')}" for n in names[:3]) + more
+
+
+# ---------------------------------------------------------------- columns
+
+
+def _check_on_null(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> None:
+    """Raises BadJob if on_null is given and there is no column to whose nulls it could apply."""
+    if job.on_null in (None, "keep") or info.filled:
+        return
+    if info.call is None:
+        why, way = "answers rows with nulls itself", "leave it out, or leave such rows out with where"
+    else:
+        why = "declares none of its columns not null" if info.columns else "does not say which columns it reads"
+        column = next(iter(info.columns or schema.names), "x")
+        kind = f"{_declared(schema, column)} not null"
+        way = (
+            f"say takes={{{column!r}: {kind!r}}} (takes: {{{column}: {kind}}}) with each column that it reads, or use "
+            "where"
+        )
+    raise BadJob(f"on_null is {job.on_null!r}, and {info.name} {why}, so it would change nothing: {way}")
+
+
+def _declared(schema: pa.Schema, column: str) -> str:
+    """A column's own type as `takes=` writes it; "any" if it cannot."""
+    from gristmill.arrow.typetext import parse_type
+
+    try:
+        found = str(schema.field(column).type)
+        return found if parse_type(found) == schema.field(column).type else "any"
+    except (KeyError, ValueError):
+        return "any"
+
+
+def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:
+    """The schema that the model will see; None if steps may change it, so that only the run can tell."""
+    if any(s.kind != "filter" for s in job.steps):
+        return None
+    if job.source.columns is None:
+        return schema
+    missing = [c for c in job.source.columns if c not in schema.names]
+    if missing:
+        raise _no_column(missing[0], schema, "columns=")
+    return pa.schema([schema.field(c) for c in job.source.columns])
+
+
+def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
+    """Check what the first steps declare to take, and conditions, as far as the source's schema still holds. Raises
+    BadModel, BadJob.
+    """
+    from gristmill.models.takes import takes_of
+    from gristmill.sources.where import SqlWhere
+
+    if job.source.columns is not None:
+        schema = pa.schema([schema.field(c) for c in job.source.columns if c in schema.names])
+    for step in job.steps:
+        takes = None if step.call is None else takes_of(step.call)
+        if takes is not None:
+            takes.check(schema)
+        if step.expression is not None:
+            SqlWhere(step.expression, schema)
+        if step.kind != "filter":
+            return
+
+
+def _no_column(name: str, schema: pa.Schema, what: str, whose: str = "the source does not have: it has") -> BadSource:
+    import difflib
+
+    close = difflib.get_close_matches(name, schema.names, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return BadSource(f"{what} names column {name!r}, which {whose} {', '.join(schema.names)}{hint}")
+
+
+def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] | None:
+    """The columns carried over; None for all except the model's own. Raises BadJob for a name that clashes."""
+    sink = job.sink
+    given = None if sink is None else sink.keep
+    steps = any(s.kind != "filter" for s in job.steps)
+    keep = given if given is not None else None if info.keeps_columns else ()
+    if keep is not None and sink is not None:  # columns that name folders are carried over, too
+        keep = (*keep, *(n for n in implied(job) if n not in (info.outputs or ())))
+    if not steps and sink is not None:
+        _check_names(job, sink, info, schema)
+    names = list(keep) if keep is not None else [n for n in schema.names if n not in (info.columns or ())]
+    added = [*(info.outputs or ()), *(n for n in (sink and sink.row_id, sink and sink.model_version) if n)]
+    for name in added:
+        if names.count(name) + added.count(name) > 1:
+            flag = next((f for f in ("row_id", "model_version") if sink and getattr(sink, f) == name), "output")
+            others = ",".join(n for n in names if n != name)
+            raise BadJob(
+                f"column {name!r} would appear twice in the output: rename the new one (--{flag.replace('_', '-')} "
+                f"NAME, {flag}=) or leave the old one out (--keep {others or repr('')})"
+            )
+    return keep
+
+
+def implied(job: JobSpec) -> tuple[str, ...]:
+    """Columns that are kept because they name folders. If post steps also make columns, keep says which are meant."""
+    sink = job.sink
+    if sink is None or job.post:
+        return ()
+    return tuple(n for n in sink.partition_by if n not in (*(sink.keep or ()), sink.row_id, sink.model_version))
+
+
+def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -> None:
+    """Check that columns named by the sink exist. Rows may be partitioned by results, too; a function's results only
+    the run can tell.
+    """
+    there = schema if job.source.columns is None else pa.schema([schema.field(n) for n in job.source.columns])
+    for what, names, more in (("keep", sink.keep or (), info.outputs or ()), ("key", sink.key, ())):
+        for name in names:
+            if name not in there.names and name not in more:
+                raise _no_column(name, there, what)
+    for name in sink.drop:
+        if name not in there.names and not job.post and name not in (info.outputs or (name,)):
+            raise _no_column(
+                name,
+                pa.schema([*there, *((n, pa.null()) for n in info.outputs or ())]),
+                "drop",
+                "neither source nor model has: there are",
+            )
+    for name in sink.partition_by:
+        if name not in there.names and name not in (info.outputs or (name,)):
+            raise _no_column(name, there, "partition_by")
+
+
+def _read_columns(
+    job: JobSpec, info: ModelInfo, keep: tuple[str, ...] | None, schema: pa.Schema
+) -> tuple[str, ...] | None:
+    unknown = any(s.expression is None for s in job.steps) or (job.steps and not schema.names)
+    if unknown or keep is None or info.columns is None:
+        return job.source.columns
+    wanted = [n for n in dict.fromkeys(_named(job, info, keep, schema)) if n in schema.names]
+    return tuple(wanted) or tuple(schema.names[:1])
+
+
+def _named(job: JobSpec, info: ModelInfo, keep: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The source columns that the job names: to carry over, for the model, ids, conditions."""
+    from gristmill.sources.where import SqlWhere
+
+    conditions = [SqlWhere(s.expression, schema).columns for s in job.steps if s.expression is not None]
+    return [*keep, *(info.columns or ()), *(job.sink.key if job.sink else ()), *(n for c in conditions for n in c)]
+
+
+def _differing(
+    job: JobSpec, files: Sequence[FileInfo], schema: pa.Schema, reads: list[str], where: Any
+) -> BadSource | None:
+    """The error for files that differ in columns that are read, with the ways out; None if they do not differ."""
+    from gristmill.sources.schema import apart, unify
+
+    asked = [*reads, *(() if where is None else where.columns)]
+    found = apart(schema, asked)
+    if not found:
+        return None
+    problems = list(found.values())
+    more = f"; and {len(problems) - 10} more columns" if len(problems) > 10 else ""
+    ways = ["name only files that belong together"]
+    alike = [n for n in reads if n not in found]
+    if alike and job.source.data is None and not {*found} & {*(job.sink.keep if job.sink and job.sink.keep else ())}:
+        listed = shlex.quote(joined(alike)) if len(alike) <= 20 else "…"
+        ways.append(f"leave out what is not read by naming the other columns (--columns {listed}, columns=)")
+    if job.sink is not None and not apart(unify(files, evolve=True), asked):
+        ways.append(
+            "--evolve (evolve=True), which fills missing columns with null and lets whole numbers become floats"
+        )
+    return BadSource(f"the files of the source differ: {'; '.join(problems[:10])}{more}: {'; or '.join(ways)}")
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _gpu_workers(job: JobSpec, room: Room) -> int:
+    """Workers that can have a GPU. Raises BadJob if more are asked for than there are."""
+    wanted, device = job.engine.gpus, str(getattr(job.model, "device", "auto"))
+    if wanted == 0 or not (device == "auto" or device.startswith("cuda")):
+        return 0
+    if device.startswith("cuda") and not room.gpu_workers:
+        raise BadJob(f"device {device!r}: {room.where} shows no GPU; use device cpu")
+    if wanted == "auto":
+        return room.gpu_workers
+    if wanted * room.per_gpu > room.gpu_workers and not room.grows:
+        raise BadJob(f"gpus is {wanted}, but {room.where} has {room.gpu_workers // room.per_gpu}")
+    return wanted * room.per_gpu
+
+
+def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:
+    device = getattr(model, "device", "auto")
+    if device == "auto":
+        device = "cuda" if gpu else "cpu"
+    dtype, backend = getattr(model, "dtype", "auto"), getattr(model, "backend", "auto")
+    return Place(device, dtype, 1, backend, keep_nulls=job.nulls == "keep")
+
+
+def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
+    """How many workers, and threads for each: one process per GPU if there are any, otherwise one per core."""
+    wanted: Any = r.job.engine.workers
+    if isinstance(wanted, tuple):
+        wanted = wanted[1]
+    if wanted == "auto":
+        wanted = gpu_workers if r.place.device == "cuda" else min(room.workers, _fit_memory(r, room))
+        if r.estimated_rows <= LEAST_SHARD:
+            wanted = 1
+    count, threads = int(wanted), r.job.engine.threads
+    if threads == "auto":
+        return count, room.threads or max(1, machine.cores() // max(1, count))
+    return count, int(threads)
+
+
+def _fit_memory(r: Resolved, room: Room) -> int:
+    """Workers whose models fit into this machine's memory together: fewer for large models, with more threads each."""
+    if room.grows or room.threads is not None:  # its scheduler divides another machine's memory
+        return room.workers
+    each = WORKER_BYTES + WEIGHT_COPIES * r.info.weight_bytes
+    return max(1, int(MEMORY_SHARE * machine.memory() // each))
+
+
+def budget_of(r: Resolved) -> BatchPlan:
+    """What a call may hold, by default or as the job says; nothing tried or remembered (gristmill.driver.budgets)."""
+    text, own = r.info.by_tokens, r.info.call is not None
+    running = r.job.running
+    tokens = running.batch_tokens
+    if tokens == "auto":
+        on_cpu = ONNX_TOKENS if r.place.backend == "onnx" else CPU_TOKENS
+        tokens = GPU_TOKENS if r.place.device == "cuda" else on_cpu
+    rows = running.batch_rows
+    quick = QUICK_CALL if rows == "auto" and own else None
+    if rows == "auto":
+        rows = MOST_ROWS if text else FUNCTION_ROWS if own else ROWS_WITHOUT_LENGTHS * 32
+    window = TEXT_WINDOW if text else max(PLAIN_WINDOW, int(rows))
+    return BatchPlan(int(tokens), int(rows), window, text, quick=quick)
+
+
+# ---------------------------------------------------------------- shards, fingerprint, gates
+
+
+def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
+    """Rows per shard: about half a minute of one worker, at most 1/(8 x workers) of the job (or 1/(8 x step processes),
+    as each of these prepares one shard).
+    """
+    fixed = r.job.running.shard_rows
+    if fixed != "auto":
+        return int(fixed)
+    at_once = max(1, r.workers) * max(1, r.job.engine.steps_workers)
+    share = r.estimated_rows / (shard.SHARDS_PER_WORKER * at_once)
+    quick = 0.0 if rows_per_second is None else min(rows_per_second * QUICK_SECONDS, QUICK_ROWS)
+    least = LEAST_SHARD if r.info.by_tokens else 4 * LEAST_SHARD
+    if r.job.engine.steps_workers:  # whoever asks for these has rows that are slow to prepare
+        least = LEAST_SHARD // 16
+    rows = max(share, least, quick)
+    if rows_per_second is not None and r.bytes > UNTIMED_BYTES:
+        rows = min(rows, max(1.0, rows_per_second * SHARD_SECONDS))
+    return int(min(max(1, round(rows)), shard.MOST_ROWS))
+
+
+def sink_format_of(job: JobSpec) -> SinkFormat:
+    """The format of a job's sink, or the default without one. Raises BadJob for an unknown name."""
+    return sink_format((job.sink.format if job.sink is not None else None) or DEFAULT)
+
+
+def fingerprint_of(
+    job: JobSpec,
+    model: ModelSpec,
+    info: ModelInfo,
+    files: Sequence[FileInfo],
+    source_format: str,
+    sink_format: str,
+    reads: Sequence[str] = (),
+    written: Collection[str] = (),
+) -> Fingerprint:
+    """Everything that shapes the output, as digests. `model` is the job's model as resolved, `reads` the columns that
+    are read, and `written` what the code itself writes, which does not count as part of a folder.
+    """
+    from gristmill.fingerprint import code
+    from gristmill.fingerprint.modelfiles import Looked, real_places
+
+    calls = {f"{name}[{n}]": s.call for name in ("steps", "post") for n, s in enumerate(getattr(job, name))}
+    calls["model"] = info.call
+    digests: dict[str, str] = {}
+    held: list[Any] = []
+    looked: dict[str, Looked] = {}
+    own = not_folders(job, files) | real_places(written)
+    looks = [(place, code.digests(call, held, looked, own)) for place, call in calls.items() if call is not None]
+    registered, versions = others(model, source_format, sink_format)
+    looks.append(("model", code.digests_of_code((*info.code, *registered), held, looked, own)))
+    for place, found in looks:
+        for name, digest in found.items():
+            # Modules are shared by all steps; a lambda, an argument or a closure belongs to one step.
+            digests[
+                name if name.startswith(("module ", "version of ", fingerprint.PACKAGE)) else f"{place}: {name}"
+            ] = digest
+    digests |= versions
+    described = replace(job, model=_as_asked(job, model, info))
+    options = fingerprint.options_of(described, source_format, sink_format)
+    return Fingerprint(
+        fingerprint.in_order(options, job.source, [f.file.path for f in files]),
+        dict(info.digests),
+        digests,
+        {f.file.path: fingerprint.input_digest(f) for f in files},
+        fingerprint.digest_of(list(reads)) if reads else "",
+        tuple(held),
+        looked=looked,
+    )
+
+
+def others(model: ModelSpec, source_format: str, sink_format: str) -> tuple[list[Any], dict[str, str]]:
+    """What other packages have registered of a job's model and formats, which counts as user code: classes and
+    functions, and the packages' versions.
+    """
+    code: list[Any] = []
+    versions: dict[str, str] = {}
+    kind = MODELS.name_of(type(model)) or ""
+    for registry, name in ((MODELS, kind), (SOURCES, source_format), (SINKS, sink_format)):
+        if (package := registry.package_of(name)) is not None:
+            versions[f"version of {package[0]}"] = package[1]
+            code += [registry.get(name), *([open_function(model)] if registry is MODELS else [])]
+    return code, versions
+
+
+def not_folders(job: JobSpec, files: Sequence[FileInfo]) -> frozenset[str]:
+    """Real paths that do not count as part of a folder named by an argument: what the job writes, and its source, which
+    is compared separately.
+    """
+    from gristmill.fingerprint.modelfiles import MOST_FILES
+
+    uris = [] if job.sink is None else [job.sink.uri, *([records_of(job.sink.uri)] if file_named(job.sink.uri) else [])]
+    uris += [*job.source.uri, *([job.running.log] if job.running.log else [])]
+    plain = {path for uri in uris if "://" not in (path := _plain_path(str(reveal(uri))))}
+    read = [f.file.path for f in files if "://" not in f.file.path] if len(files) <= MOST_FILES else []
+    real = {folder: os.path.join(os.path.realpath(folder), "") for folder in set(map(os.path.dirname, read))}
+    whole = tuple(os.path.join(path, "") for path in plain)
+    names = ((real[os.path.dirname(path)], os.path.basename(path)) for path in read)
+    return frozenset(plain).union(folder + name for folder, name in names if not folder.startswith(whole))
+
+
+def _as_asked(job: JobSpec, model: ModelSpec, info: ModelInfo) -> ModelSpec:
+    """The model with its precision resolved, but the backend as the job has it: "auto" may become either, for the same
+    values (gristmill.driver.backends), and the plan stores which.
+    """
+    asked: Any = job.model
+    return changed(model, backend=asked.backend) if info.exportable else model
+
+
+def audits(job: JobSpec) -> list[Any]:
+    """The functions that audit the staged result, imported if given by name. Raises BadJob."""
+    from gristmill.process.targets import import_target
+
+    hooks = []
+    for hook in job.audit:
+        try:
+            hooks.append(import_target(hook) if isinstance(hook, str) else hook)
+        except BadModel as e:
+            raise BadJob(f"audit: {e}") from e
+        if not callable(hooks[-1]):
+            raise BadJob(f"audit: {hook} is a {type(hooks[-1]).__name__}, not a function of the staged result")
+    return hooks
+
+
+def _check_gates(r: Resolved) -> None:
+    rows = r.rows
+    columns = r.info.filled
+    if r.job.nulls != "dead" or r.job.steps or rows is None or r.job.source.where:
+        return
+    if r.job.source.limit is not None or r.job.source.sample is not None:
+        return
+    nulls = {c: n for c in columns if (n := r.nulls.get(c, 0))}
+    least, most = max(nulls.values(), default=0), min(sum(nulls.values()), rows)  # one row may have several nulls
+    if rows and least > r.job.gates.allowed(rows):
+        some = f"{least}" if least == most else f"{least} to {most}"
+        raise GateFailed(
+            f"{some} of {rows} rows are null in {', '.join(nulls)}, so at most {(rows - least) / rows:.4f} of them "
+            f"can be scored, under min_ok {r.job.gates.min_ok}: give nulls to the model, if it takes them (on_null: "
+            "keep), leave such rows out (where, on_null: skip), or lower the gate "
+            f"(--min-ok {(shown := (rows - most) * 100 // rows / 100)}, gates={{'min_ok': {shown}}})"
+        )

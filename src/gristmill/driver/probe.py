@@ -1,0 +1,139 @@
+"""The third phase of a run: the first rows are scored before there is a plan, and the plan is made from the outcome."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.commit import generation as generations
+from gristmill.commit import inspections
+from gristmill.commit.documents import ModelRecord, PlanDocument
+from gristmill.commit.generation import Plan
+from gristmill.driver import budgets, planning, shipping, sourcecheck
+from gristmill.driver.choice import Chosen
+from gristmill.driver.retry import Only
+from gristmill.driver.shardfeed import MOST_PROBED
+from gristmill.files.disk import join
+from gristmill.shards import shard
+from gristmill.shards.shard import Selection, Shard
+from gristmill.worker.recipe import Task
+
+PROBE_ROWS = 64  # they determine the output schema
+TIMED_ROWS = 16  # if the schema is known, only the rate is needed, while the other workers wait
+
+
+@dataclass(frozen=True)
+class Planned(Chosen):
+    """A generation whose plan is written."""
+
+    plan: Plan
+
+    def task(self, number: int) -> Task:
+        """What a worker is given to score a shard."""
+        g, about = self.generation, self.plan.about
+        made = {step: generations.decode_schema(text) for step, text in about.made.items()}
+        only = Only(join(g.folder, about.only), self.files) if about.only else None
+        told = self.plan.schema, tuple(about.answers), made
+        return Task("score", self.plan.shards[number], g.number, g.folder, self.root, *told, only=only)
+
+
+def first_rows(at: Chosen) -> int:
+    """How many rows a probe scores: one batch at most."""
+    known = at.resolved.info.by_tokens and not (at.spec.steps or at.spec.post)
+    return min(TIMED_ROWS if known else PROBE_ROWS, at.batch.rows)
+
+
+def proof(at: Chosen) -> Task:
+    """Rows from elsewhere, in case the model fails on every row tried; a retry's may have been scored before."""
+    r, g, rows = at.resolved, at.generation, first_rows(at)
+    everything = replace(r, selection=Selection.everything(r.files))
+    return Task("proof", Shard(0, shipping.pieces(everything, rows * 64)), g.number, g.folder, at.root, rows=rows)
+
+
+def probe(at: Chosen, rows: int) -> Task:
+    """The task that probes the first `rows` rows."""
+    r, g = at.resolved, at.generation
+    base = None if g.schema is None or at.sink.evolve else generations.decode_schema(g.schema)
+    first = Shard(0, shipping.pieces(r, rows * 64))
+    # Only columns that earlier rows may lack: one that every earlier row had is required of these, too.
+    fields = {step: generations.decode_schema(text) for step, text in _made(at, {}).items()}
+    made = {step: pa.schema([f for f in schema if f.nullable]) for step, schema in fields.items()}
+    told = tuple(name for name, optional in _answers(at, {}).items() if optional), made
+    return Task("probe", first, g.number, g.folder, at.root, None, *told, base, rows=rows, only=r.only)
+
+
+def further(at: Chosen, rows: int, answer: Mapping[str, Any]) -> Task | None:
+    """A larger probe, if none of the first `rows` rows was scored; None if the plan can be made."""
+    # Rows that are all filtered out cost little: the probe goes on to the next ones, however many that takes. Rows
+    # added to a result have its schema, whether or not any of the probed rows can be scored.
+    more = at.generation.schema is None and (rows < MOST_PROBED or not answer["dead"])
+    return probe(at, rows * 16) if answer["schema"] is None and answer["rows"] >= rows and more else None
+
+
+def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
+    """Make and write the plan from the probe's answer, which fixes schema and shards. Raises BadJob, and PlanChanged if
+    the rows have other columns than they must.
+    """
+    r = at.resolved
+    shipping.check_columns(r, at.sink, answer)
+    # The slower stage sets the pace: without steps that is the model, as opening a file must not count as work.
+    stages = ("model_seconds", "prepare_seconds") if at.spec.steps else ("model_seconds",)
+    seconds = max(answer["figures"].get(stage, 0.0) for stage in stages)
+    rate = answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
+    table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate), max(1, r.workers))
+    about = PlanDocument(
+        fingerprint=r.fingerprint.stored(),
+        output_schema=_schema(at, answer["schema"]),
+        answers=_answers(at, answer["answers"]),
+        made=_made(at, answer["made"]),
+        reads=sourcecheck.described(shipping.reader(r)),
+        sink_format=r.sink_format.name,
+        partition_by=tuple(at.sink.partition_by),
+        model=ModelRecord(at.spec.model.name, r.info.digest, shipping.model_version(r)),
+        batch=budgets.stored(at.batch),
+        runs_on=shipping.runs_on(r),
+        workers=r.workers,
+        everything=r.whole and r.only is None,
+        only=None if r.only is None else os.path.basename(r.only.path),
+        created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    )
+    inspected = inspections.as_table(r.files, r.looked_at)
+    plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
+    return Planned(**{**vars(at), "plan": plan})
+
+
+def _answers(at: Chosen, probed: Mapping[str, bool]) -> dict[str, bool]:
+    """The columns that the model answered in, for the first rows or those of the result to be added to, and whether
+    some rows had null there.
+    """
+    before: Mapping[str, bool] = {} if at.base is None else at.base.body.answers
+    return {name: before.get(name, False) or probed.get(name, False) for name in (*before, *probed)}
+
+
+def _made(at: Chosen, probed: Mapping[str, Sequence[pa.Field]]) -> dict[str, str]:
+    """The columns that dicts of steps added, likewise, as a schema for each step."""
+    before = {} if at.base is None else at.base.body.made
+    found = {step: {f.name: f for f in generations.decode_schema(text)} for step, text in before.items()}
+    for step, fields in probed.items():
+        found[step] = {**{f.name: f for f in fields}, **found.get(step, {})}
+    return {step: generations.encode_schema(pa.schema(list(fields.values()))) for step, fields in found.items()}
+
+
+def _schema(at: Chosen, probed: str | None) -> str:
+    """The output schema of this generation's plan: its base's, if there is one, which the first rows must fit."""
+    base = at.generation.schema
+    if base is None:
+        form, known = at.resolved.sink_format, shipping.schema_without_rows(at.resolved)
+        return probed or generations.encode_schema(form.stored(known.empty_table(), at.sink.options))
+    if probed is None:
+        return base
+    found = generations.decode_schema(base), generations.decode_schema(probed)
+    schema = shipping.added_schema(*found, at.sink)
+    if at.base is not None:
+        shipping.check_exact(at.base, schema, at.sink.uri)
+    return generations.encode_schema(schema)

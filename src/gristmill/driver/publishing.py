@@ -1,0 +1,162 @@
+"""The last phase of a run: the gates are checked, and what is committed becomes the sink's result."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gristmill.commit import gates, onefile, publication, publish
+from gristmill.commit.documents import Described, Live, ResultRecord
+from gristmill.commit.publication import live_of
+from gristmill.driver import budgets, planning, summary
+from gristmill.driver import retry as retrying
+from gristmill.driver.choice import tell_written
+from gristmill.driver.opening import Opened
+from gristmill.driver.scoring import Scored
+from gristmill.driver.summary import Whole
+from gristmill.driver.tally import all_committed
+from gristmill.errors import CorruptStore, GateFailed
+from gristmill.observe import units
+from gristmill.observe.report import Report
+from gristmill.result import ids, reading
+from gristmill.shards.counts import Counts
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is in the sink when the run has ended; `later` are files that appeared since it was planned, for the next
+    run to append.
+    """
+
+    report: Report
+    later: tuple[str, ...] = ()
+
+
+def untouched(at: Opened) -> Published:
+    """The outcome of a run that had nothing to do."""
+    onefile.settle(at.root, at.resolved.sink_format, at.sink.options)
+    report = summary.untouched(at)
+    at.log.say(phase="done")
+    return Published(report)
+
+
+def published(s: Scored) -> Published:
+    """Make what was scored the sink's result. Raises GateFailed, and SinkBusy if another run has the sink now."""
+    log = s.log
+    if s.later and not s.appends:
+        files = f"{len(s.later)} files" if len(s.later) > 1 else s.later[0]
+        text = f"{files} appeared after this run was planned and are not in its result"
+        log.note("warning", f"{text}: run again with --append (append=True)")
+    s.watch.look()
+    tell_written(log, s.watch)
+    counts = sum((Counts(*x.counts) for x in s.receipts), Counts())
+    log.say(phase="publishing", **all_committed(s.plan.shards, counts))
+    with log.gate():
+        _gates(s, counts)
+        whole = _whole(s, counts)
+        _audited(s, whole)
+    if s.sink.merge:
+        from gristmill.commit.merge import merge
+
+        merged = merge(s.files, s.generation, s.receipts, s.resolved.sink_format, s.plan.schema, s.sink.options)
+        s = replace(s, receipts=tuple(merged))
+    s.refuse_late()
+    try:
+        publish.link_parts(s.files, s.generation, s.receipts)
+    except CorruptStore:
+        s.refuse_late()  # whoever gave up this generation has removed its files
+        raise
+    live = [*(f for f in whole.live if f.role != "manifest"), *live_of(s.generation, s.receipts)]
+    if not s.resolved.sink_format.tables:
+        live.append(publish.manifest(s.generation, s.receipts, whole.live))
+    whole = replace(whole, live=live)
+    publish.publish(s.generation, _record(s, whole), whole.live)
+    onefile.settle(s.root, s.resolved.sink_format, s.sink.options)
+    _tell(s, counts)
+    report = summary.finished(s, whole)
+    log.say(phase="done")
+    budgets.remember(s.resolved, s.batch, s.sums.figures)
+    return Published(report, s.later if s.appends else ())
+
+
+def _gates(s: Scored, counts: Counts) -> None:
+    gates.account(counts, None if s.retries else s.plan.shards.rows())
+    errors = gates.summed(x.errors for x in s.receipts)
+    if warning := gates.warning(s.spec.gates, counts, errors):
+        s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
+    if not s.verbs.accept and not s.retries:
+        gates.final(s.spec.gates, counts, errors, s.look, s.generation.kind == "append")
+
+
+def _whole(s: Scored, new: Counts) -> Whole:
+    """The live result: the base's counts with this generation's added, but without this generation's files."""
+    errors, shards = gates.summed(x.errors for x in s.receipts), len(s.plan.shards)
+    if s.base is None or s.generation.base is None:
+        return Whole(new, errors, shards, [s.generation.number], [])
+    body, live = s.base.body, s.base.live()
+    before = Counts(*body.counts_list)
+    numbers, shards = [*body.generations, s.generation.number], body.shards + shards
+    if not s.retries:
+        return Whole(before + new, gates.summed([body.errors, errors]), shards, numbers, live)
+    letters = reading.dead_letters(reading.letters_of(s.root, live, s.files), s.files)
+    # All of the base's dead letters were scored again: those still dead are this generation's own.
+    counts = retrying.combined(before, letters, new)
+    return Whole(counts, errors, shards, numbers, [f for f in live if f.role != "dead"])
+
+
+def _audited(s: Scored, whole: Whole) -> None:
+    """Run the audits on the whole result with its new files. Raises GateFailed if one refuses it, unless that was
+    accepted.
+    """
+    if not s.spec.audit:
+        return
+    root, files, about = s.root, s.files, s.plan.about
+    live: Sequence[Live] = [*whole.live, *live_of(s.generation, s.receipts)]
+    parts, beside = ([f for f in live if f.role == role] for role in ("rows", "ids"))
+    staged = gates.Staged(
+        whole.counts,
+        tuple(reading.readable(root, parts, files)),
+        tuple(reading.readable(root, beside, files)),
+        s.plan.schema,
+        about.sink_format,
+        reading.opener(root, live, files),
+        lambda: reading.dataset_of(root, files, parts, about),
+    )
+    for refused in gates.refusals(planning.audits(s.spec), staged):
+        if not s.verbs.accept:
+            ways = "the same job again with --accept (accept=True) publishes it anyway"
+            raise GateFailed(f"{refused}; nothing new was published ({ways})")
+        s.log.note("warning", f"{refused}, which was accepted")
+
+
+def _record(s: Scored, whole: Whole) -> ResultRecord:
+    plan, total = s.plan.about, whole.counts
+    return ResultRecord(
+        **{f.name: getattr(plan, f.name) for f in dataclasses.fields(Described)},
+        generations=tuple(whole.generations),
+        counts=total,
+        counts_list=total.values(),
+        rows_in=total.rows_in,
+        rows_ok=total.ok,
+        rows_dead=total.all_dead,
+        rows_filtered=total.all_filtered,
+        shards=whole.shards,
+        published=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        seconds=round(s.log.seconds, 3),
+        errors={k: int(v) for k, v in whole.errors.items()},
+        skipped=tuple(s.resolved.skipped),
+    )
+
+
+def _tell(s: Scored, counts: Counts) -> None:
+    """Notes for the user on the published result."""
+    if (repeated := ids.said(publication.published(s.root, s.files))) is not None:
+        s.log.note("warning", repeated)
+    if s.generation.kind == "append":
+        added = units.plural(counts.rows_in, "row"), units.plural(len(s.plan.shards.files), "new file")
+        s.log.tell(f"added {added[0]} of {added[1]}; the rows and files in this report are those of the whole result")
+    if s.retries and counts.ok:
+        rows = units.plural(counts.ok, "retried row stands", "retried rows stand")
+        s.log.tell(f"{rows} after the others, in files of their own")

@@ -1,0 +1,137 @@
+"""A run: a job's rows are scored and published in phases, each a frozen value built from the one before: opened
+(opening.py), chosen (choice.py), planned (probe.py), scored (scoring.py), published (publishing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+
+from gristmill.commit import generation as generations
+from gristmill.commit.receipt import Receipt
+from gristmill.driver import selection, sparktables, summary
+from gristmill.driver.choice import chosen
+from gristmill.driver.opening import Command, Verbs, opened
+from gristmill.driver.publishing import Published, published, untouched
+from gristmill.driver.scoring import Scoring
+from gristmill.engines.interpreter import SPARES
+from gristmill.errors import GristmillError, Interrupted, RunFailed
+from gristmill.files.contract import Files
+from gristmill.job.job import JobSpec
+from gristmill.observe.events import Observer
+from gristmill.observe.report import Report
+from gristmill.process.machine import Stops
+from gristmill.process.startup import starting
+from gristmill.sources.patience import StoreAway
+
+
+def run(
+    spec: JobSpec,
+    *,
+    restart: bool = False,
+    append: bool = False,
+    accept: bool = False,
+    observer: Observer | None = None,
+) -> Report:
+    """Run a job to its end, or resume it where it stopped. Returns the report of what is published.
+
+    Raises BadJob (nothing was run), PlanChanged, SinkBusy, GateFailed, RunFailed, Interrupted; those raised after rows
+    were scored carry `.report`.
+    """
+    return _through_tables(spec, Verbs(restart, append, accept), observer)
+
+
+def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
+    """Score the dead letters of a job's live result again. Rows that succeed are published after the others, in files
+    of their own, even if the result was one file.
+
+    Raises PlanChanged if the code has changed and that was not accepted, if anything else has changed, or if the steps
+    make other rows of a source row than before, so that a dead one among them is not found again.
+    """
+    return _through_tables(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer)
+
+
+def _through_tables(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> Report:
+    starting("a job")
+    with sparktables.opened(spec) as job:
+        done = finish(job.spec, verbs, observer)
+        if done.later:  # an unfinished plan was finished as planned; now the files that appeared since
+            done = finish(job.spec, replace(verbs, restart=False, append=True), observer)
+        job.settle()
+    return done.report
+
+
+def finish(
+    spec: JobSpec, verbs: Verbs | None = None, observer: Observer | None = None, *, files: Files | None = None
+) -> Published:
+    """One run, to its end; `files` replaces the sink's own file layer."""
+    command = Command.of(spec, verbs, observer, False, files)
+    try:
+        next(_in_steps(command))
+    except StopIteration as e:
+        done: Published = e.value
+        return done
+    raise AssertionError("a run that is no stream gives nothing away")
+
+
+def streamed(spec: JobSpec, observer: Observer | None = None) -> Generator[Receipt, None, Published]:
+    """One run, which yields its receipts in plan order as they come. Between receipts signals belong to the program,
+    which may ask for the next one in another thread.
+    """
+    return _in_steps(Command.of(spec, None, observer, True, None))
+
+
+def _in_steps(command: Command) -> Generator[Receipt, None, Published]:
+    stops = Stops()
+    phases = _phases(command, stops)
+    try:
+        while True:
+            with stops.caught():
+                try:
+                    done = next(phases)
+                except StopIteration as e:
+                    published: Published = e.value
+                    return published
+            yield done
+    finally:
+        with stops.caught():
+            phases.close()
+
+
+def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Published]:
+    scoring: Scoring | None = None
+    done: Published | None = None
+    try:
+        with opened(command) as at, chosen(at) as choice:
+            if choice is None:
+                done = untouched(at)
+            else:
+                scoring = Scoring(choice, stops)
+                with stops.heeded():
+                    scored = yield from scoring.run()
+                done = published(scored)
+        return done
+    except (GristmillError, Interrupted) as e:
+        if e.report is None and scoring is not None:
+            e.report = summary.stopped(scoring, by_receipts=True)
+        raise
+    except OSError as e:  # a full or failing disk; workers report theirs as an outcome
+        report = None if scoring is None else summary.stopped(scoring, by_receipts=False)
+        raise RunFailed(_told(command, e), report=report) from e
+    finally:
+        SPARES.end()
+        if done is None or not done.later:
+            command.log.observer.close()
+
+
+def _told(command: Command, error: OSError) -> str:
+    """The message for an error of the disk or the store, and what to do about it."""
+    uri, folder = command.sink.uri, generations.meta(command.root)
+    if isinstance(error, StoreAway):
+        return f"{error}: nothing that was committed is lost; run again when it does"
+    way = (
+        f"nothing that was committed is lost; run again when the {'store answers' if '://' in uri else 'disk is well'}"
+    )
+    if isinstance(error, FileNotFoundError) and str(error.filename).startswith(folder):
+        way = f"a file of the sink itself is gone (gristmill verify names it): put it back, or use {selection.RESTART}"
+    return f"{uri}: {error}: {way}"

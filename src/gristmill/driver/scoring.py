@@ -1,0 +1,269 @@
+"""The fourth phase of a run: drives an engine with a feed until every shard of the plan has a receipt."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Collection, Generator, Iterator
+from dataclasses import dataclass, replace
+
+from gristmill.commit import gates
+from gristmill.commit import generation as generations
+from gristmill.commit import receipt as receipts
+from gristmill.commit.receipt import Receipt
+from gristmill.driver import probe, selection, shipping, sourcecheck, warmup
+from gristmill.driver.choice import Chosen
+from gristmill.driver.probe import Planned
+from gristmill.driver.shardfeed import ShardFeed
+from gristmill.driver.tally import Tallied, Tally
+from gristmill.engines.registry import open_engine
+from gristmill.errors import BadJob, CorruptStore, GateFailed, PlanChanged, RunFailed, SourceChanged
+from gristmill.fingerprint.loadedmodules import BUILT, changed
+from gristmill.job.secret import reveal
+from gristmill.observe import units
+from gristmill.observe.events import Note
+from gristmill.process import machine
+from gristmill.process.failure import Unstacked
+from gristmill.process.messages import Event, Printed, Waiting
+from gristmill.process.startup import import_path
+from gristmill.worker.stages import ShardStages
+
+MOST_TOUCHED = 3  # times that a run continues after its source was touched: something may be writing to it all the time
+UNSEEN = 15.0  # seconds until a receipt written by another machine must be visible on a shared disk
+LEASE_LOOK = 2.0  # seconds between checks that this run still holds its sink
+
+
+@dataclass(frozen=True)
+class Scored(Planned):
+    """A plan whose shards are all committed, with their receipts in order; `sums` are of this run's part."""
+
+    receipts: tuple[Receipt, ...]
+    sums: Tallied
+
+
+class Scoring:
+    """The state of a run while it scores: `at` is the planned run, or the chosen one until the plan is made; `receipts`
+    are those found at the last reading.
+    """
+
+    def __init__(self, chosen: Chosen, stops: machine.Stops) -> None:
+        self.at = chosen if chosen.plan is None else Planned(**vars(chosen))
+        self.tally = Tally()
+        self.receipts: dict[int, Receipt] = {}
+        self._stops = stops
+        self._voided: set[int] = set()  # shards scored again because their files were gone
+        self._warned: set[str] = set()  # the workers' warnings
+        self._unstacked = Unstacked()
+        self._looked = 0.0
+
+    @property
+    def planned(self) -> Planned:
+        """The planned run, once there is a plan."""
+        assert isinstance(self.at, Planned)
+        return self.at
+
+    def run(self) -> Generator[Receipt, None, Scored]:
+        """Score every shard that has no receipt; yields receipts in plan order for a stream, and nothing otherwise."""
+        at, feed = self.at, self._feed()
+        if isinstance(at, Planned):
+            shards = at.plan.shards
+            done = receipts.listed(at.generation.receipts, at.files)
+            receipts.valid(done[max(done)] if done else [], at.files)  # refuses one of a later version, before any work
+            at.log.say(**self.tally.begin(shards, set(done)))
+            if len(done) == len(shards) and not at.stream and self._all_read():
+                return self._scored()
+            feed.begin(at.task, (n for n in range(len(shards)) if n not in done))
+        else:
+            feed.probe = probe.probe(at, probe.first_rows(at))
+        touched = 0
+        while True:
+            try:
+                yield from self._driven(feed)
+            except SourceChanged as e:
+                touched += 1
+                if at.stream or touched > MOST_TOUCHED or not self._as_planned():
+                    raise
+                at.log.note("warning", f"{e}: it still holds what was read of it, so the run goes on")
+            if self._all_read():
+                return self._scored()
+            self._refuse_unshared(feed.committed)
+            missing = [n for n in range(len(self.planned.plan.shards)) if n not in self.receipts]
+            if not touched:
+                which = units.plural(len(missing), "shard has", "shards have")
+                lack = f"no readable receipt, or files that it names are missing ({missing[:5]})"
+                at.log.note("warning", f"{which} {lack}: done again")
+            feed = self._feed()
+            feed.begin(self.planned.task, missing)
+
+    def _scored(self) -> Scored:
+        done = tuple(self.receipts[n] for n in sorted(self.receipts))
+        return Scored(**vars(self.planned), receipts=done, sums=self.tally.sums())
+
+    def _as_planned(self) -> bool:
+        """Whether there is a plan and the source files touched during the run still hold what was read of them: then
+        the run continues with them as they are now.
+        """
+        at = self.at
+        if not isinstance(at, Planned):
+            return False
+        r = sourcecheck.looked_again(at.resolved)
+        stored = generations.stored_inputs(at.generation)
+        now = sourcecheck.reconciled(r, [at.generation], stored, at.log.tell)
+        if now != {path: r.fingerprint.inputs.get(path) for path in now}:
+            return False
+        self.at = replace(at, resolved=r, plan=sourcecheck.with_files(at.plan, r))
+        return True
+
+    # ------------------------------------------------ the engine
+
+    def _feed(self) -> ShardFeed:
+        at, r = self.at, self.at.resolved
+        # A function over little input is done before a second worker has started: one should try first.
+        small = r.info.call is not None and r.bytes < warmup.SMALL
+        feed = ShardFeed(
+            r.workers or 1, careful_start=small, out_of_memory=machine.OutOfMemory(), run=secrets.token_hex(6)
+        )
+        feed.proof = probe.proof(at) if isinstance(at, Planned) or at.retries else None
+        feed.most_ahead = 4 * max(1, r.workers) if at.stream else None
+        return feed
+
+    def _driven(self, feed: ShardFeed) -> Iterator[Receipt]:
+        """Run the engine until the feed is done. Raises what stops the run, once nothing of it is left running."""
+        at, r = self.at, self.at.resolved
+        stages = _shipped(at)
+        spec = replace(at.spec.engine, options=reveal(at.spec.engine.options))
+        events = open_engine(spec, r.workers, import_path(), r.place.device == "cuda").run(stages, feed)
+        at.log.say(phase="running" if isinstance(at, Planned) else "loading", workers_wanted=r.workers)
+        streamed = 0
+        try:
+            for event in events:
+                self._heard(event, feed)
+                if time.monotonic() - self._looked > LEASE_LOOK:
+                    self._looked = time.monotonic()
+                    at.refuse_late()
+                if feed.probed is not None and not isinstance(self.at, Planned):
+                    self._plan(feed)
+                self._check_early()
+                while at.stream and streamed in feed.committed:
+                    yield self._one(streamed)
+                    feed.consumed(streamed)
+                    streamed += 1
+                if self._stops.number is not None or feed.fatal is not None:
+                    break
+        except BaseException as e:
+            if not isinstance(e, GateFailed):
+                if isinstance(e, (PlanChanged, BadJob)) and not isinstance(self.at, Planned):
+                    generations.refuse(at.generation)
+                at.log.say(phase="failed")
+            raise
+        finally:
+            feed.stopped = True
+            events.close()
+        if self._stops.number is not None:
+            at.log.say(phase="stopped")
+            raise self._stops.interrupted()
+        if feed.fatal is not None:
+            at.log.say(phase="failed")
+            raise feed.fatal
+
+    def _heard(self, event: Event, feed: ShardFeed) -> None:
+        feed.on(event)
+        log = self.at.log
+        for note in feed.notes:
+            log.observer.note(note)
+        feed.notes.clear()
+        if isinstance(event, Printed) and event.stream == "warning":
+            if event.text not in self._warned:
+                self._warned.add(event.text)
+                log.note("warning", event.text)
+        elif isinstance(event, Printed):
+            for line in self._unstacked.lines(event.worker, log.scrubbed(event.text)):
+                log.observer.note(Note("print", line, {"worker": event.worker}))
+        elif isinstance(event, Waiting):
+            log.say(waiting=log.scrubbed(event.reason))
+        elif changes := self.tally.hear(event):
+            log.say(**changes)
+
+    def _plan(self, feed: ShardFeed) -> None:
+        """After the probe has answered: make the plan, or probe more rows if none was scored."""
+        answer, asked = feed.probed, feed.probe
+        assert asked is not None and asked.rows is not None
+        self.tally.tried(answer["figures"])
+        if (more := probe.further(self.at, asked.rows, answer)) is not None:
+            feed.probe_further(more)
+            return
+        self.at = at = probe.planned(self.at, answer)
+        feed.begin(at.task, range(len(at.plan.shards)))
+        at.log.say(**self.tally.begin(at.plan.shards, set()))
+
+    def _check_early(self) -> None:
+        at, so_far = self.at, self.tally.counts
+        if not isinstance(at, Planned) or (rows := at.plan.shards.rows()) is None:
+            return
+        expanding = so_far.derived > so_far.expanded or any(s.kind == "flat_map" for s in at.spec.steps)
+        if not (expanding or at.retries or at.verbs.accept):
+            with at.log.gate():
+                gates.early(at.spec.gates, so_far, rows, self.tally.errors, at.look)
+
+    # ------------------------------------------------ receipts
+
+    def _all_read(self) -> bool:
+        """Read all receipts. Returns whether every shard has a valid one whose files are all there."""
+        at = self.planned
+        self.receipts = receipts.standing(at.generation.receipts, at.files)
+        if not at.stream:  # a stream removes what was read
+            self._void_cut(at)
+        return len(self.receipts) == len(at.plan.shards)
+
+    def _void_cut(self, at: Planned) -> None:
+        """Void the receipts of files that have been truncated or removed since. Raises CorruptStore the second time."""
+        g = at.generation
+        cut = receipts.cut(at.files, g.work, self.receipts.values())
+        if cut:
+            at.refuse_late()  # whoever gave up this generation has removed its files
+        for receipt in cut:
+            if receipt.shard in self._voided:
+                raise CorruptStore(
+                    f"{g.work}: the files of shard {receipt.shard} were cut or removed right after they were written: "
+                    "find out what does that, and run again"
+                )
+            self._voided.add(receipt.shard)
+            receipts.void(at.files, at.root, g.receipts, receipt)
+            del self.receipts[receipt.shard]
+
+    def _refuse_unshared(self, committed: Collection[int]) -> None:
+        """Raises RunFailed if none of the shards that workers have committed has a receipt here, even a little later,
+        as on network file systems: if each machine had a folder of its own, shards would be scored again and again.
+        """
+        until = time.monotonic() + UNSEEN
+        while committed and not self._voided and self.receipts.keys().isdisjoint(committed):
+            if time.monotonic() > until:
+                what = units.plural(len(committed), "shard was", "shards were")
+                raise RunFailed(
+                    f"{what} committed, but no receipt of theirs is in {self.at.generation.receipts} on this machine "
+                    f"({socket.gethostname()}): the sink is not shared with the machines that the workers are on: give "
+                    "a sink in a folder that all of them mount, or in an object store"
+                )
+            time.sleep(0.5)
+            self._all_read()
+
+    def _one(self, number: int) -> Receipt:
+        files = self.at.files
+        found = receipts.valid(receipts.listed(self.at.generation.receipts, files).get(number, []), files)
+        if found is None:
+            raise RunFailed(f"shard {number}: its receipt does not read back: run again")
+        return found
+
+
+def _shipped(at: Chosen) -> ShardStages:
+    """What an engine is given to ship to workers."""
+    r = at.resolved
+    before = [] if at.base is None else selection.Held.by(at.root, at.files).members(at.base)
+    loaded = selection.noted(at.generation, before)
+    if at.verbs.accept_code_change:
+        others = [entry for entry in loaded if entry.startswith(BUILT) or changed({entry: loaded[entry]})]
+        loaded = {entry: told for entry, told in loaded.items() if entry not in others}
+    recipe = replace(shipping.recipe(r, at.sink, at.files, at.batch), loaded=loaded)
+    beside = at.spec.engine.steps_workers if r.workers > 0 else 0
+    return ShardStages(recipe, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)

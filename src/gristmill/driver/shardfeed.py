@@ -1,0 +1,388 @@
+"""What runs next, and what to do on failures. Pure decisions: no clock, no I/O, no engine; driven by events."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gristmill.errors import (
+    BadJob,
+    BadModel,
+    BadOutput,
+    GristmillError,
+    MissingExtra,
+    PlanChanged,
+    RunFailed,
+    SourceChanged,
+    WorkerLost,
+)
+from gristmill.observe.events import Note
+from gristmill.process.failure import LATE, LATE_LOAD, ended
+from gristmill.process.messages import (
+    DONE,
+    WAIT,
+    Death,
+    Event,
+    Failure,
+    FailureKind,
+    Item,
+    Left,
+    Outcome,
+    Signal,
+    Started,
+)
+from gristmill.worker.recipe import Task
+
+TRIES = 3  # attempts at a shard whose failure may be transient (a disk that hiccups)
+DEATHS = 64  # workers that one shard may cost before the run stops: enough to isolate several rows in it
+KILLS = 20  # kills from outside that one shard may see
+DOUBTS = 8  # consecutive shards, wherever they are, on which the model may fail throughout before the run stops
+MOST_PROBED = 16_384  # rows to search for one that can be scored before there is a plan
+UNSTARTED = 3  # consecutive workers that may die before they have loaded
+
+_OUTSIDE = {int(getattr(signals, n)) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signals, n)}
+_BY_KIND: dict[FailureKind, type[GristmillError]] = {"output": BadOutput, "source": SourceChanged, "load": BadModel}
+_BY_CLASS = {kind.__name__: kind for kind in (MissingExtra, BadJob, PlanChanged)}
+
+
+@dataclass
+class _Attempt:
+    number: int = 0
+    errors: int = 0
+    deaths: int = 0
+    kills: int = 0
+    careful: bool = False
+    blame: str = ""
+    how: str = ""
+    proven: bool = False
+
+
+@dataclass
+class ShardFeed:
+    """Hands out the probe, then shards in order; decides about retries, suspects, doubt and the end.
+
+    `task` makes the Task of a shard. `out_of_memory` tells whether a killed worker had run out of memory. `most_ahead`
+    bounds how far beyond the consumer of a stream shards are scored. `proof` scores rows from elsewhere, for when the
+    model has failed on all that this run has tried. `run` is a name unique to this feed.
+    """
+
+    workers: int
+    probe: Task | None = None
+    careful_start: bool = False
+    out_of_memory: Callable[[Death], bool] = lambda death: False
+    most_ahead: int | None = None
+    proof: Task | None = None
+    run: str = ""
+
+    fatal: GristmillError | None = None
+    stopped: bool = False
+    probed: Any = None
+    committed: dict[int, Any] = field(default_factory=dict)
+    ok_rows: int = 0
+    notes: list[Note] = field(default_factory=list)
+
+    _task: Callable[[int], Task] | None = None
+    _pending: deque[int] = field(default_factory=deque)
+    _doubted: dict[int, Failure] = field(default_factory=dict)
+    _attempts: dict[int, _Attempt] = field(default_factory=dict)
+    _held: dict[str, list[int]] = field(default_factory=dict)
+    _probing: str | None = None
+    _probe_given: bool = False
+    _probe_attempt: _Attempt = field(default_factory=_Attempt)
+    _unstarted: int = 0
+    _in_doubt: int = 0  # shards on which the model failed throughout, since one on which it worked
+    _consumed: int = -1
+
+    # ------------------------------------------------ the engine asks
+
+    def wanted(self) -> int:
+        """Workers worth having now; 0 at the end."""
+        if self.fatal is not None or self.stopped:
+            return 0
+        if self._task is None:
+            return 1 if self.careful_start else self.workers
+        waiting = len(self._pending) + len(self._doubted) + (self.probe is not None)
+        return min(self.workers, waiting + sum(map(len, self._held.values())))
+
+    def take(self, worker: str) -> Item | Signal:
+        """An Item, WAIT or DONE."""
+        if self.fatal is not None or self.stopped:
+            return DONE
+        if self.probe is not None:
+            return self._give_probe(worker)
+        if self._task is None:
+            return WAIT
+        held = self._held.setdefault(worker, [])
+        number = self._next(worker, held)
+        if number is None:
+            return self._idle()
+        held.append(number)
+        attempt = self._attempts.setdefault(number, _Attempt())
+        return self._item(f"{number}.{attempt.number}", self._task(number), attempt)
+
+    def _give_probe(self, worker: str) -> Item | Signal:
+        if self._probe_given or self._probing not in (None, worker):
+            return WAIT
+        self._probe_given, self._probing = True, worker
+        a = self._probe_attempt
+        assert self.probe is not None
+        return self._item(f"probe.{a.number}", self.probe, a)
+
+    def _item(self, key: str, task: Task, a: _Attempt) -> Item:
+        named = replace(task, attempt=self._name(key), careful=a.careful, blame=a.blame, how=a.how, proven=a.proven)
+        return Item(key, named)
+
+    def _name(self, key: str) -> str:
+        return f"{self.run}.{key}"
+
+    def _next(self, worker: str, held: list[int]) -> int | None:
+        if not self._pending or (held and len(self._pending) <= self.workers):
+            return None  # near the end no worker holds a second item that another could begin
+        at, doubts = 0, len(self._doubted)
+        if self.most_ahead is not None:
+            if self._pending[0] > self._consumed + self.most_ahead:
+                return None
+        elif doubts:
+            at = len(self._pending) * doubts // (doubts + 1)  # elsewhere, not next to shards that fail
+        elif self._probing not in (None, worker) and self._pending[0] == 0 and len(self._pending) > 1:
+            at = 1  # shard 0 is for the worker that has already scored its first rows
+        if held and (self._careful(held[0]) or self._careful(self._pending[at])):
+            return None  # a careful attempt has its worker for itself
+        number = self._pending[at]
+        del self._pending[at]
+        return number
+
+    def _careful(self, number: int) -> bool:
+        return number in self._attempts and self._attempts[number].careful
+
+    def _idle(self) -> Signal:
+        if any(self._held.values()) or (self._pending and not self._doubted):
+            return WAIT
+        if self._doubted:  # other shards, if any, are further ahead of the stream's reader than allowed
+            self._judge_doubted()
+            return WAIT if self.fatal is None else DONE
+        return DONE
+
+    def _judge_doubted(self) -> None:
+        """Only shards on which the model failed throughout are left: if it works elsewhere, their rows are to blame."""
+        scored_first = self.most_ahead is not None and bool(self.probed and self.probed["ok"])
+        if self.ok_rows > 0 or scored_first:  # a stream's reader waits for these rows, and no others can be tried
+            self._trust()
+        elif self.proof is not None:
+            self.probe_further(self.proof)
+            self.proof = None
+        else:
+            self._distrust()
+
+    def _trust(self) -> None:
+        """The model works: shards on which it failed throughout have bad rows, and are bisected."""
+        self._in_doubt = 0
+        for number in self._doubted:
+            self._attempts[number].proven = True
+            self._again(number)
+        self._doubted.clear()
+
+    def _distrust(self) -> None:
+        failure = next(iter(self._doubted.values()))
+        self.fatal = self.fatal or RunFailed(
+            f"{failure.who} fails on every row tried ({failure.type}: {failure.message})\n{failure.traceback}"
+        )
+
+    # ------------------------------------------------ the run tells
+
+    def begin(self, task: Callable[[int], Task], numbers: Iterable[int]) -> None:
+        """The plan is made: these shards are to be scored."""
+        self._task = task
+        self._pending = deque(numbers)
+        self.probe = None
+        if self._probe_attempt.careful and 0 in self._pending:  # suspects among its first rows are noted
+            self._attempts[0] = _Attempt(careful=True)
+
+    def consumed(self, number: int) -> None:
+        """A stream's consumer has taken the shards up to this one."""
+        self._consumed = number
+
+    def probe_further(self, probe: Task) -> None:
+        """The probe found no row that could be scored: look at more."""
+        self.probe, self.probed = probe, None
+        self._probe_again()
+
+    def on(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, Started):
+            self._unstarted = 0
+        elif isinstance(event, Outcome):
+            self._ended(event)
+        elif isinstance(event, Death):
+            self._died(event)
+        elif isinstance(event, Left):
+            self._left(event)
+
+    def _ended(self, event: Outcome) -> None:
+        if event.key == "":
+            assert event.error is not None
+            self._fail(
+                event.error, "a worker could not start" if event.error.kind != "load" else "the model cannot be loaded"
+            )
+            return
+        if event.key.startswith("probe."):
+            self._probe_ended(event)
+            return
+        number = int(event.key.partition(".")[0])
+        self._release(event.worker, number)
+        if event.error is None:
+            self.committed[number] = event.value
+            if (ok := event.value["counts"][-1]) > 0:
+                self.ok_rows += ok
+                self._trust()
+        else:
+            self._failed(number, event.error)
+
+    def _probe_ended(self, event: Outcome) -> None:
+        error, a = event.error, self._probe_attempt
+        if self._task is not None:  # a proof
+            self.probe = None
+            if error is None and event.value["ok"] > 0:
+                self.ok_rows += event.value["ok"]
+            else:
+                self._distrust()
+        elif error is None:
+            self.probed = event.value
+        elif error.kind in ("model", "memory", "sick"):
+            assert self.probe is not None and self.probe.rows is not None
+            if self.probe.rows >= MOST_PROBED:
+                self._fail(error, f"{error.who} fails on every one of the first rows")
+            else:  # the first rows may all be bad: the run is asked for more
+                rows = self.probe.rows
+                self.probed = {
+                    "schema": None,
+                    "rows": rows,
+                    "ok": 0,
+                    "dead": rows,
+                    "answers": {},
+                    "made": {},
+                    "figures": {},
+                }
+        elif error.kind in ("io", "other") and a.errors + 1 < TRIES:
+            a.errors += 1
+            self._probe_again()
+            self._note("warning", f"the first rows: {error.type}: {error.message}; trying again")
+        else:
+            self._fail(error, "while scoring the first rows")
+
+    def _failed(self, number: int, error: Failure) -> None:
+        attempt = self._attempts[number]
+        if error.kind in ("model", "memory") and not attempt.proven:
+            self._doubted[number] = error
+            self._in_doubt += 1
+            self._note(
+                "warning", f"shard {number}: every row fails ({error.type}: {error.message}); trying other shards first"
+            )
+            if self._in_doubt >= DOUBTS:
+                self._distrust()
+        elif error.kind in ("io", "other", "sick", "model", "memory") and attempt.errors + 1 < TRIES:
+            attempt.errors += 1
+            attempt.proven = attempt.proven and error.kind != "sick"
+            self._again(number)
+            self._note("warning", f"shard {number}: {error.type}: {error.message}; trying again")
+        else:
+            self._fail(error, f"shard {number}")
+
+    def _died(self, death: Death) -> None:
+        self._held.pop(death.worker, None)
+        gone = {key.partition(".")[0] for key in death.keys}
+        for worker, held in self._held.items():  # an item in two places may have lost only its first stage
+            self._held[worker] = [n for n in held if str(n) not in gone]
+        if not death.started:
+            self._unstarted += 1
+            how = ended(death, LATE_LOAD)
+            if how.startswith(LATE_LOAD) and self.fatal is None:
+                self.fatal = WorkerLost(f"{how}; a larger batch_timeout allows more\n{death.evidence}")
+            elif self._unstarted >= UNSTARTED and self.fatal is None:
+                self.fatal = WorkerLost(
+                    f"{self._unstarted} workers in a row ended while starting ({how})\n{death.evidence}"
+                )
+        blame = self._to_blame(death)
+        for place, key in reversed(list(enumerate(death.keys))):  # so that they come next, in their former order
+            name = key.partition(".")[0]
+            if name == "probe":
+                self._bury(self._probe_attempt, key if blame and death.started else "", death, "the first rows")
+                self._probe_again()
+                continue
+            number = int(name)
+            if place == 0 and death.started:
+                self._bury(self._attempts[number], key if blame else "", death, f"shard {number}")
+            self._again(number)
+        shards = [key.partition(".")[0] for key in death.keys]
+        which = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)}" if shards != ["probe"] else "the first rows"
+        what = f" while it held {which}: tried again" if shards else ""
+        self._note("warning", f"worker {death.worker} ended ({_how(death)}){what}")
+        if self._probing == death.worker:
+            self._probing = None
+
+    def _left(self, gone: Left) -> None:
+        """A worker left of its own accord: no fault, and another one takes its place."""
+        self._held.pop(gone.worker, None)
+        if self._probing == gone.worker:
+            self._probing = None
+        for key in reversed(gone.keys):
+            if key.startswith("probe."):
+                self._probe_again()
+            else:
+                self._again(int(key.partition(".")[0]))
+        self._note("warning", f"worker {gone.worker} is replaced: {gone.reason}")
+
+    def _to_blame(self, death: Death) -> bool:
+        """Whether the rows may be to blame: a kill from outside, with no evidence that memory ran out, is not their
+        fault (design §6).
+        """
+        if death.lost:
+            return False
+        return death.signal not in _OUTSIDE or (death.signal == 9 and self.out_of_memory(death))
+
+    def _bury(self, attempt: _Attempt, blamed: str, death: Death, what: str) -> None:
+        """A worker died during an attempt; `blamed` is the attempt's key if its rows caused that, else ""."""
+        attempt.careful = attempt.careful or bool(blamed)
+        attempt.blame = self._name(blamed) if blamed else ""
+        attempt.how = _how(death) if blamed else ""
+        attempt.deaths += bool(blamed)
+        attempt.kills += not blamed
+        if (attempt.deaths >= DEATHS or attempt.kills >= KILLS) and self.fatal is None:
+            self.fatal = WorkerLost(
+                f"{what}: {attempt.deaths + attempt.kills} workers have died of it ({_how(death)}); what is known "
+                f"of its rows is kept: run again to resume\n{death.evidence}"
+            )
+
+    def _probe_again(self) -> None:
+        self._probe_attempt.number += 1
+        self._probe_given, self._probing = False, None
+
+    def _again(self, number: int) -> None:
+        self._attempts.setdefault(number, _Attempt()).number += 1
+        self._pending.appendleft(number)
+
+    def _release(self, worker: str, number: int) -> None:
+        held = self._held.get(worker, [])
+        if number in held:
+            held.remove(number)
+        if not held:
+            self._held.pop(worker, None)  # an engine may name a new worker for every item
+
+    def _fail(self, failure: Failure, where: str) -> None:
+        if self.fatal is not None:
+            return
+        if failure.ours:
+            self.fatal = _BY_CLASS.get(failure.ours, _BY_KIND.get(failure.kind, RunFailed))(failure.message)
+            return
+        text = f"{where}: {failure.type}: {failure.message}\n{failure.traceback}".rstrip()
+        self.fatal = (RunFailed if failure.kind == "load" else _BY_KIND.get(failure.kind, RunFailed))(text)
+
+    def _note(self, level: Any, text: str) -> None:
+        self.notes.append(Note(level, text))
+
+
+def _how(death: Death) -> str:
+    return ended(death, LATE)

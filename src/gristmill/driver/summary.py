@@ -1,0 +1,123 @@
+"""The report of a run that has ended, built from what it tallied and published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gristmill.commit.documents import Live
+from gristmill.commit.gates import summed
+from gristmill.commit.publication import published
+from gristmill.driver import budgets, shipping
+from gristmill.driver.opening import Opened
+from gristmill.driver.probe import Planned
+from gristmill.driver.scoring import Scored, Scoring
+from gristmill.driver.tally import Tallied
+from gristmill.observe.report import Report
+from gristmill.shards.counts import Counts
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A live result over all its generations, as `_SUCCESS` describes it."""
+
+    counts: Counts
+    errors: Mapping[str, float]
+    shards: int
+    generations: Sequence[int]
+    live: Sequence[Live]
+
+
+SHORT = 1.0  # seconds of all workers together: with less, shares of their time show only their start
+
+
+def stopped(scoring: Scoring, *, by_receipts: bool) -> Report | None:
+    """The report of a run that has not published; None if it had no plan. `by_receipts` counts what the generation has
+    committed, if its receipts were read, otherwise what this run scored itself.
+    """
+    if not isinstance(at := scoring.at, Planned):
+        return None
+    report = _so_far(at, scoring.tally.sums())
+    read = [Counts(*x.counts) for x in scoring.receipts.values()] if by_receipts else []
+    return replace(report, counts=sum(read, Counts())) if read else report
+
+
+def _so_far(at: Planned, sums: Tallied) -> Report:
+    r = at.resolved
+    return Report(
+        sink=at.sink.uri,
+        opened=(at.root, at.files),
+        state=at.log.phase,
+        generation=at.generation.number,
+        counts=sums.counts,
+        shards=len(at.plan.shards),
+        shards_done=sums.shards_done,
+        shards_resumed=sums.resumed,
+        seconds=at.log.seconds,
+        model=at.spec.model.name,
+        digest=r.info.digest,
+        workers=r.workers,
+        engine=at.spec.engine.name,
+        rows_run=sums.counts.rows_in,
+        per_worker=sums.per_worker,
+        notes=tuple(at.log.notes),
+        skipped=r.skipped,
+        format=r.sink_format.name,
+        details={"runs_on": shipping.runs_on(r).told(), "batch": vars(budgets.stored(at.batch))},
+    )
+
+
+def finished(scored: Scored, whole: Whole) -> Report:
+    """The report of a run that has published; `whole` is all of the live result."""
+    report, own = _so_far(scored, scored.sums), scored.sums.figures
+    time = sum(w.seconds for w in report.per_worker)
+    figures = summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in scored.receipts)
+    padded = figures.get("padded", 0.0)
+    busy = own.get("model_seconds", 0.0) / max(SHORT, time)
+    return replace(
+        report,
+        state="done",
+        counts=whole.counts,
+        files=len(whole.live),
+        bytes_out=sum(f.bytes for f in whole.live),
+        model_seconds=figures.get("model_seconds", 0.0),
+        busy=min(1.0, busy) if time >= SHORT else None,
+        held_back=_held_back(own, time) if time >= SHORT else {},
+        padding=1 - figures["tokens"] / padded if padded else None,
+        tokens=int(figures["tokens"]) if figures.get("tokens") else None,
+        errors={k: int(v) for k, v in whole.errors.items()},
+    )
+
+
+def untouched(at: Opened) -> Report:
+    """The report of a run that found its result published."""
+    result = published(at.root, at.files)
+    body, live = result.body, result.live()
+    return Report(
+        sink=at.sink.uri,
+        opened=(at.root, at.files),
+        state="nothing to do",
+        generation=body.generation,
+        counts=Counts(*body.counts_list),
+        shards=body.shards,
+        shards_done=body.shards,
+        shards_resumed=body.shards,
+        seconds=at.log.seconds,
+        model=body.model.name,
+        digest=body.model.digest,
+        workers=0,
+        engine=at.spec.engine.name,
+        files=len(live),
+        bytes_out=sum(f.bytes for f in live),
+        errors=body.errors,
+        notes=tuple(at.log.notes),
+        skipped=tuple(body.skipped),
+        format=body.sink_format,
+    )
+
+
+def _held_back(figures: Mapping[str, float], total: float) -> dict[str, float]:
+    """Shares of the workers' time (`total`, in seconds) in which the model was idle, by what it waited for."""
+    waited = {what: figures.get(f"waited:{what}", 0.0) / max(total, 1e-9) for what in ("rows", "writing")}
+    rest = 1 - figures.get("model_seconds", 0.0) / max(total, 1e-9) - sum(waited.values())
+    return {**waited, "start and end": max(0.0, rest)}

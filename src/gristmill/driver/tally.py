@@ -1,0 +1,171 @@
+"""The tally of a run: its events summed up, for progress and reports. Committed rows and those in progress are kept
+separate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gristmill.commit.gates import summed
+from gristmill.observe.report import WorkerPace
+from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick
+from gristmill.shards.counts import Counts
+from gristmill.shards.shard import ShardTable
+
+
+@dataclass(frozen=True)
+class Tallied:
+    """The sums of a run's events: what it scored itself, and its shards with a receipt, including those `resumed` from
+    earlier runs. `per_worker` has what each worker did, in the order in which they started, without those that
+    committed nothing.
+    """
+
+    counts: Counts
+    figures: Mapping[str, float]
+    shards_done: int
+    resumed: int
+    per_worker: tuple[WorkerPace, ...]
+
+
+class Tally:
+    """Counts rows and shards of this run as events come in; a shard that is scored again counts once.
+
+    Progress is in source rows: each shard has as many as were planned, whatever its steps make of them. If only reading
+    tells how many, the share is of positions (bytes). Neither goes backwards when an attempt is lost.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._figures: dict[str, float] = {}
+        self.errors: dict[str, float] = {}
+        self._resumed = 0
+        self._paces: dict[str, WorkerPace] = {}
+        self._started: dict[str, float] = {}
+        self._shards: ShardTable | None = None  # until there is a plan
+        self._total: int | None = None
+        self._done: set[int] = set()
+        self._own: set[int] = set()
+        self._rows = self._rows_resumed = 0  # in shards that are done
+        self._weight = self._weight_resumed = 0
+        self._weights = 1
+        self._reached: dict[int, tuple[int, int]] = {}  # rows and positions of unfinished shards, in their best attempt
+        self._begun = time.monotonic()
+        self._workers: set[str] = set()
+
+    def begin(self, shards: ShardTable, done: set[int]) -> dict[str, Any]:
+        """The plan is made; `done` are shards committed by earlier runs. Returns the changes for Progress."""
+        self._shards, self._total, self._done = shards, shards.rows(), set(done)
+        self._resumed = len(done)
+        self._rows = self._rows_resumed = sum(shards.rows_of(n) or 0 for n in done) if self._total is not None else 0
+        self._weight = self._weight_resumed = sum(shards.weight(n) for n in done)
+        self._weights = shards.total_weight() or 1
+        self._begun = time.monotonic()
+        return {
+            "phase": "running",
+            "shards_total": len(shards),
+            "shards_resumed": len(done),
+            "rows_total": self._total,
+            **self._changes(),
+        }
+
+    def tried(self, figures: Mapping[str, float]) -> None:
+        """Count the time of the first rows, scored before there was a plan: their shard need not score them again."""
+        self._figures = summed([self._figures, {"model_seconds": figures.get("model_seconds", 0.0)}])
+
+    def hear(self, event: Event) -> dict[str, Any]:
+        """Take in an event. Returns the changes for Progress, empty if there are none."""
+        now = time.monotonic()
+        if isinstance(event, Started):
+            self._workers.add(event.worker)
+            self._started[event.worker] = now
+            self._paces[event.worker] = WorkerPace(event.worker, str(event.about.get("host", "")))
+        elif isinstance(event, (Death, Left)):
+            self._workers.discard(event.worker)
+        elif isinstance(event, Tick):
+            self._reach(event)
+        elif isinstance(event, Outcome):
+            if event.error is None and not event.key.startswith("probe"):
+                self._commit(event)
+        else:
+            return {}
+        if pace := self._paces.get(event.worker):
+            self._paces[event.worker] = replace(pace, seconds=now - self._started[event.worker])
+        return self._changes()
+
+    def sums(self) -> Tallied:
+        """The sums so far."""
+        paces = tuple(p for p in self._paces.values() if p.rows)
+        return Tallied(self.counts, dict(self._figures), len(self._done), self._resumed, paces)
+
+    def _reach(self, tick: Tick) -> None:
+        if self._shards is None or tick.key.startswith("probe"):
+            return
+        number = int(tick.key.partition(".")[0])
+        planned, rows = self._shards.rows_of(number), tick.rows
+        if planned is not None:
+            rows = planned * tick.passed // max(1, self._shards.weight(number))
+        if number not in self._done:
+            most, passed = self._reached.get(number, (0, 0))
+            self._reached[number] = (max(most, rows), max(passed, tick.passed))
+
+    def _commit(self, event: Outcome) -> None:
+        assert self._shards is not None
+        value, counts = event.value, Counts(*event.value["counts"])
+        number: int = value["shard"]
+        if number in self._own:  # scored again because its receipt did not read back
+            return
+        self._own.add(number)
+        self.counts = self.counts + counts
+        self._figures = summed([self._figures, value["figures"]])
+        self.errors = summed([self.errors, value["errors"]])
+        if pace := self._paces.get(event.worker):
+            self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)
+        self._reached.pop(number, None)
+        if number not in self._done:
+            self._done.add(number)
+            planned = self._shards.rows_of(number)
+            self._rows += counts.rows_in if planned is None else planned
+            self._weight += self._shards.weight(number)
+
+    def _changes(self) -> dict[str, Any]:
+        changes: dict[str, Any] = {"workers": len(self._workers)}
+        if self._shards is None:
+            return changes
+        rows = self._rows + sum(rows for rows, _ in self._reached.values())
+        weight = self._weight + sum(passed for _, passed in self._reached.values())
+        rows = rows if self._total is None else min(rows, self._total)
+        share, before = min(1.0, weight / self._weights), self._weight_resumed / self._weights
+        if self._total:
+            share, before = rows / self._total, self._rows_resumed / self._total
+        elapsed = max(1e-9, time.monotonic() - self._begun)
+        return {
+            **changes,
+            **_fates(self.counts),
+            "shards_done": len(self._done),
+            "rows_done": rows,
+            "rows_per_second": (rows - self._rows_resumed) / elapsed,
+            "eta": elapsed * (1 - share) / (share - before) if share > before else None,
+            "share": share,
+        }
+
+
+def all_committed(shards: ShardTable, counts: Counts) -> dict[str, Any]:
+    """The changes for Progress once all shards are committed, with these counts of all their receipts."""
+    total = shards.rows()
+    rows = counts.rows_in if total is None else total
+    return {
+        **_fates(counts),
+        "shards_done": len(shards),
+        "rows_total": rows,
+        "rows_done": rows,
+        "share": 1.0,
+        "eta": None,
+    }
+
+
+def _fates(c: Counts) -> dict[str, int]:
+    dead, filtered = c.dead + c.derived_dead, c.filtered + c.derived_filtered
+    return {"rows_ok": c.ok, "rows_dead": dead, "rows_filtered": filtered}

@@ -1,0 +1,336 @@
+"""Looking at jobs and sinks without changing them: plan, preview, stream, status, verify."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.commit import generation as generations
+from gristmill.commit import onefile, publication, receipt
+from gristmill.driver import backends, opening, planning, selection, sourcecheck, sparktables
+from gristmill.driver.progressnote import last_said
+from gristmill.driver.run import finish, streamed
+from gristmill.driver.selection import Held
+from gristmill.errors import GateFailed, RunFailed
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL
+from gristmill.job.job import JobSpec, Sink, Source
+from gristmill.job.options import EngineSpec, Gates
+from gristmill.job.specs import Call, Step
+from gristmill.job.uris import file_of
+from gristmill.models.contract import ModelInfo
+from gristmill.observe import units
+from gristmill.observe.events import Observer
+from gristmill.observe.report import Report
+from gristmill.process.scratch import Folder
+from gristmill.process.startup import starting
+from gristmill.result import verify as verifying
+from gristmill.shards import shard
+from gristmill.shards.counts import Counts
+from gristmill.sinks.formats import DEFAULT, sink_format
+
+COUNTED = 10_000  # most receipts read to tell how far an unfinished run is: half a second
+FILTERED = 10_000  # most rows that a preview reads to find one that no filter drops
+UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for views that only look
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """What would run. `rows` and `shards` are estimates if flagged so; sizes are in bytes. `schema` and `nulls` are of
+    the columns that are read. `problems` would stop the run.
+    """
+
+    files: int
+    rows: int | None
+    rows_estimated: bool
+    bytes: int
+    shards: int
+    shards_estimated: bool
+    workers: int
+    nulls: dict[str, int]
+    schema: list[tuple[str, str]]
+    output: list[tuple[str, str | None]]
+    model: ModelInfo
+    backend: str = ""
+    notes: tuple[str, ...] = ()
+    problems: list[str] = field(default_factory=list)
+    sink: str = ""  # what a run would find there
+
+
+def plan(spec: JobSpec) -> PlanView:
+    """What would run, from metadata alone. Raises BadJob if the job cannot run at all; broken gates are in
+    `problems`.
+    """
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
+        held = _held(spec)
+
+        def resolved(spec: JobSpec) -> planning.Resolved:
+            if held is None:
+                return planning.resolve(spec, folder)
+            return opening.resolved(spec, held.root, held.files)
+
+        try:
+            r = resolved(spec)
+        except GateFailed as e:
+            problems.append(str(e))
+            r = resolved(replace(spec, gates=UNGATED))
+        sink = "" if held is None else selection.outlook(held, r, spec.on_new_files == "append")
+    rows = r.rows
+    table = shard.cut(r.files, r.selection, planning.shard_rows(r, None), max(1, r.workers))
+    given = r.schema.names if r.columns is None else r.columns
+    read = {*given, *(r.condition.columns if r.condition is not None else ())}
+    kept = r.keep if r.keep is not None else [n for n in given if n not in (r.info.columns or ())]
+    output: list[tuple[str, str | None]] = [
+        (n, str(r.schema.field(n).type) if n in r.schema.names else None) for n in kept
+    ]
+    known = r.info.schema
+    output += [(n, str(known.field(n).type) if known is not None else None) for n in r.info.outputs or ()]
+    output = [(n, kind) for n, kind in output if spec.sink is None or n not in spec.sink.drop]
+    timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
+    return PlanView(
+        len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
+        timed or rows is None, r.workers, {n: count for n, count in r.nulls.items() if n in read},
+        [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
+        backends.foreseen(r), (*r.warnings, *([r.nulls_given] if r.nulls_given else [])), problems, sink,
+    )  # fmt: skip
+
+
+def _held(spec: JobSpec) -> Held | None:
+    """What the job's sink holds; None if that is nothing, or the rows are in memory."""
+    if spec.sink is None or spec.source.data is not None or spec.sink.uri.startswith(sparktables.SCHEME):
+        return None
+    root, files = opening.sink_place(spec.sink)
+    return Held.by(root, files) if files.holds(generations.meta(root)) else None
+
+
+@dataclass(frozen=True)
+class Previewed:
+    """The outcome of the first rows: those that were scored, as they would be written, the dead letters of the others,
+    and how many were filtered out.
+    """
+
+    rows: pa.Table
+    dead: pa.Table
+    filtered: int = 0
+
+    def failure(self) -> RunFailed | None:
+        """The error of a run that scores none of these rows; None if some were scored, or none failed."""
+        if self.rows.num_rows or not self.dead.num_rows:
+            return None
+        first = self.dead.slice(0, 1).to_pylist()[0]
+        which = f"the first is {first['source']}:{first['position']}, stage {first['stage']}"
+        why = f"{first['error']}: {first['message']}\n{first['traceback'] or ''}".rstrip()
+        return RunFailed(f"none of {units.plural(self.dead.num_rows, 'row')} was scored ({which}): {why}")
+
+
+def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> Previewed:
+    """The outcome of the first `rows` rows (that satisfy `where`), scored by the job itself into a temporary folder; of
+    more, up to FILTERED, if filters leave none of them. No gate applies. Raises RunFailed if the run itself stops.
+    """
+    starting("a preview")
+    read = rows
+    with _of_files(spec) as files:
+        while True:
+            found = _preview(files, read, rows, observer)
+            there = spec.source.limit or spec.source.sample or FILTERED
+            if found.rows.num_rows or found.dead.num_rows or found.filtered < read or read >= min(there, FILTERED):
+                break
+            read = min(16 * read, FILTERED)
+    return replace(found, dead=found.dead[:rows]) if read > rows else found
+
+
+class First:
+    """A filter that keeps only the first rows left by the steps before it, so that the model is given no more."""
+
+    def __init__(self, rows: int) -> None:
+        self._left = rows
+
+    def __call__(self, rows: pa.Table) -> pa.Array:
+        """For each row, whether it is among the first."""
+        taken = min(self._left, rows.num_rows)
+        self._left -= taken
+        return pa.array([True] * taken + [False] * (rows.num_rows - taken))
+
+
+def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> Previewed:
+    limit = min(read, spec.source.limit or read)
+    source = replace(spec.source, limit=None if spec.source.sample else limit)
+    if spec.source.sample:
+        source = replace(source, sample=min(read, spec.source.sample))
+    first = [Step("filter", Call(First, {"rows": rows}, "arrow"))] if spec.steps else []
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        target = replace(
+            spec.sink or Sink(folder),
+            uri=os.path.join(folder, "preview"),
+            format=None,
+            options=_parquet_options(spec.sink),
+            merge=False,
+            partition_by=(),
+            storage={},
+        )
+        workers = 0 if spec.engine.workers == 0 else 1
+        small = replace(
+            spec,
+            source=source,
+            steps=(*spec.steps, *first),
+            sink=target,
+            gates=UNGATED,
+            audit=(),
+            engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
+        )
+        report = finish(small, observer=observer).report
+        scored = report.read().to_table()
+        if spec.sink is not None and scored.num_rows:  # what the job's own sink would refuse
+            form, options = planning.sink_format_of(spec), spec.sink.options
+            form.writer(LOCAL, folder, "part", "preview", form.stored(scored, options), options).abort()
+        return Previewed(scored, report.dead(), report.rows_filtered)
+
+
+def _parquet_options(sink: Sink | None) -> Mapping[str, Any]:
+    """The sink's options for rows that are written as Parquet only to be viewed: empty unless it is a Parquet sink."""
+    return sink.options if sink is not None and sink_format(sink.format or DEFAULT).name == DEFAULT else {}
+
+
+_open: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # streams, and the process each belongs to
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close unfinished streams before the interpreter exits: later, nothing can be reported or removed."""
+    for left, process in list(_open.items()):
+        if process == os.getpid():
+            with contextlib.suppress(ValueError):  # another thread is iterating it
+                left.close()
+
+
+def stream(spec: JobSpec, observer: Observer | None = None) -> Generator[pa.Table, None, Report]:
+    """As `_stream`, but closed at the latest when the interpreter exits."""
+    found = _stream(spec, observer)
+    _open[found] = os.getpid()
+    return found
+
+
+def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, None, Report]:
+    """Output tables, one per shard, in plan order, and finally the report. Parts are written to a folder of their own
+    and removed as they are read, so that disk and memory hold only what is in transit. Raises GateFailed as soon as
+    `min_ok` can no longer hold.
+    """
+    import pyarrow.parquet as pq
+
+    starting("a job")
+    with contextlib.ExitStack() as stack:
+        made = Folder("gristmill-stream-", tempfile.gettempdir())
+        stack.callback(made.remove)
+        spec = stack.enter_context(_of_files(spec))
+        root = os.path.join(made.path, "out")
+        target = replace(
+            spec.sink or Sink(root),
+            uri=root,
+            format=DEFAULT,
+            options=_parquet_options(spec.sink),
+            merge=False,
+            partition_by=(),
+            storage={},
+        )
+        gates = replace(spec.gates, allow_empty=True)
+        run = streamed(replace(spec, sink=target, gates=gates), observer)
+        stack.callback(run.close)
+        while True:
+            try:
+                done = next(run)
+            except StopIteration as e:
+                report: Report = e.value.report
+                return report
+            for part in done.parts:
+                if part.role == "rows":
+                    yield pq.read_table(os.path.join(root, part.work), partitioning=None)
+
+
+@contextlib.contextmanager
+def _of_files(spec: JobSpec) -> Iterator[JobSpec]:
+    """The job with files in place of the Spark tables in its source."""
+    with sparktables.opened(replace(spec, sink=None)) as job:
+        yield replace(job.spec, sink=spec.sink)
+
+
+def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
+    """The state of a sink from its files alone: "running", "unfinished", "done" or "empty", with counts."""
+    held = Held.by(root, files)
+    body = None if held.latest is None else held.latest.body
+    out: dict[str, Any] = {
+        "sink": file_of(root) or root,
+        "published_generation": None if body is None else body.generation,
+    }
+    if held.unfinished is not None:
+        out.update(_unfinished(root, held.unfinished, files))
+    else:
+        out["state"] = "done" if body is not None else "empty"
+    if body is not None:
+        rows = {n: getattr(body, n) for n in ("rows_in", "rows_ok", "rows_dead", "rows_filtered")}
+        also = {"shards": body.shards, "published": body.published, "model": vars(body.model), "errors": body.errors}
+        out["published"] = {**rows, **also, "skipped": list(body.skipped)}
+        out.update(rows if out["state"] == "done" else {})
+        if out["state"] == "done":
+            out.update(shards_done=body.shards, shards_total=body.shards, share=1.0)
+            out["skipped"] = list(body.skipped)
+            out["counts"] = asdict(Counts(*body.counts_list))
+    return out
+
+
+def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict[str, Any]:
+    holder = files.holder(generations.meta(root))
+    said = last_said(latest)
+    out: dict[str, Any] = {
+        **dict.fromkeys(("rows_ok", "rows_dead", "rows_filtered"), 0),
+        **({} if said is None else vars(said)),
+        "state": "running" if holder is not None else "unfinished",
+        "generation": latest.number,
+    }
+    out["sink"] = file_of(root) or root
+    if holder is not None:
+        out["held_by"] = {n: getattr(holder, n) for n in ("pid", "host", "started")} if holder.pid else {}
+    else:
+        out.update(rows_per_second=0.0, eta=None, workers=0)
+    if latest.planned:
+        out["shards_total"] = len(generations.read_plan(latest).shards)
+        done = receipt.listed(latest.receipts, files)
+        out["shards_done"] = len(done)
+        if holder is None and len(done) <= COUNTED:  # exact, while the last note is a little older
+            read = [found for paths in done.values() if (found := receipt.valid(paths, files)) is not None]
+            counts = sum((Counts(*r.counts) for r in read), Counts())
+            out.update(rows_done=counts.rows_in, rows_ok=counts.ok, rows_filtered=counts.all_filtered)
+            out.update(rows_dead=counts.all_dead, shards_resumed=0)
+        out["share"] = out["shards_done"] / max(1, out["shards_total"])
+    if said is not None and said.at is not None:
+        out["seconds_ago"] = round(max(0.0, time.time() - said.at), 1)
+    return out
+
+
+def verify(root: str, files: Files = LOCAL, *, deep: bool = False, source: Source | bool = False) -> verifying.Verdict:
+    """Recount and re-hash every published file; see `result.verify`. With `source` (True, or the job's, which has the
+    credentials), what every shard read is read again, too.
+    """
+    body = publication.published(root, files).body
+    verdict = verifying.verify(root, sink_format(body.sink_format), files, deep=deep)
+    if (wrong := onefile.differs(root)) is not None:
+        verdict = replace(verdict, ok=False, lines=(*(() if verdict.ok else verdict.lines), wrong))
+    if skipped := body.skipped:
+        verdict = replace(
+            verdict, lines=(*verdict.lines, f"source: without the files that could not be read: {'; '.join(skipped)}")
+        )
+    if source is False:
+        return verdict
+    changed = sourcecheck.verify(Held.by(root, files).members(), source if isinstance(source, Source) else None)
+    if not changed:
+        return replace(verdict, lines=(*verdict.lines, "source: unchanged, it holds what every shard read"))
+    return replace(verdict, ok=False, lines=(*(() if verdict.ok else verdict.lines), *changed))

@@ -1,0 +1,35 @@
+"""What a run can begin before it is planned: the interpreters of its workers. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gristmill.engines.interpreter import MOST, SPARES
+from gristmill.job.job import JobSpec, Source
+from gristmill.process import machine
+
+# What a worker of any job imports before it opens its model.
+IMPORTS = ("gristmill.worker.pipeline", "gristmill.models.kinds", "pyarrow.parquet")
+SMALL = 4 << 20  # bytes of input: a function is done with so few before a second worker has started
+
+
+def start(spec: JobSpec) -> None:
+    """Start interpreters for a job, only one if it is small. `SPARES.end` ends those not used."""
+    SPARES.start(spec.engine, machine.cores(), IMPORTS, most=1 if _small(spec.source) else MOST)
+
+
+def _small(source: Source) -> bool:
+    """Whether all it names are small files of this machine; folders and globs take more than a glance, and are not."""
+    if source.data is not None:
+        return False
+    total = 0
+    for uri in source.uri:
+        try:
+            found = os.stat(uri)
+        except (OSError, ValueError):
+            return False
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        total += found.st_size
+    return total < SMALL

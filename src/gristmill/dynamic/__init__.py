@@ -1,0 +1,1 @@
+"""Dynamic batching of calls: concurrent calls of a function grouped."""

@@ -1,0 +1,1 @@
+"""Digests of all that shapes a result: options, the user's code and its values, files."""

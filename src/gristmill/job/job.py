@@ -1,0 +1,370 @@
+"""The whole description of a job: source, steps, model, post, sink and options. Immutable; nothing is opened here."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+
+from gristmill.errors import BadJob
+from gristmill.job.annotations import Help, Key, options_of, whole
+from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
+from gristmill.job.options import EngineSpec, Gates, Running, as_engine
+from gristmill.job.specs import ModelSpec, Step, as_model, as_step
+from gristmill.job.uris import file_named, is_local, local_path
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gristmill.job.keywords import SinkOptions, SourceOptions
+
+
+T = TypeVar("T")
+
+HELD = "table://"  # before the digest of a table in memory, which is its path wherever its copy is stored
+
+
+@option_fields("source ")
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from: URIs (a file, a folder, a glob, several) or `data` in memory, and which rows of it."""
+
+    not_shaping: ClassVar[Mapping[str, str]] = {  # what does not change the answers, and why: all else counts
+        "uri": "the files that it stands for are compared one by one",
+        "data": "compared as the file that it is written to",
+        "on_bad_file": "the files that are left are compared one by one",
+        "storage": "how to reach the files, which are compared one by one; credentials change from night to night",
+    }
+
+    uri: Annotated[
+        tuple[str, ...],
+        Help(
+            "Files, folders or globs, relative to the current folder; or URIs that pyarrow or fsspec opens", flag=None
+        ),
+    ] = ()
+    data: Any = field(default=None, compare=False)
+    format: Annotated[
+        str | None,
+        Help(
+            "How the source is read: parquet, jsonl, csv, text or binary (default: by its suffix)",
+            "NAME",
+            "--source-format",
+        ),
+    ] = None
+    columns: Annotated[tuple[str, ...] | None, Help("Read only these columns")] = None
+    where: Annotated[
+        str | None,
+        Help("Only rows for which this SQL condition holds, for example \"lang = 'en'\"", "SQL", usual=True),
+    ] = None
+    limit: Annotated[int | None, whole(1), Help("Only the first N rows for which the condition holds", usual=True)] = (
+        None
+    )
+    sample: Annotated[int | None, whole(1), Help("Only N rows, drawn at random with the seed")] = None
+    seed: Annotated[int, Help("The seed of the sample")] = 0
+    types: Annotated[
+        Mapping[str, str] | None,
+        Help("Column types for text formats, instead of those found in the first rows: {price: float64}", flag=None),
+    ] = None
+    on_bad_file: Annotated[
+        Literal["fail", "skip"],
+        Help(
+            "What to do with a file that cannot be read: fail the job, or skip and count it (damaged rows inside a "
+            "Parquet file then become dead letters)"
+        ),
+    ] = "fail"
+    options: Annotated[
+        Mapping[str, Any],
+        Help("Options of the format, for example {delimiter: ';'}", flag=None),
+        Key(
+            "delimiter",
+            Help(
+                "The CSV delimiter: one character, or tab (default: a comma, or if the header has none, the delimiter "
+                "that it shows)",
+                "CHAR",
+            ),
+        ),
+    ] = field(default_factory=dict)
+    storage: Annotated[
+        Mapping[str, Any], Help("Options of the file system, for example {region: eu-west-1}", flag=None)
+    ] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        base = self.options.get("relative_to")
+        if isinstance(base, (str, os.PathLike)) and is_local(os.fspath(base)):
+            # The folder that is meant now, wherever the job is run again from.
+            object.__setattr__(self, "options", {**self.options, "relative_to": local_path(os.fspath(base))})
+        if self.limit is not None and self.sample is not None:
+            raise BadJob("source has both limit and sample: give one of them")
+        if not self.uri and self.data is None:
+            raise BadJob("the source names nothing: give a file, a folder, a glob or a table")
+
+
+@option_fields("sink ")
+@dataclass(frozen=True)
+class Sink:
+    """Where answers go, which columns are written with them, and how they are written.
+
+    A row's id is built from the `key` columns and the copy number, else from the source position. Without `evolve`,
+    rows that are added to a result must fit its columns.
+    """
+
+    not_shaping: ClassVar[Mapping[str, str]] = {
+        "uri": "the sink that is looked at",
+        "storage": "how to reach the sink; credentials change from night to night",
+        "evolve": "whether a later run may widen the schema, which the plan stores",
+        "overwrite": "whether files of others may stand beside the result",
+    }
+
+    uri: Annotated[
+        str,
+        Help(
+            "The folder that the answers are published in, relative to the current folder, or a URI; or one file, "
+            "named .parquet or .jsonl",
+            flag=None,
+        ),
+    ]
+    format: Annotated[str | None, Help("What is written: parquet (default), jsonl or npy", "NAME", usual=True)] = None
+    keep: Annotated[
+        tuple[str, ...] | None,
+        Help("Source columns carried over (default: all but the model's text; none for functions)", usual=True),
+    ] = None
+    row_id: Annotated[
+        str | None,
+        Help("Write a stable id for each row into this column; with key, it is only as unique as the key", "NAME"),
+    ] = None
+    key: Annotated[
+        tuple[str, ...],
+        Help(
+            "The columns that the row id is made from, which should be unique together (default: the row's place in "
+            "the source)"
+        ),
+    ] = ()
+    partition_by: Annotated[
+        tuple[str, ...], Help("Write hive folders by these columns; they are carried over as if listed in keep")
+    ] = ()
+    merge: Annotated[
+        bool, Help("Publish one file instead of parts, in the order of the source; each append adds another")
+    ] = False
+    model_version: Annotated[str | None, Help("Write the model's digest into this column", "NAME")] = None
+    overwrite: Annotated[bool, Help("Allow a folder that holds other files")] = False
+    evolve: Annotated[
+        bool, Help("Let appended rows widen types and add columns, which are null for the earlier rows")
+    ] = False
+    dead_payload: Annotated[
+        int, whole(0), Help("How many bytes of a dead row's content are kept with it, at most (0: none)", flag=None)
+    ] = 1 << 20
+    options: Annotated[Mapping[str, Any], Help("Options of the format, for example {compression: zstd}", flag=None)] = (
+        field(default_factory=dict)
+    )
+    storage: Annotated[Mapping[str, Any], Help("Options of the file system", flag=None)] = field(default_factory=dict)
+    drop: Annotated[
+        tuple[str, ...],
+        Help("Columns left out of the output row, whatever made them: source, model or steps"),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if self.key and not self.row_id:
+            raise BadJob(f"sink has key={list(self.key)} but no row_id: name the column that the id is written to")
+        needed: dict[str, Any] = {"keep": self.keep or (), "partition_by": self.partition_by}
+        needed |= {"row_id": (self.row_id,), "model_version": (self.model_version,)}
+        for what, names in needed.items():
+            for name in self.drop:
+                if name in names:
+                    raise BadJob(f"sink has column {name!r} in both drop and {what}: leave it out of one of them")
+        if file_named(self.uri):
+            self._one_file()
+        if self.merge and self.partition_by:
+            raise BadJob("sink has merge and partition_by: one file cannot be in many folders; leave one of them out")
+
+    def _one_file(self) -> None:
+        form = self.uri.rpartition(".")[2].lower()
+        if not is_local(self.uri):
+            raise BadJob(f"sink {self.uri}: one file is for local disks: give a folder ({self.uri}/ is one)")
+        if self.format not in (None, form):
+            raise BadJob(f"sink {self.uri}: format is {self.format!r}: give a file named .{self.format}, or a folder")
+        if given := [name for name in ("partition_by", "evolve") if getattr(self, name)]:
+            raise BadJob(
+                f"sink {self.uri}: {given[0]} is for folders, and this name is that of one file: give a folder"
+            )
+        object.__setattr__(self, "format", form)
+        object.__setattr__(self, "merge", True)
+
+
+@option_fields()
+@dataclass(frozen=True)
+class JobSpec:
+    """A job, ready to be planned. `sink` None means that the answers are returned.
+
+    `audit` are functions, or their names as "module:name", that are given the staged result (`commit.gates.Staged`)
+    before it is published; one that returns False, or raises, refuses it. `on_null` None means "dead", for models that
+    refuse nulls; if it is given there must be columns that it can apply to (planning).
+    """
+
+    not_shaping: ClassVar[Mapping[str, str]] = {
+        "on_new_files": "what the next run does about files that are new",
+        "audit": "looks at the staged result, and may only refuse it",
+    }
+
+    source: Annotated[
+        Source, Help("Where rows come from: a path, a list of paths, or a mapping with uri and options", flag=None)
+    ]
+    model: Annotated[
+        ModelSpec,
+        Help(
+            "What scores the rows: one of embed, classify, onnx, torchscript, sklearn or call, and its options",
+            flag=None,
+        ),
+    ]
+    sink: Annotated[
+        Sink | None, Help("Where the answers go: a folder, or a mapping with uri and options", flag=None)
+    ] = None
+    steps: Annotated[tuple[Step, ...], Help("CPU steps before the model, in order", flag=None)] = ()
+    post: Annotated[
+        tuple[Step, ...],
+        Help(
+            "Steps after the model: they get the source columns and the model's answers, and keep the row count",
+            flag=None,
+        ),
+    ] = ()
+    on_null: Annotated[
+        Literal["dead", "skip", "keep"] | None,
+        Help(
+            "What to do with a row whose model input is null: make it a dead letter, leave it out, or pass it to the "
+            "model (a text model reads it as empty text). For a function: null in a column that takes= declares not "
+            "null (default: dead)"
+        ),
+    ] = None
+    on_nan: Annotated[
+        Literal["dead", "keep"],
+        Help("What to do with a row whose answer is NaN or infinite: make it a dead letter, or keep it"),
+    ] = "dead"
+    on_new_files: Annotated[
+        Literal["refuse", "append"],
+        Help("What a later run does if the source has new files: refuse to run, or append them", group="Source"),
+    ] = "refuse"
+    running: Annotated[
+        Running,
+        Help("How the job runs; nothing here changes an answer beyond its last bits", flag=None),
+    ] = field(default_factory=Running)
+    gates: Annotated[
+        Gates,
+        Help(
+            "What must hold before anything is published, besides the exact row accounting that is always on", flag=None
+        ),
+    ] = field(default_factory=Gates)
+    engine: Annotated[
+        EngineSpec, Help("What runs the job: local, ray or spark, with the engine's own options", flag=None)
+    ] = field(default_factory=EngineSpec)
+    audit: Annotated[
+        tuple[Any, ...],
+        Help(
+            "MODULE:NAME of a function, or several, that may refuse the staged result before it is published: each is "
+            "given an object with counts, dataset(), paths, schema, and raises or returns something false",
+            flag=None,
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        hooks: Any = self.audit
+        several = hooks if isinstance(hooks, (list, tuple)) else () if hooks is None else (hooks,)
+        object.__setattr__(self, "audit", tuple(several))
+        for hook in self.audit:
+            if not (callable(hook) or (isinstance(hook, str) and all(hook.partition(":")))):
+                raise BadJob(
+                    f"audit has {hook!r}, which cannot be called: give functions that take the staged result, or their "
+                    "names, MODULE:NAME"
+                )
+        for step in self.post:
+            if step.kind != "map":
+                raise BadJob(f"post step {step.name} is a {step.kind}: after the model, steps must keep the row count")
+
+    @property
+    def nulls(self) -> str:
+        """What happens to a row that the model refuses because of a null: dead, skip or keep."""
+        return self.on_null or "dead"
+
+
+def as_source(value: Any, **options: "Unpack[SourceOptions]") -> Source:
+    """A Source from what a person writes: a string, a path, a list of them, or a table, data frame or list of dicts."""
+    import os
+
+    if isinstance(value, Source):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return source(os.fspath(value), **options)
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
+        return source(*[os.fspath(v) for v in value], **options)
+    fields: Mapping[str, Any] = options  # the class turns single names into tuples
+    return Source(data=value, **fields)
+
+
+def as_sink(value: Any, **options: "Unpack[SinkOptions]") -> Sink | None:
+    """A Sink from what a person writes: None, a string, a path, or a Sink."""
+    import os
+
+    if value is None or isinstance(value, Sink):
+        return value
+    if not isinstance(value, (str, os.PathLike)):
+        raise BadJob(f"sink is {value!r}: give a folder or a URI, as text, or gm.sink(…)")
+    return sink(os.fspath(value), **options)
+
+
+def source(*uri: str | Sequence[str], **options: "Unpack[SourceOptions]") -> Source:
+    """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`. Several
+    paths are given one by one, or as a list.
+
+    A file is read once, however many names lead to it, with a note that says which: symbolic links, hard links in a
+    folder or glob, paths that overlap. Only hard links that are each named outright count as separate files.
+
+    Folders `name=value` below the given folder, or from a glob's first wildcard on, are columns, as in pyarrow and
+    Spark: text, unless all values are whole numbers (`types` gives others); null if the value is
+    `__HIVE_DEFAULT_PARTITION__`.
+    """
+    paths = [path for given in uri for path in (given if isinstance(given, (list, tuple)) else [given])]
+    fields: Mapping[str, Any] = options
+    return Source(uri=tuple(map(str, paths)), **fields)
+
+
+def sink(uri: str, **options: "Unpack[SinkOptions]") -> Sink:
+    """A sink with options: `gm.sink("out/", keep=["id"], row_id="id")`. Fields as in `Sink`."""
+    fields: Mapping[str, Any] = options
+    return Sink(uri=str(uri), **fields)
+
+
+def describe(
+    source: Any,
+    model: Any,
+    sink: Any = None,
+    steps: Any = (),
+    post: Any = (),
+    **options: Any,
+) -> JobSpec:
+    """A JobSpec from the values a person writes (strings, bare functions, dicts for options). Raises BadJob."""
+    check_names("Job", options, names_of(JobOptions))
+    running = {k: options.pop(k) for k in list(options) if k in options_of(Running)}
+    chosen = _section("running", Running, options.pop("running", None))
+    engine = {k: options.pop(k) for k in list(options) if k in options_of(EngineSpec)}
+    spec = as_engine(options.pop("engine", None))
+    for name, given in (("steps", steps), ("post", post)):
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise BadJob(f"{name} is {given!r}: give a list of steps")
+    return JobSpec(
+        source=as_source(source),
+        model=as_model(model),
+        sink=as_sink(sink),
+        steps=tuple(as_step(s) for s in steps),
+        post=tuple(as_step(s) for s in post),
+        running=replace(chosen, **running) if running else chosen,
+        gates=_section("Gates", Gates, options.pop("gates", None)),
+        engine=replace(spec, **engine) if engine else spec,
+        **options,
+    )
+
+
+def _section(name: str, kind: type[T], given: Any) -> T:
+    """Options of a kind from a mapping, as a job file has it. Raises BadJob."""
+    if isinstance(given, kind):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise BadJob(f"{name.lower()} is {given!r}: give a mapping of its options: {', '.join(options_of(kind))}")
+    check_names(name, given or {}, options_of(kind))
+    return kind(**(given or {}))

@@ -1,0 +1,279 @@
+"""Keyword arguments of public functions: typed for checkers and editors; errors for wrong names suggest others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+
+from gristmill.errors import BadJob
+from gristmill.job.annotations import bare, checked, is_of
+
+if TYPE_CHECKING:
+    from gristmill.job.options import Auto, EngineSpec, Gates, Running
+    from gristmill.observe.events import Observer
+
+    Names = Sequence[str] | str
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+# ---------------------------------------------------------------- names
+
+
+_WORKERS = {"worker", "workers", "n_workers", "max_workers", "n_jobs", "jobs", "processes", "concurrency"}  # elsewhere
+
+
+def unknown(where: str, name: str, names: Iterable[str]) -> BadJob:
+    """The error for an unknown option, with the one that was probably meant, or all that there are."""
+    import difflib
+
+    known = sorted(names)
+    by_fold = {n.casefold(): n for n in known}
+    near = difflib.get_close_matches(name.casefold(), by_fold, 1)
+    if name.casefold() in _WORKERS and "max_parallelism" in known:
+        near = ["max_parallelism"]
+    hint = f"did you mean {by_fold[near[0]]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+    if name in names_of(JobOptions) and not near:
+        hint = f"it is an option of the job: gm.Job(…, {name}=…)"
+    return BadJob(f"{where} has no option {name!r}: {hint}")
+
+
+def check_names(where: str, given: Iterable[str], names: Iterable[str]) -> None:
+    """Raises BadJob for the first given name that is not in `names`."""
+    known = set(names)
+    for name in given:
+        if name not in known:
+            raise unknown(where, name, known)
+
+
+def named(where: str, *others: type) -> Callable[[F], F]:
+    """A decorator: a keyword that the function does not have is a BadJob that names the right one. `where` is how
+    errors call the function, `others` have the keys of its `**options`.
+    """
+
+    def decorate(function: F) -> F:
+        parameters = inspect.signature(function).parameters.values()
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+        names += [name for kind in others for name in names_of(kind)]
+        flags = {p.name for p in parameters if p.annotation == "bool"}
+        flags |= {n for kind in others for n, hint in kind.__annotations__.items() if _text_of(hint) == "bool"}
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            check_names(where, options, names)
+            for name in flags.intersection(options):
+                if not is_of(options[name], bool) and not isinstance(options[name], int):
+                    raise BadJob(f"{where}: {name} is {options[name]!r}: give True or False")
+                options[name] = bool(options[name])
+            return function(*args, **options)
+
+        return cast(F, call)
+
+    return decorate
+
+
+def _text_of(hint: Any) -> Any:
+    return getattr(hint, "__forward_arg__", hint)
+
+
+def option_fields(of: str = "") -> Callable[[type[T]], type[T]]:
+    """A decorator for dataclasses of options: an unknown field name is reported as by `named`, and a value that its
+    field does not accept is a BadJob, in which `of` precedes the name of the field.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        made: Any = cls.__init__
+        made.__annotations__ = {name: bare(hint) for name, hint in made.__annotations__.items()}
+        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+        @functools.wraps(made)
+        def __init__(self: Any, *args: Any, **options: Any) -> None:
+            check_names(cls.__name__, options, names)
+            held = checked(cls, {**dict(zip(names, args, strict=False)), **options}, of)
+            made(self, *map(held.get, names[: len(args)]), *args[len(names) :], **{n: held[n] for n in options})
+
+        cls.__init__ = __init__  # type: ignore[method-assign]
+        return cls
+
+    return decorate
+
+
+# ---------------------------------------------------------------- types
+
+
+class RowOptions(TypedDict, total=False):
+    """Which rows of a source, and which of their columns. See `Source`."""
+
+    columns: Names | None
+    where: str | None
+    limit: int | None
+    sample: int | None
+    seed: int
+    types: Mapping[str, str] | None
+    on_bad_file: Literal["fail", "skip"]
+
+
+class SourceOptions(RowOptions, total=False):
+    """The fields of `Source`, except where the rows are."""
+
+    format: str | None
+    options: Mapping[str, Any]
+    storage: Mapping[str, Any]
+
+
+class OutputOptions(TypedDict, total=False):
+    """What is written with the answers, and how. See `Sink`."""
+
+    format: str | None
+    keep: Names | None
+    drop: Names
+    row_id: str | None
+    key: Names
+    partition_by: Names
+    merge: bool
+    model_version: str | None
+    overwrite: bool
+    evolve: bool
+    dead_payload: int
+
+
+class SinkOptions(OutputOptions, total=False):
+    """The fields of `Sink`, except where it is."""
+
+    options: Mapping[str, Any]
+    storage: Mapping[str, Any]
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options that all engines take. See `EngineSpec`."""
+
+    workers: int | Auto | tuple[int, int]
+    gpus: int | Auto
+    threads: int | Auto
+    steps_workers: int
+
+
+class OfLocal(EngineOptions, total=False):
+    """Options of the local engine. See `LocalOptions`."""
+
+    gpus_per_worker: float
+    grace: float
+
+
+class OfRay(EngineOptions, total=False):
+    """Options of the Ray engine. See `RayOptions`."""
+
+    address: str | None
+    cpus_per_worker: float
+    gpus_per_worker: float | None
+    memory_per_worker: int | None
+    resources: Mapping[str, float]
+    accelerator_type: str | None
+    runtime_env: Mapping[str, Any] | None
+    split: bool
+    preparers_per_worker: int
+
+
+class OfSpark(EngineOptions, total=False):
+    """Options of the Spark engine. See `SparkOptions`."""
+
+    master: str | None
+    session: Any
+    cpus_per_task: int
+    conf: Mapping[str, Any]
+    app_name: str
+
+
+class JobOptions(EngineOptions, total=False):
+    """How a job runs, and what happens to rows that cannot be scored. See `JobSpec`, `Running` and `EngineSpec`."""
+
+    on_null: Literal["dead", "skip", "keep"] | None
+    on_nan: Literal["dead", "keep"]
+    on_new_files: Literal["refuse", "append"]
+    gates: Gates | Mapping[str, Any] | None
+    audit: Any
+    running: Running | Mapping[str, Any] | None
+    engine: str | EngineSpec | None
+    batch_tokens: int | Auto
+    batch_rows: int | Auto
+    shard_rows: int | Auto
+    window_bytes: int
+    batch_timeout: float
+    worker_memory: int | None
+    log: str | None
+
+
+class Verbs(TypedDict, total=False):
+    """What to do with a sink that already has a result, and who is told how the run progresses."""
+
+    restart: bool
+    append: bool
+    accept: bool
+    observer: Observer | None
+
+
+class ScoreOptions(RowOptions, OutputOptions, JobOptions, Verbs, total=False):
+    """Options that `embed`, `classify` and `apply` have in common."""
+
+    steps: Sequence[Any]
+    post: Sequence[Any]
+
+
+class TextOptions(ScoreOptions, total=False):
+    """What text models have in common: how their files are run."""
+
+    max_length: int | None
+    backend: str
+    dtype: str
+    device: str
+    trust_remote_code: bool
+    sha256: str | None
+
+
+class EmbedOptions(TextOptions, total=False):
+    """Options of `embed`. See `TextEmbedder`."""
+
+    prompt: str | None
+    prompt_name: str | None
+    pooling: str | None
+    normalize: bool | None
+    truncate_dim: int | None
+
+
+class ClassifyOptions(TextOptions, total=False):
+    """Options of `classify`. See `TextClassifier`."""
+
+    output: str | None
+    all_scores: bool
+
+
+class PredictOptions(ScoreOptions, total=False):
+    """Options of `predict`. See `SklearnModel`, `OnnxModel` and `TorchScriptModel`."""
+
+    features: Names | None
+    method: str
+    label: str | int | float | bool | None
+    inputs: Mapping[str, Any] | Sequence[Any] | None
+    outputs: Mapping[str, str] | None
+    output: str | None
+    device: str
+    dtype: str
+    allow_pickle: bool
+    sha256: str | None
+
+
+class ApplyOptions(ScoreOptions, total=False):
+    """Options of `apply`. See `gm.model`."""
+
+    batch_format: Literal["numpy", "rows", "arrow", "pandas", "polars"]
+    takes: Mapping[str, str] | None
+    returns: Mapping[str, str] | None
+    output: str | None
+
+
+def names_of(kind: type) -> frozenset[str]:
+    """The keys of one of the types above."""
+    return frozenset(kind.__required_keys__ | kind.__optional_keys__)  # type: ignore[attr-defined]

@@ -1,0 +1,100 @@
+"""Secrets of a job: text that shows as `${env:NAME}` wherever it appears, and gives its value only on request.
+
+A job file's `${env:TOKEN}` becomes a `Secret`, whose characters are the text as written. Whatever prints, hashes,
+compares it or turns it into JSON therefore sees `${env:TOKEN}`: a place that forgets `reveal` fails to log in, and does
+not leak. The value travels only through pickle, to the workers, and `reveal` gives it where a file system is opened or
+a function is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+LEAST = (
+    4  # shorter values are not searched for in text: masking every "1" or "no" would ruin messages, and hide nothing
+)
+
+
+class Secret(str):
+    """Text as written in the job file (`shown`), and what it stands for (`hidden`), which only `reveal` gives."""
+
+    __slots__ = ("_hidden",)
+    _hidden: str
+
+    def __new__(cls, shown: str, hidden: str) -> Secret:
+        self = super().__new__(cls, shown)
+        self._hidden = hidden
+        return self
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str, str]]:
+        return Secret, (str(self), self._hidden)
+
+    def reveal(self) -> str:
+        """The value itself. Give it to the library that needs it, and to nothing that stores or prints it."""
+        return self._hidden
+
+
+SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$|key(_?id)?$", re.IGNORECASE)
+SEALED = "scrypt "  # before the salt and the digest of a sealed value
+UNSEALED = "not sealed"
+
+
+def sealed(secret: Secret, salt: bytes) -> str:
+    """A digest with its salt, which distinguishes a value from others and is slow to guess it from."""
+    text = secret.reveal().encode("utf-8", "surrogateescape")
+    return f"{SEALED}{salt.hex()} {hashlib.scrypt(text, salt=salt, n=1 << 14, r=8, p=1).hex()}"
+
+
+def salt_of(text: str) -> bytes | None:
+    """The salt of a sealed value, None for any other text."""
+    return bytes.fromhex(text.split(" ")[1]) if text.startswith(SEALED) else None
+
+
+def reveal(value: Any) -> Any:
+    """`value` with every Secret in it (also inside mappings, lists and tuples) replaced by what it stands for."""
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, Mapping):
+        return {key: reveal(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(reveal(item) for item in value)
+    return value
+
+
+def secrets_in(value: Any) -> Iterator[Secret]:
+    """The secrets inside a value: mappings, lists, tuples and dataclasses are searched."""
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from secrets_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from secrets_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from secrets_in(getattr(value, field.name))
+
+
+def scrub(text: str, secrets: Iterable[Secret]) -> str:
+    """`text` with the values of `secrets` replaced by the secrets' texts: for messages that a library wrote."""
+    for secret in sorted(secrets, key=lambda s: -len(s.reveal())):
+        if len(secret.reveal()) >= LEAST:
+            text = text.replace(secret.reveal(), str(secret))
+    return text
+
+
+def scrub_values(value: Any, secrets: Iterable[Secret]) -> Any:
+    """`value`, plain data, with every text in it scrubbed; the keys of mappings, and anything but text, stay. For
+    documents: scrubbing their JSON would rewrite names and numbers that only look like a secret, and miss one that is
+    escaped.
+    """
+    if isinstance(value, str):
+        return scrub(value, secrets)
+    if isinstance(value, Mapping):
+        return {key: scrub_values(item, secrets) for key, item in value.items()}
+    return [scrub_values(item, secrets) for item in value] if isinstance(value, (list, tuple)) else value

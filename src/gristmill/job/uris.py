@@ -1,0 +1,133 @@
+"""What URIs contain: the path of a local one, and those of stores without their secrets, so that they can be shown,
+stored and compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+__all__ = ["file_named", "file_of", "is_local", "local_path", "records_of", "redact"]
+
+_FILES = (".parquet", ".jsonl")  # endings of the name of a sink that is one file
+_RECORDS = ".gristmill"
+
+_URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://(?P<rest>[^\s'\"<>]*)")
+_SECRET_ENDS = (
+    "token", "secret", "password", "passwd", "pwd", "signature", "credential", "credentials", "authorization",
+    "accesskey", "accesskeyid", "secretkey", "apikey", "accountkey", "privatekey",
+)  # fmt: skip
+_SECRET_NAMES = frozenset({"sig", "auth", "key", "code", "pass", "policy", "keypairid"})
+_SIGNED = re.compile(r"^x-(amz|goog|oss|cos|ms)-", re.IGNORECASE)  # parts of a signed URL: they differ at each signing
+_SAS = frozenset(
+    [
+        "sv",
+        "ss",
+        "srt",
+        "sr",
+        "st",
+        "se",
+        "sp",
+        "spr",
+        "sip",
+        "skoid",
+        "sktid",
+        "skt",
+        "ske",
+        "sks",
+        "skv",
+        "sdd",
+        "saoid",
+        "suoid",
+        "scid",
+    ]
+)
+_KEPT_USER = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "az"})  # what precedes @ names the container
+
+
+def is_local(uri: str) -> bool:
+    """Whether an address is a path on this machine, plain or with file://."""
+    return "://" not in uri or uri.partition("://")[0].lower() in ("file", "local")
+
+
+def local_path(uri: str) -> str:
+    """The absolute path of a local address: `~` is the home folder, and `%20` in a `file://` one a space."""
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme.lower() in ("file", "local"):
+        uri = unquote(rest.removeprefix("localhost/" if rest.startswith("localhost/") else ""))
+        uri = f"/{uri}" if rest.startswith("localhost/") else uri
+    return os.path.abspath(os.path.expanduser(uri))
+
+
+def file_named(uri: str) -> bool:
+    """Whether a sink of this name is one file: out.parquet or out.jsonl, without a slash at the end."""
+    return uri.lower().endswith(_FILES)
+
+
+def records_of(file: str) -> str:
+    """The folder of a sink that is one file on a local disk: beside the file, and hidden, so that whoever reads all
+    files there does not read its parts as well.
+    """
+    folder, name = os.path.split(local_path(file))
+    return os.path.join(folder, f".{name}{_RECORDS}")
+
+
+def file_of(root: str) -> str | None:
+    """The file of a sink that is one file, from its folder; None for any other sink."""
+    folder, name = os.path.split(root)
+    if "://" in root or not (name.startswith(".") and name.endswith(_RECORDS)):
+        return None
+    file = name[1 : -len(_RECORDS)]
+    return os.path.join(folder, file) if file_named(file) else None
+
+
+def redact(text: str) -> str:
+    """`text` with the secrets of every URI in it removed.
+
+    Passwords are removed with their user (`s3://key:secret@bucket/x` becomes `s3://bucket/x`), and so are query
+    parameters that are tokens or belong to a signature. What is left still names the file, and is the same after the
+    next signing.
+    """
+    return _URI.sub(_clean, text) if "://" in text else text
+
+
+def _clean(found: re.Match[str]) -> str:
+    scheme, rest = found["scheme"], found["rest"]
+    rest, hash_mark, fragment = rest.partition("#") if scheme.startswith("http") else (rest, "", "")
+    rest, question, query = rest.partition("?")
+    rest = _without_user(scheme.lower(), rest)
+    kept = _kept(query) if question else ""
+    fragment = "" if _secret(fragment.partition("=")[0]) else hash_mark + fragment
+    shown = question + query if kept == query else "?" + kept if kept else ""  # a lone ? may be a wildcard
+    return f"{scheme}://{rest}{shown}{fragment}"
+
+
+def _without_user(scheme: str, rest: str) -> str:
+    authority, slash, path = rest.partition("/")
+    if "@" not in authority:
+        # A secret may hold an unescaped slash: `key:ab/cd@bucket/x`. A port is digits, so this is not host:port.
+        port = authority.partition(":")[2]
+        if not port or port.isdigit() or "@" not in path:
+            return rest
+        authority, slash, path = rest.rpartition("@")[0] + "@", "", rest.rpartition("@")[2]
+    user, _, host = authority.rpartition("@")
+    if scheme in _KEPT_USER:
+        return f"{user.partition(':')[0]}@{host}{slash}{path}"
+    return f"{host}{slash}{path}"
+
+
+def _secret(name: str) -> bool:
+    plain = name.lower().replace("-", "").replace("_", "")
+    return bool(_SIGNED.match(name)) or plain in _SECRET_NAMES or plain.endswith(_SECRET_ENDS)
+
+
+def _kept(query: str) -> str:
+    pairs = query.split("&")
+    names = [p.partition("=")[0] for p in pairs]
+    signed = any(_secret(n) for n in names)
+    return "&".join(
+        p
+        for p, n in zip(pairs, names, strict=True)
+        if not (_secret(n) or (signed and (n in _SAS or n.lower() in ("expires", "date"))))
+    )

@@ -1,0 +1,1 @@
+"""Jobs as files: reading, variables, profiles, merging, writing, the JSON Schema."""

@@ -1,0 +1,187 @@
+"""Jobs by name: a job file (YAML), a Python file or a module that holds one; and a job written as a job file.
+
+Paths in a job file are relative to the folder the command is started in, as on a command line, not to the file. What
+overrides what, from the weakest: the file, its profile, `--set`; then variables are filled in.
+
+`${env:NAME}` gives a `Secret` (gristmill.job.secret): the job holds the text `${env:NAME}`, and so does whatever is
+written, printed or hashed from it; only `reveal` gives its value. It is allowed where values go to a library or to the
+user's code, nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path as File
+from typing import Any
+
+from gristmill.errors import BadJob, GristmillError
+from gristmill.job.job import JobSpec
+
+SUFFIXES = (".yaml", ".yml", ".json")
+_PYTHON = re.compile(r"(?P<file>.+\.py)(?::(?P<name>[A-Za-z_]\w*))?")
+_MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
+
+
+def is_job(ref: str) -> bool:
+    """Whether a text names a job (a .yaml, .yml or .json file, FILE.py[:NAME], MODULE:NAME), rather than a sink."""
+    if "://" in ref or os.path.isdir(ref):
+        return False
+    return ref.endswith(SUFFIXES) or bool(_PYTHON.fullmatch(ref) or _MODULE.fullmatch(ref))
+
+
+def load(
+    ref: str,
+    *,
+    variables: Mapping[str, str] | None = None,
+    profile: str | None = None,
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> JobSpec:
+    """The job that `ref` names: `job.yaml`, `FILE.py[:NAME]` (NAME is `job` unless given) or `MODULE:NAME`.
+
+    `sets` are `a.b=value`, values as JSON or else text. Raises BadJob if it does not name a job, or names a wrong one.
+    """
+    if ref.endswith(SUFFIXES):
+        return read_job_file(ref, variables=variables, profile=profile, sets=sets, environ=environ)
+    if variables or profile:
+        given = "--profile " + profile if profile else "--var " + "=".join(next(iter((variables or {}).items())))
+        raise BadJob(f"{given}: {ref} is Python, which has no variables or profiles: use --set, or a job file (YAML)")
+    spec = _python_job(ref)
+    if not sets:
+        return spec
+    from gristmill.jobfile.overlay import changes_of, overlay
+
+    return overlay(spec, changes_of(sets))
+
+
+def read_job_file(
+    path: str | os.PathLike[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    profile: str | None = None,
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> JobSpec:
+    """The job in a job file. `environ` is where `${env:NAME}` is looked up; without it there are no such values.
+
+    Raises BadJob: one line for each error, with file, line and way out. Nothing but the file is opened.
+    """
+    from gristmill.jobfile.document import read_document
+    from gristmill.jobfile.merging import apply_profile, apply_sets, check_profiles, merged, normal, with_default_engine
+    from gristmill.jobfile.sections import check_keys, validated
+    from gristmill.jobfile.variables import Scope
+
+    name = os.fspath(path)
+    read = normal(read_document(_bytes(name), name))
+    check_profiles(read)
+    document = with_default_engine(apply_sets(apply_profile(read, profile), sets), environ or {})
+    scope = Scope(document, variables or {}, environ or {})
+    filled = {key: scope.fill(item, (key,)) for key, item in document.value.items() if key not in ("vars", "profiles")}
+    spec = validated(dataclasses.replace(document, value=filled))
+    scope.check_unused(variables or {})
+    for other in read.value.get("profiles") or ():
+        check_keys(merged(read, other))
+    check_names(spec)
+    return spec
+
+
+def _bytes(name: str) -> bytes:
+    from gristmill.jobfile.document import MOST_BYTES
+
+    try:
+        with open(name, "rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        folder = File(name).parent
+        there = [p.name for p in folder.glob("*") if p.suffix in SUFFIXES] if folder.is_dir() else []
+        near = difflib.get_close_matches(File(name).name, there, 1)
+        hint = f"did you mean {folder / near[0]}?" if near else f"the current folder is {os.getcwd()}"
+        raise BadJob(f"{name}: there is no such job file: {hint}") from None
+    except OSError as e:
+        raise BadJob(f"{name}: cannot be read: {e.strerror}") from None
+
+
+def _python_job(ref: str) -> JobSpec:
+    if match := _PYTHON.fullmatch(ref):
+        module, name = _import_file(match["file"]), match["name"] or "job"
+    elif match := _MODULE.fullmatch(ref):
+        module, name = _import(match["module"], ref), match["name"]
+    else:
+        raise BadJob(f"{ref}: not a job: give a job file (.yaml), FILE.py, FILE.py:NAME or MODULE:NAME")
+    value = getattr(module, name, None)
+    spec = getattr(value, "spec", value)
+    if isinstance(spec, JobSpec):
+        check_names(spec)
+        return spec
+    jobs = [key for key, item in vars(module).items() if isinstance(getattr(item, "spec", item), JobSpec)]
+    hint = f"its jobs are {', '.join(jobs)}" if jobs else f"write {name} = gm.Job(source=…, model=…, sink=…)"
+    found = "is not there" if value is None else f"is a {type(value).__name__}, not a gristmill Job"
+    raise BadJob(f"{ref}: {name} {found}: {hint}")
+
+
+def _import_file(path: str) -> Any:
+    """A Python file as the module of its name, as if it were started: its folder is importable, also in workers."""
+    file = File(path).resolve()
+    if not file.is_file():
+        raise BadJob(f"{path}: there is no such file: the current folder is {os.getcwd()}")
+    if "." in file.stem:
+        raise BadJob(f"{path}: workers import it by its name, and {file.stem!r} has a dot in it: rename the file")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    module = _import(file.stem, path)
+    found = getattr(module, "__file__", None)
+    if found is None or File(found).resolve() != file:
+        raise BadJob(f"{path}: there is already a module named {file.stem!r} ({found or 'built in'}): rename the file")
+    return module
+
+
+def _import(name: str, ref: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except GristmillError:
+        raise
+    except ModuleNotFoundError as e:
+        if e.name is not None and (name == e.name or name.startswith(e.name + ".")):
+            raise BadJob(f"{ref}: no module named {e.name!r}: the current folder ({os.getcwd()}) is importable") from e
+        raise BadJob(f"{ref}: it needs the module {e.name!r}, which is not installed here{_where(e, ref)}") from e
+    except Exception as e:
+        raise BadJob(f"{ref}: cannot be imported: {type(e).__name__}: {e}{_where(e, ref)}; --debug shows more") from e
+
+
+def _where(error: BaseException, ref: str) -> str:
+    """The line of the user's own file that raised: the last one of the traceback that is not Python's."""
+    import traceback
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    frames = [f for f in frames if f.filename != __file__]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def check_names(spec: JobSpec) -> None:
+    """Raises BadJob for a column name that could leave the sink's folder, or cannot be a name at all.
+
+    Columns become names of folders (`partition_by`) and of fields; `..`, slashes and control characters are refused.
+    """
+    sink = spec.sink
+    named: list[tuple[str, Iterable[Any]]] = [("model.output", [getattr(spec.model, "output", None)])]
+    named.append(("model.returns", getattr(spec.model, "returns", None) or ()))
+    if sink is not None:
+        named += [("sink.partition_by", sink.partition_by), ("sink.key", sink.key)]
+        named += [("sink.row_id", [sink.row_id]), ("sink.model_version", [sink.model_version])]
+    for where, names in named:
+        for name in names:
+            if name is not None and not good_name(name):
+                raise BadJob(
+                    f"{where} is {name!r}: a column's name has no slash, no control characters, and is not . or .."
+                )
+
+
+def good_name(name: Any) -> bool:
+    """Whether a text can name a column, and so be part of a path."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\x00-\x1f\x7f]", name)

@@ -1,0 +1,402 @@
+"""The sections of a job file as pydantic models, built from the frozen descriptions in job, specs and options, so that
+a field is defined once. Only job files import this module: a job given as a command, or in Python, needs no pydantic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
+
+from gristmill.errors import BadJob
+from gristmill.job.annotations import Option, options_of
+from gristmill.job.checks import expected, field_type
+from gristmill.job.job import JobSpec, Sink, Source
+from gristmill.job.options import EngineSpec, Gates, Running
+from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
+from gristmill.jobfile.document import Document, Path
+from gristmill.jobfile.variables import dotted
+
+STEPS = {
+    "map": "A function on a batch that keeps the row count, as MODULE:NAME",
+    "flat_map": "A function that turns one row into many: it gets a dict and returns a list of dicts; MODULE:NAME",
+    "filter": "An SQL condition, or MODULE:NAME of a function that returns one bool per row",
+}
+# Functions of these steps get rows one by one, the others batches; as in gm.flat_map and gm.step.
+BATCH_FORMAT = {"map": "numpy", "flat_map": "rows", "filter": "numpy"}
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+_CONFIG = ConfigDict(extra="forbid", protected_namespaces=())
+Fields = dict[str, Any]
+
+
+def _fields(cls: type[Any], *, drop: tuple[str, ...] = (), head: str = "") -> Fields:
+    """The options of a class as pydantic's; the first one is called `head`, if that is given."""
+    made: Fields = {}
+    for field in dataclasses.fields(cls):
+        name = head if head and not made else field.name
+        default: dict[str, Any] = {}
+        if field.default is not dataclasses.MISSING:
+            default["default"] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default["default_factory"] = field.default_factory
+        made[name] = _field(options_of(cls)[field.name], **default)
+    return {name: field for name, field in made.items() if name not in drop}
+
+
+def _field(option: Option, hint: Any = None, **default: Any) -> tuple[Any, Any]:
+    """An option as pydantic's, of another type if one is given; without a default it is required."""
+    text = "" if option.help is None else option.help.text
+    return hint or field_type(option.hint), Field(description=text, **default)
+
+
+def _model(
+    name: str, fields: Fields, *, extra: Literal["forbid", "allow"] = "forbid", doc: str = ""
+) -> type[BaseModel]:
+    made: type[BaseModel] = create_model(name, __config__=_CONFIG | ConfigDict(extra=extra), __doc__=doc, **fields)
+    return made
+
+
+def _callable(key: str, text: str) -> Fields:
+    fields = _fields(Call, drop=("target", "batch_format"))
+    form = _field(options_of(Call)["batch_format"], default=BATCH_FORMAT.get(key, "numpy"))
+    return {key: (str, Field(description=text)), **fields, "batch_format": form}
+
+
+@functools.cache
+def _kind(key: str) -> type[BaseModel]:
+    """The section of a kind of model: its first field is under the key that names the kind."""
+    cls = MODELS.get(key)
+    if of_call(cls):
+        target = _fields(Call)["target"][1].description
+        fields = {**_callable(key, target), **_fields(cls, drop=(head_of(cls),))}
+    else:
+        fields = _fields(cls, head=key)
+    return _model(f"Model {key}", fields, doc=fields[key][1].description)
+
+
+def _tagged(models: Mapping[str, type[BaseModel]]) -> Any:
+    """A union in which the key that is present decides. Tags are in <> so that no field can be mistaken for one."""
+
+    def which(value: Any) -> str | None:
+        return next((f"<{key}>" for key in models if isinstance(value, dict) and key in value), None)
+
+    union: Any = None
+    for key, made in models.items():
+        one = Annotated[made, Tag(f"<{key}>")]  # type: ignore[valid-type]
+        union = one if union is None else union | one
+    return Annotated[union, Discriminator(which)]
+
+
+SourceSection = _model("Source", {**_fields(Source, drop=("data",)), "uri": _field(options_of(Source)["uri"])})
+SinkSection = _model("Sink", _fields(Sink))
+RunningSection = _model("Running", _fields(Running))
+GatesSection = _model("Gates", _fields(Gates))
+EngineSection = _model("Engine", _fields(EngineSpec, drop=("options",)), extra="allow")
+STEP_SECTIONS = {key: _model(f"Step {key}", _callable(key, text), doc=text) for key, text in STEPS.items()}
+
+_STEPS: Any = list[_tagged(STEP_SECTIONS)]  # type: ignore[misc]
+
+
+_VARS = "Variables, used as ${name} anywhere below; inside a text, exactly as written. --var name=value sets one"
+_PROFILES = "Named changes to this job, selected with --profile and merged over it"
+
+
+@functools.cache
+def _job(kinds: tuple[str, ...]) -> type[BaseModel]:
+    """The section of a whole job, whose model may be of these kinds."""
+    said, own = options_of(JobSpec), _fields(JobSpec)
+    variables = dict[str, str | int | float | bool | None]
+    return _model(
+        "Job",
+        {
+            "vars": (variables, Field(description=_VARS, default_factory=dict)),
+            "source": _field(said["source"], SourceSection),
+            "steps": _field(said["steps"], _STEPS, default_factory=list),
+            "model": _field(said["model"], _tagged({key: _kind(key) for key in kinds})),
+            "post": _field(said["post"], _STEPS, default_factory=list),
+            "sink": _field(said["sink"], SinkSection | None, default=None),
+            **{name: own[name] for name in own if name.startswith("on_")},
+            "gates": _field(said["gates"], GatesSection, default_factory=GatesSection),
+            "audit": _field(said["audit"], str | list[str], default_factory=list),
+            "engine": _field(said["engine"], EngineSection, default_factory=EngineSection),
+            "running": _field(said["running"], RunningSection, default_factory=RunningSection),
+            "profiles": (dict[str, dict[str, Any]], Field(description=_PROFILES, default_factory=dict)),
+        },
+        doc="A gristmill job",
+    )
+
+
+JobSection = _job(tuple(MODELS.ours))
+
+
+def _job_of(value: Mapping[str, Any]) -> type[BaseModel]:
+    """The section of this job: other packages' kinds of models are searched only if it names none of ours."""
+    model = value.get("model")
+    kind = kind_in(model) if isinstance(model, dict) else None
+    return JobSection if kind is None or kind in MODELS.ours else _job((*MODELS.ours, kind))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def validated(document: Document) -> JobSpec:
+    """The job that a document (merged and filled in) describes. Raises BadJob, with the place of each error."""
+    _check_kinds(document)
+    try:
+        job = _job_of(document.value).model_validate(document.value)
+    except ValidationError as e:
+        raise BadJob("\n".join(_lines(document, e))) from None
+    return _built(document, job)
+
+
+def check_keys(document: Document) -> None:
+    """Raises BadJob for keys that should not be there, and for nothing else: references are not filled in yet."""
+    _check_kinds(document)
+    try:
+        _job_of(document.value).model_validate(document.value)
+    except ValidationError as e:
+        known = [item for item in e.errors() if item["type"] == "extra_forbidden"]
+        paths = [_path(document.value, item) for item in known]
+        if paths:
+            raise BadJob(
+                "\n".join(_unknown(document, path, _fields_at(document.value, path[:-1])) for path in paths)
+            ) from None
+
+
+def _built(document: Document, job: Any) -> JobSpec:
+    made: dict[str, Any] = {}
+    given = job.model_fields_set
+    for name, cls in (
+        ("source", Source),
+        ("sink", Sink),
+        ("gates", Gates),
+        ("running", Running),
+        ("engine", EngineSpec),
+    ):
+        section = getattr(job, name)
+        if name in given and section is not None:
+            made[name] = _placed(document, (name,), cls, {**_given(section), **_extra(document, section)})
+    for name in ("steps", "post"):
+        made[name] = tuple(_step(document, (name, i), section) for i, section in enumerate(getattr(job, name)))
+    made["model"] = _model_spec(document, job.model)
+    made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit")}
+    spec: JobSpec = _placed(document, (), JobSpec, made)
+    return spec
+
+
+def _placed(document: Document, path: Path, cls: Any, values: Mapping[str, Any]) -> Any:
+    """An instance; an error of its own checks is raised with the place."""
+    try:
+        return cls(**values)
+    except BadJob as e:
+        # Such messages name the field; if that has a place of its own, it is the one to show.
+        found = {name: match.start() for name in values if (match := re.search(rf"\b{name}\b", str(e)))}
+        named = min(found, key=lambda name: found[name], default=None)
+        raise type(e)(f"{document.place(path if named is None else (*path, named))}: {e}") from None
+
+
+def _given(section: BaseModel) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in type(section).model_fields if name in section.model_fields_set}
+
+
+def _extra(document: Document, section: BaseModel) -> dict[str, Any]:
+    """An engine's keys beyond the common fields: its own options."""
+    extra = section.model_extra
+    if not extra:
+        return {} if extra is None else {"options": {}}
+    own = _placed(document, ("engine",), EngineSpec, {"name": section.name}).own_names  # type: ignore[attr-defined]
+    if (unknown := next((name for name in extra if name not in own), None)) is not None:
+        raise BadJob(_unknown(document, ("engine", unknown), [*EngineSection.model_fields, *own]))
+    return {"options": dict(extra)}
+
+
+def _model_spec(document: Document, section: BaseModel) -> ModelSpec:
+    kind = str(kind_in(type(section).model_fields))
+    cls, values = MODELS.get(kind), _given(section)
+    under = values.pop(kind)
+    if of_call(cls):
+        under = _placed(document, ("model", kind), Call, {"target": under, **_call_values(values)})
+    spec: ModelSpec = _placed(document, ("model",), cls, {head_of(cls): under, **values})
+    return spec
+
+
+def _call_values(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values.pop(name) for name in ("args", "batch_format", "takes") if name in values}
+
+
+def _step(document: Document, path: Path, section: BaseModel) -> Step:
+    kind = next(key for key, made in STEP_SECTIONS.items() if isinstance(section, made))
+    values = _given(section)
+    target = values.pop(kind)
+    if kind == "filter" and not CALLABLE.fullmatch(target):
+        return Step("filter", None, target)
+    values.setdefault("batch_format", BATCH_FORMAT[kind])
+    call = _placed(document, (*path, kind), Call, {"target": target, **values})
+    return Step(kind, call)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _check_kinds(document: Document) -> None:
+    """A model or a step must have exactly one of the keys that name its kind; pydantic would only say "no match"."""
+    model = document.value.get("model")
+    if isinstance(model, dict):
+        _one_of(document, ("model",), model, tuple(MODELS.ours) if kind_in(model) in MODELS.ours else MODELS.names)
+    for name in ("steps", "post"):
+        steps = document.value.get(name)
+        for i, step in enumerate(steps if isinstance(steps, list) else ()):
+            if isinstance(step, dict):
+                _one_of(document, (name, i), step, tuple(STEPS))
+
+
+def _one_of(document: Document, path: Path, value: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    found = [key for key in value if key in keys]
+    if len(found) == 1:
+        return
+    place = document.place((*path, found[1])) if found else document.place(path)
+    if found:
+        raise BadJob(f"{place}: {dotted(path)} has both {found[0]} and {found[1]}: keep one of them")
+    near = next((f": did you mean {close[0]!r} by {key!r}?" for key in value if (close := _near(key, keys))), "")
+    raise BadJob(f"{place}: {dotted(path)} does not say what it is: give one of {', '.join(keys)}{near}")
+
+
+def _near(name: object, known: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(str(name), list(known), 1)
+
+
+def _lines(document: Document, error: ValidationError) -> Iterator[str]:
+    """One line for each wrong place, in the order of the file; a union's errors count as one."""
+    grouped: dict[Path, list[Mapping[str, Any]]] = {}
+    for item in error.errors():
+        grouped.setdefault(_path(document.value, item), []).append(item)
+    for path, items in grouped.items():
+        if any(item["type"] == "extra_forbidden" for item in items):
+            yield _unknown(document, path, _fields_at(document.value, path[:-1]))
+        elif any(item["type"] == "missing" for item in items):
+            field = str(path[-1])
+            yield f"{document.place(path[:-1])}: {dotted(path)} is missing: {_about(document.value, path) or field}"
+        else:
+            yield f"{document.place(path)}: {dotted(path)}: {expected(_at(document.value, path), items)}"
+
+
+def _path(value: Any, item: Mapping[str, Any]) -> Path:
+    """Where in the document an error is: pydantic's place without the names of the unions on the way."""
+    path: Path = ()
+    for part in item["loc"]:
+        if isinstance(part, str) and part.startswith("<"):
+            continue
+        inside = (isinstance(value, dict) and part in value) or (
+            isinstance(value, list) and isinstance(part, int) and part < len(value)
+        )
+        if not inside:
+            return (*path, part) if item["type"] == "missing" else path
+        path, value = (*path, part), value[part]
+    return path
+
+
+def _at(value: Any, path: Path) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
+def _section_at(value: Any, path: Path) -> type[BaseModel] | None:
+    """The section that the mapping at `path` is read by."""
+    if not path:
+        return JobSection
+    here = _at(value, path)
+    if path == ("model",):
+        return None if (kind := kind_in(here)) is None else _kind(kind)
+    if path[0] in ("steps", "post") and len(path) == 2:
+        return next((STEP_SECTIONS[key] for key in STEP_SECTIONS if key in here), None)
+    sections = {"source": SourceSection, "sink": SinkSection, "running": RunningSection, "gates": GatesSection}
+    return {**sections, "engine": EngineSection}.get(str(path[0])) if len(path) == 1 else None
+
+
+def _fields_at(value: Any, path: Path) -> Iterable[str]:
+    section = _section_at(value, path)
+    return section.model_fields if section is not None else ()
+
+
+def _about(value: Any, path: Path) -> str | None:
+    section = _section_at(value, path[:-1])
+    field = section.model_fields.get(str(path[-1])) if section is not None else None
+    return None if field is None or field.description is None else field.description
+
+
+def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
+    """The line for an unknown key, with the nearest known one, here or in another section."""
+    key, known = str(path[-1]), list(known)
+    where = f"{dotted(path[:-1])} has" if path[:-1] else "a job has"
+    if len(path) > 1 and key in JobSection.model_fields:
+        hint = f"it is a key of the job itself: write {key}: … at its top"
+    elif len(homes := [name for name, section in _SECTIONS.items() if key in section.model_fields]) > 1:
+        hint = f"it is a key of {' and of '.join(homes)}: write {homes[0]}: {{{key}: …}}"
+    elif near := _near(key, known):
+        hint = f"did you mean {near[0]!r}?"
+    elif home := _home(key):
+        hint = f"did you mean {home[0]}: {{{home[1]}: …}}?"
+    else:
+        hint = f"its keys are {', '.join(known)}"
+    return f"{document.place(path)}: {where} no key {key!r}: {hint}"
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "running": RunningSection, "source": SourceSection, "sink": SinkSection, "gates": GatesSection,
+    "engine": EngineSection,
+}  # fmt: skip
+
+
+def _home(key: str) -> tuple[str, str] | None:
+    """The section and field that a misplaced, or mistyped, key was most likely meant to be."""
+    homes = {field: name for name, section in reversed(_SECTIONS.items()) for field in section.model_fields}
+    near = _near(key, homes)
+    return (homes[near[0]], near[0]) if near else None
+
+
+# ---------------------------------------------------------------- the schema
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of job files, for editors: shorthands, and `${…}` in place of numbers, are allowed too."""
+    schema = _job(MODELS.names).model_json_schema()
+    for name, section in schema["$defs"].items():
+        if "required" in section and name.startswith(("Model", "Step")):
+            section["title"] = name.lower()
+    _allow_references(schema)
+    properties = schema["properties"]
+    properties["source"] = _or_text(properties["source"], many=True)
+    properties["sink"] = _or_text(properties["sink"])
+    properties["engine"] = _or_text(properties["engine"])
+    for name in ("steps", "post"):
+        properties[name]["items"] = _or_text(properties[name]["items"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A gristmill job"}
+
+
+def _or_text(schema: dict[str, Any], many: bool = False) -> dict[str, Any]:
+    shorthand: list[dict[str, Any]] = [{"type": "string"}]
+    if many:
+        shorthand.append({"type": "array", "items": {"type": "string"}})
+    about: dict[str, Any] = {key: schema.pop(key) for key in ("description", "default") if key in schema}
+    return {**about, "anyOf": [*shorthand, schema]}
+
+
+def _allow_references(node: Any) -> None:
+    """Numbers and booleans may be written as a reference, which is text until it is filled in."""
+    if isinstance(node, dict):
+        if node.get("type") in ("integer", "number", "boolean"):
+            kind = {key: node.pop(key) for key in list(node) if key not in ("description", "title", "default")}
+            node["anyOf"] = [kind, {"type": "string", "pattern": r"^\$\{.+\}$"}]
+            return
+        for item in node.values():
+            _allow_references(item)
+    elif isinstance(node, list):
+        for item in node:
+            _allow_references(item)

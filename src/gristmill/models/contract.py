@@ -1,0 +1,149 @@
+"""The contract of a model: what is known of it before it is loaded, and how a loaded one prepares and predicts rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from gristmill.job.specs import Call
+    from gristmill.models.encoder import EncoderFiles
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how a model runs, decided by the run. `device` is "cpu", "cuda", "cuda:0" or "mps". With `keep_nulls`,
+    rows with nulls are scored (on_null: keep), and refused only if the model cannot be given a null.
+    """
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    threads: int = 1
+    backend: str = "auto"
+    keep_nulls: bool = False
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model without loading it.
+
+    `columns` are those it reads (None: whatever there is), `outputs` those it adds, if known; `digest` is that of its
+    files ("" for functions), `digests` has one per file, for a readable difference; `filled` are the columns whose
+    nulls it refuses, `notes` the notes to show if the source may hold nulls. `weight_bytes` is the size of what is
+    loaded, `flops_a_token` the cost of a transformer per token (0: unknown). `code` are functions and classes that its
+    files refer to only by name.
+
+    A run decides by these: `by_tokens`, whether prepared rows have lengths by which batches are cut; `call`, whether it
+    is the user's own code, whose memory per row is unknown and which is compared as code; `on_gpu`, whether it runs on
+    a GPU if there is one; `exportable`, whether its spec is a TextSpec and its kind a Transformer, so that ONNX Runtime
+    may replace torch.
+    """
+
+    name: str
+    columns: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+    schema: pa.Schema | None = None
+    digest: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    keeps_columns: bool = False
+    filled: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    weight_bytes: int = 0
+    flops_a_token: float = 0.0
+    code: tuple[Any, ...] = ()
+    by_tokens: bool = False
+    call: Call | None = None
+    on_gpu: bool = True
+    exportable: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row that a model refuses before scoring it. `kind` is "null" (the job's on_null decides) or "invalid"."""
+
+    row: int
+    kind: Literal["null", "invalid"]
+    error: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows made ready for a model on the CPU (tokenised, stacked). `lengths` is int32 [rows] in tokens, or None.
+
+    Refused rows keep their place (with length 0) but are never given to `predict`. Rows that are `apart` (bool [rows])
+    get batches of their own, because they would change how the rows beside them are represented.
+    """
+
+    rows: int
+    inputs: Any
+    lengths: np.ndarray | None = None
+    refused: tuple[Refusal, ...] = ()
+    apart: np.ndarray | None = None
+
+
+class Model(Protocol):
+    """A loaded model. One thread calls `predict`; another may call `prepare` for later rows at the same time."""
+
+    def prepare(self, rows: pa.Table) -> Prepared:
+        """CPU work that needs no model weights: validate, tokenise, convert columns."""
+        ...
+
+    def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
+        """Output columns for the rows at `index` (int64 [k]), in that order, exactly k of them. Raises for bad rows."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ModelKind(Protocol):
+    """The module that a spec names as its `home`. The driver calls `describe`, a worker `open_model`. It may also have
+    `resolve` and `open_preparer`, as a Transformer has.
+    """
+
+    def describe(self, spec: Any, schema: pa.Schema | None, /) -> ModelInfo:
+        """What is known of a model without loading it, after checking that it is a model and fits the source's columns.
+
+        `schema` is what the model will see; None if steps before it may change the columns. Raises BadModel and
+        MissingExtra, in one line with the value, what was expected and the way out.
+        """
+        ...
+
+    def open_model(self, spec: Any, place: Place, /) -> Model:
+        """The model, loaded at a place, which gives device and threads; the spec gives backend and dtype. Slow."""
+        ...
+
+
+class Preparer(Protocol):
+    """The half of a model that needs no weights."""
+
+    def prepare(self, rows: pa.Table) -> Prepared: ...
+
+
+class Transformer(ModelKind, Protocol):
+    """A kind of transformer over text, with torch weights that can be exported to ONNX."""
+
+    TASK: Literal["embed", "classify"]
+
+    def resolve(self, spec: Any, /) -> Any:
+        """The spec with every "auto" that shapes the output (backend, dtype) made explicit, so that it can be recorded.
+
+        Depends on the model's files and on which packages are installed here, nothing else.
+        """
+        ...
+
+    def open_preparer(self, spec: Any, place: Place, /) -> Preparer:
+        """The model's `prepare` without its weights, for a process of its own."""
+        ...
+
+    def files_of(self, spec: Any, /) -> EncoderFiles:
+        """The files that it will load. Raises BadModel."""
+        ...
+
+    def compared(self, spec: Any, /) -> Any:
+        """The spec that writes all values, in the last column; labels, if there are any, are in the first column."""
+        ...

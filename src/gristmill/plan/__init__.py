@@ -1,1 +1,0 @@
-"""What is decided before anything runs: frozen values and protocols, no I/O."""

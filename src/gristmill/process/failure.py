@@ -1,0 +1,119 @@
+"""Failures and deaths as text, so that they cross any boundary, whatever an exception's class is or does."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from gristmill import errors
+from gristmill.process.messages import Death, Failure, FailureKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LATE = "a call took longer than its limit"
+LATE_LOAD = "imports and the model took longer to load than their limit"
+LATE_BY = 1.02  # a worker's watch ends it at its limit times this
+_DUMP = re.compile(r"^Timeout \((\d+):(\d\d):(\d\d(?:\.\d+)?)\)!$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_STACKS = re.compile(r'^(?:(?:Current )?[Tt]hread 0x.*|  File ".*|  \.\.\.|  <.*|)$')
+_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3.", os.path.dirname(os.path.dirname(__file__)) + os.sep)
+TRACE = 16_000  # characters of a traceback that are kept, the last ones: the user's own frames
+
+
+class SomeFailed(Exception):
+    """Some rows of a batch were answered with an exception each, the others with values. Raised by Model.predict and
+    steps.
+
+    `table` has only the others, in order; `failed` has the exceptions by number of the answer, and `lost` what else was
+    in those answers.
+    """
+
+    def __init__(self, table: pa.Table, failed: Mapping[int, BaseException], lost: pa.Table | None = None) -> None:
+        super().__init__(f"{len(failed)} rows failed")
+        self.table = table
+        self.failed = failed
+        self.lost = lost
+
+
+def storable(text: str) -> str:
+    """`text` as UTF-8 can hold it: lone surrogates, which file names and JSON may have, are escaped."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def failure_of(error: BaseException, kind: FailureKind = "other") -> Failure:
+    """An exception as a Failure; never raises, whatever the exception's own methods do."""
+    try:
+        message = str(error)
+    except Exception as e:
+        message = f"<{type(error).__name__} whose message cannot be shown: {type(e).__name__}>"
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-TRACE:]
+    except Exception as e:
+        trace = f"<no traceback: {type(e).__name__}>"
+    module, name = type(error).__module__, type(error).__qualname__
+    return Failure(
+        kind,
+        storable(name if module in ("builtins", "__main__") else f"{module}.{name}"),
+        storable(message[:4000]),
+        storable(trace),
+        _ours(type(error)),
+    )
+
+
+def _ours(kind: type[BaseException]) -> str:
+    """The gristmill.errors name for a class of this package (GristmillError for internal ones); "" for any other class,
+    whatever its name. A subclass defined elsewhere belongs to its author.
+    """
+    where = str(kind.__module__)
+    if not where.startswith("gristmill.") or getattr(sys.modules.get(where), kind.__qualname__, None) is not kind:
+        return ""
+    names = {found: name for name, found in vars(errors).items() if isinstance(found, type)}
+    return next((names[c] for c in kind.__mro__ if c in names), "GristmillError")
+
+
+def ended(death: Death, late: str) -> str:
+    """How a worker ended, in words: `late` if its own watch ended it ("": it had none)."""
+    if death.lost:
+        return death.lost
+    if death.signal is not None:
+        try:
+            return signal.Signals(death.signal).name
+        except ValueError:
+            return f"signal {death.signal}"
+    if late and "Timeout (" in death.evidence:
+        return late + _late(death.evidence)
+    return f"exit code {death.exit_code}"
+
+
+def _late(evidence: str) -> str:
+    """The limit in seconds, and where the user's code was then, from the stacks that a watch dumps."""
+    if (dumped := _DUMP.search(evidence)) is None:
+        return ""
+    hours, minutes, seconds = (float(part) for part in dumped.groups())
+    limit = f" of {(hours * 3600 + minutes * 60 + seconds) / LATE_BY:.3g} s"
+    frames = _FRAME.finditer(evidence, dumped.end())
+    own = next((f for f in frames if f[1][:1] != "<" and not any(part in f[1] for part in _OTHERS)), None)
+    return limit if own is None else f"{limit}, at {own[1]}:{own[2]} in {own[3]}"
+
+
+class Unstacked:
+    """What workers print, without the stacks of all threads that a watch dumps before it ends its worker: the death
+    reported afterwards has what matters.
+    """
+
+    def __init__(self) -> None:
+        self._dumping: set[str] = set()
+
+    def lines(self, worker: str, text: str) -> Iterator[str]:
+        """The lines to show."""
+        for line in text.removesuffix("\n").split("\n"):
+            if _DUMP.match(line):
+                self._dumping.add(worker)
+            elif worker not in self._dumping or not _STACKS.match(line):
+                yield line

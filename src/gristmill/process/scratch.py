@@ -1,0 +1,78 @@
+"""Folders for files in transit: they belong to this process, and another one removes them if this one is killed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+
+from gristmill.process.locks import LockFile
+
+
+class Folder:
+    """A folder below `above` in which only this process and its workers make files. Making one removes those with the
+    same `prefix` whose processes were killed: their lock is free. Raises OSError.
+    """
+
+    def __init__(self, prefix: str, above: str) -> None:
+        _sweep(prefix, above)
+        self.process = os.getpid()
+        while True:
+            self.path = tempfile.mkdtemp(prefix=prefix, dir=above)
+            try:
+                self._lock = LockFile(os.path.join(self.path, "lock"), "a+")
+            except FileNotFoundError:
+                continue  # removed by another process, as it was empty
+            if os.name == "nt" or (_held(self._lock) and os.path.exists(self._lock.name)):
+                return
+            self._lock.close()  # removed before it was locked
+
+    def remove(self) -> None:
+        """Remove it with its contents; not from a fork of its process."""
+        if os.getpid() == self.process:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+
+
+class Scratch:
+    """Names in a temporary folder (TMPDIR), which is made on first use and removed with the process; a fork has its
+    own.
+    """
+
+    def __init__(self) -> None:
+        self._folder: Folder | None = None
+        self._numbers = itertools.count()
+        self._guard = threading.Lock()
+
+    def path(self, name: str) -> str:
+        """A path at which there is no file."""
+        with self._guard:
+            if self._folder is None or self._folder.process != os.getpid():
+                self._folder = Folder("gristmill-scratch-", tempfile.gettempdir())
+                atexit.register(self._folder.remove)
+        return os.path.join(self._folder.path, f"{next(self._numbers)}-{name}")
+
+
+def _sweep(prefix: str, above: str) -> None:
+    for name in os.listdir(above):
+        if name.startswith(prefix):
+            folder = os.path.join(above, name)
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # its process was killed before it made a lock; if alive, it makes another
+            with contextlib.suppress(OSError), LockFile(os.path.join(folder, "lock"), "r+") as lock:
+                if _held(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _held(file: LockFile) -> bool:
+    """Take the lock of a folder; False if its process is alive."""
+    if os.name == "nt":
+        return False  # an open file cannot be removed there: such folders are left to the system
+    with contextlib.suppress(OSError):
+        file.lock()
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""Reading a result: rows, dead letters, verification."""

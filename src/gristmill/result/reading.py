@@ -1,0 +1,305 @@
+"""Reading what a sink holds: the rows of its latest publication, and its dead letters."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.arrow.schemas import nullable
+from gristmill.commit.documents import Described, Live
+from gristmill.commit.generation import Generation, decode_schema, generations, pending
+from gristmill.commit.publication import Publication, latest, published
+from gristmill.commit.receipt import standing
+from gristmill.errors import BadJob, BadSource, CorruptStore, did_you_mean
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, join, sizes_of
+from gristmill.models.conversion import to_numpy
+from gristmill.process.extras import require
+from gristmill.process.failure import storable
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sinks.contract import Role
+from gristmill.sinks.formats import sink_format
+
+
+def read(root: str, files: Files) -> Any:
+    """The rows of a sink, a pyarrow Dataset: see `gm.read`. Raises BadSource."""
+    result = published(root, files)
+    if not sink_format(result.body.sink_format).tables:
+        raise BadSource(
+            f"{root}: a {result.body.sink_format} sink has no tables: numpy.load the output_path files that its "
+            "manifest.parquet names, in that order; part-N.ids.parquet has the other columns of part-N.npy"
+        )
+    return readable_dataset(result, "rows")
+
+
+def beside(result: Publication) -> Role:
+    """The role of the files that hold a result's columns; without tables, all columns but its vectors."""
+    return "rows" if sink_format(result.body.sink_format).tables else "ids"
+
+
+def readable_dataset(result: Publication, role: Role) -> Any:
+    """A pyarrow Dataset of a result's files in one role: its "rows", or the "ids" beside npy's vectors."""
+    parts = [f for f in result.live() if f.role == role]
+    return dataset_of(result.root, result.files, parts, result.body)
+
+
+def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Described) -> Any:
+    """A pyarrow Dataset of table files, published or not; `about` is what plans and publications record of them:
+    output_schema, partition_by, sink_format.
+    """
+    import pyarrow.dataset as ds
+
+    schema = nullable(decode_schema(about.output_schema))
+    paths = readable(root, parts, files)
+    keys = [k for k in about.partition_by if k in schema.names]  # without rows they may be missing
+    inside = pa.schema([f for f in schema if f.name not in keys])
+    sizes = {path: f.bytes for path, f in zip(paths, parts, strict=True)}
+    form, system = sink_format(about.sink_format).dataset(opener(root, parts, files), inside, sizes)
+    hive = ds.HivePartitioning(pa.schema([schema.field(k) for k in keys]))
+    fragments = [
+        form.make_fragment(path, system, hive.parse(f.name) if keys else None)
+        for path, f in zip(paths, parts, strict=True)
+    ]
+    rows = _rows()(fragments, schema, form, system)
+    rows.cut = functools.partial(_cut, root, parts, files)
+    return rows
+
+
+def _cut(root: str, parts: Sequence[Live], files: Files) -> BadSource | None:
+    """The error if one of these files is not as long as it was when written."""
+    sizes = sizes_of(root, {name for f in parts for name in (f.name, f.work)}, files)
+    for f in parts:
+        if f.bytes not in (there := [sizes[name] for name in (f.work, f.name) if name in sizes]):
+            what = f"has {max(there):,} of its {f.bytes:,} bytes" if there else "the file is gone"
+            return BadSource(
+                f"{join(root, f.name)}: is published, but {what}: put it back, or score all rows again with --restart "
+                "(restart=True); gristmill verify lists every damaged file"
+            )
+    return None
+
+
+@functools.cache
+def _rows() -> type:
+    """The class of what `gm.read` returns; made on first use, as pyarrow.dataset is slow to import."""
+    import pyarrow.dataset as ds
+
+    class Rows(ds.FileSystemDataset):  # type: ignore[misc]
+        """Published rows: a pyarrow Dataset, with conversions out of Arrow. `to_table` raises BadSource for a file that
+        was truncated after it was published.
+        """
+
+        cut: Callable[[], BadSource | None] = staticmethod(lambda: None)
+
+        def filter(self, expression: Any) -> Rows:
+            """As of any Dataset."""
+            some: Rows = super().filter(expression)
+            some.cut = self.cut
+            return some
+
+        def to_table(self, *args: Any, **options: Any) -> pa.Table:
+            """As of any Dataset."""
+            try:
+                return super().to_table(*args, **options)
+            except (pa.ArrowInvalid, OSError, CorruptStore) as e:
+                raise (self.cut() or e) from None
+
+        def to_pandas(self, columns: list[str] | None = None) -> Any:
+            """A pandas DataFrame of the rows, or of some columns of them."""
+            require("pandas", "pandas", "to_pandas()")
+            return self.to_table(columns=columns).to_pandas()
+
+        def to_polars(self, columns: list[str] | None = None) -> Any:
+            """A polars DataFrame of the rows, or of some columns of them."""
+            return require("polars", "polars", "to_polars()").from_arrow(self.to_table(columns=columns))
+
+        def to_numpy(self, column: str) -> np.ndarray:
+            """One column as an array, the first axis the rows: vectors are [rows, n]. Raises BadJob for no column."""
+            if column not in self.schema.names:
+                has = ", ".join(self.schema.names)
+                raise BadJob(f"there is no column {column!r}: it has {has}{did_you_mean(column, self.schema.names)}")
+            return to_numpy(self.to_table(columns=[column]).column(0))
+
+    return Rows
+
+
+def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
+    """The pyarrow file system that opens the files of a result, even after the next one has replaced it."""
+    import pyarrow.fs as pafs
+
+    return files.arrow({join(root, f.name): join(root, f.work) for f in parts}) or pafs.LocalFileSystem()
+
+
+_PART = re.compile(r"(part-\d{7,}|merged)\.g\d+\.")
+
+
+Kinds = Mapping[str, pa.DataType]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The files of a sink's result, with the size of each, and the types of the columns in its folder names."""
+
+    sizes: Mapping[str, int]
+    keys: Kinds
+
+    @staticmethod
+    def at(folder: str) -> Published | None:
+        """What is published in a folder, perhaps nothing; None if it is not a sink."""
+        if not os.path.isdir(join(folder, "_gristmill", "generations")):
+            return None
+        result = latest(folder)
+        if result is None:
+            return Published({}, {})
+        keys, schema = result.body.partition_by, decode_schema(result.body.output_schema)
+        kinds = {n: schema.field(n).type for n in keys if n in schema.names}
+        return Published({f.name: f.bytes for f in result.live()}, kinds)
+
+
+def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict[str, Kinds], dict[str, Published]]:
+    """Files of a source, without those in sinks on this machine that are not part of the published result: left by a
+    run that was stopped while publishing, or by the previous result. Also, by path, the types of columns in a sink's
+    folder names, and what these sinks have published: if the files lack some of that, they were listed before it was
+    published.
+    """
+    known: dict[str, Published | None] = {}
+    alone: list[SourceFile] = []
+    kinds: dict[str, Kinds] = {}
+    for file in files:
+        if "://" not in file.path and _PART.match(os.path.basename(file.path)):
+            sink, inside = _sink_of(file.path, known)
+            if sink is not None and inside not in sink.sizes:
+                continue
+            if sink is not None and sink.keys:
+                kinds[file.path] = sink.keys
+        alone.append(file)
+    return alone, kinds, {folder: sink for folder, sink in known.items() if sink is not None}
+
+
+def _sink_of(path: str, known: dict[str, Published | None]) -> tuple[Published | None, str]:
+    """The sink that a file is in, if any, and its name there. `known` are the folders seen so far."""
+    folder, inside = os.path.split(os.path.abspath(path))
+    while True:
+        if folder not in known:
+            known[folder] = Published.at(folder)
+        above, name = os.path.split(folder)
+        if known[folder] is not None or above == folder:
+            return known[folder], inside.replace(os.sep, "/")
+        folder, inside = above, f"{name}/{inside}"
+
+
+def check_whole(files: Sequence[SourceFile], sinks: Mapping[str, Published]) -> None:
+    """Raises BadSource if a published file of a sink that is read was truncated, or is gone while others remain."""
+    sizes = {f.path: f.size for f in files}
+    folders = {os.path.dirname(path) for path in sizes}
+    for folder, sink in sinks.items():
+        for name, size in sink.sizes.items():
+            path = join(folder, name)
+            if os.path.dirname(path) not in folders or not _PART.match(os.path.basename(name)):
+                continue
+            if sizes.get(path, size) != size or not (path in sizes or os.path.exists(path)):
+                what = f"has {sizes[path]:,} of its {size:,} bytes" if path in sizes else "the file is gone"
+                raise BadSource(
+                    f"{path}: is published, but {what}: run the job of that sink again, which restores it if "
+                    "its rows are still kept"
+                )
+
+
+def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:
+    """For each file, a path that still holds it after the next result is published: its work file, if that is kept
+    beside the visible name; a sink that was copied without its `_gristmill` has only the latter.
+    """
+    return kept(root, parts, files) if files.free_links else [join(root, f.name) for f in parts]
+
+
+def kept(root: str, parts: Sequence[Live], files: Files) -> list[str]:
+    """For each file, its work file, if that still exists, else its visible name."""
+    folders = {f.work.rpartition("/")[0] for f in parts}
+    there = {f"{folder}/{name}" for folder in folders for name in files.names(join(root, folder))}
+    return [join(root, f.work if f.work in there else f.name) for f in parts]
+
+
+DEAD = pa.schema(
+    [
+        ("source", pa.string()),
+        ("position", pa.int64()),
+        ("copy", pa.string()),
+        ("copies", pa.int64()),
+        ("digest", pa.string()),
+        ("stage", pa.string()),
+        ("step", pa.string()),
+        ("error", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("payload", pa.string()),
+        ("generation", pa.int64()),
+        ("shard", pa.int64()),
+    ]
+)
+
+
+def dead(root: str, files: Files, generation: int | None = None) -> pa.Table:
+    """The dead letters of a sink, schema DEAD: see `gm.dead`."""
+    begun = unfinished(root, files)
+    if begun is not None and (begun.predecessor == 0 or begun.number == generation):
+        return committed_letters(begun)
+    return dead_letters(letters_of(root, published(root, files).live(), files), files)
+
+
+def committed_letters(begun: Generation) -> pa.Table:
+    """The dead letters of the shards that an unfinished generation has committed."""
+    parts = [part for done in standing(begun.receipts, begun.files).values() for part in done.parts]
+    return dead_letters([join(begun.root, p.work) for p in parts if p.role == "dead"], begun.files)
+
+
+def letters_of(root: str, live: Sequence[Live], files: Files) -> list[str]:
+    """Paths of the dead-letter files among the files of a result; readers may have cleared away the visible ones.
+    Raises CorruptStore for one that was truncated.
+    """
+    dead = [f for f in live if f.role == "dead"]
+    sizes = sizes_of(root, {name for f in dead for name in (f.name, f.work)}, files)
+    found = [next((n for n in (f.work, f.name) if sizes.get(n) == f.bytes), None) for f in dead]
+    for f, name in zip(dead, found, strict=True):
+        if name is None:
+            raise _no_letters(join(root, f.name), "was cut" if f.name in sizes else "is gone")
+    return [join(root, name) for name in found if name is not None]
+
+
+def _no_letters(name: str, why: str) -> CorruptStore:
+    return CorruptStore(
+        f"{name}: holds dead letters of the result, but the file {why}: put it back, or score all rows again with "
+        "--restart (restart=True)"
+    )
+
+
+def unfinished(root: str, files: Files = LOCAL) -> Generation | None:
+    """The generation that may become the next result and has a plan; None if there is none."""
+    found = latest(root, files)
+    begun = pending(generations(root, files), 0 if found is None else found.number)
+    return begun if begun is not None and begun.planned else None
+
+
+def dead_letters(paths: Sequence[str], files: Files = LOCAL) -> pa.Table:
+    """Dead-letter files as a table, schema DEAD. Raises CorruptStore for one that is gone or was truncated."""
+    rows = []
+    for name in paths:
+        try:
+            with files.local(name) as path, open(path, encoding="utf-8") as file:
+                lines = file.readlines()
+        except FileNotFoundError:
+            raise _no_letters(name, "is gone") from None
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise _no_letters(name, "was cut") from None
+            row["payload"] = json.dumps(row.get("payload"), ensure_ascii=False)
+            rows.append({n: storable(v) if isinstance(v, str) else v for n, v in row.items()})
+    return pa.Table.from_pylist(rows, schema=DEAD)

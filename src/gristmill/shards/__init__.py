@@ -1,0 +1,1 @@
+"""What a plan holds: files, shards, ranges, counts."""

@@ -1,0 +1,210 @@
+"""Shards: descriptions of which rows of which files are scored and committed together, and how a source is cut into
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.shards.sourcefiles import FileInfo, SourceFile
+
+MOST_ROWS = 1_000_000
+LEAST_ROWS = 256  # in a shard that may hold more: with fewer, a commit and a file cost more than they protect
+SHARDS_PER_WORKER = 8  # design: a shard is at most 1/(8 x workers) of the job, so that workers end together
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Ranges of one file: positions [k, 2] as a tuple of pairs, sorted, disjoint, half open."""
+
+    index: int
+    file: SourceFile
+    extent: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One unit of work, retry and commit. `rows` is None if only reading can tell."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    rows: int | None = None
+
+    def passed(self, row: tuple[int, int] | None) -> int:
+        """Positions up to and including a row, given as number of its piece and position; None for "no row yet"."""
+        if row is None:
+            return 0
+        piece, position = row
+        before = sum(b - a for p in self.pieces[:piece] for a, b in p.ranges)
+        return before + sum(min(b, position + 1) - a for a, b in self.pieces[piece].ranges if a <= position)
+
+
+RANGES = pa.schema(
+    [("shard", pa.int64()), ("file", pa.int32()), ("start", pa.int64()), ("stop", pa.int64()), ("rows", pa.int64())]
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which positions of which files a job reads: `ranges` is int64 [k, 3] of file, start, stop in plan order."""
+
+    ranges: np.ndarray
+
+    @staticmethod
+    def everything(files: Sequence[FileInfo]) -> Selection:
+        """The selection of every position in every file."""
+        rows = [(i, 0, f.extent) for i, f in enumerate(files) if f.extent > 0]
+        return Selection(np.array(rows, dtype=np.int64).reshape(-1, 3))
+
+
+def rows_between(info: FileInfo, start: int, stop: int) -> int | None:
+    """Rows at positions [start, stop) if the plan can tell: between cuts, or if positions are row numbers."""
+    if info.cut_rows is None:
+        return None
+    if info.divisible and info.rows == info.extent:  # positions are row numbers
+        return stop - start
+    first, last = np.searchsorted(info.cuts, [start, stop])
+    on_cuts = first < len(info.cuts) and last < len(info.cuts) and info.cuts[first] == start and info.cuts[last] == stop
+    return int(info.cut_rows[first:last].sum()) if on_cuts else None
+
+
+def estimated_rows(info: FileInfo, start: int, stop: int) -> float:
+    """Rows at positions [start, stop), from counts if there are any, else from the bytes of a sampled row."""
+    if info.extent == 0:
+        return 0.0
+    known = info.rows
+    total = known if known is not None else info.extent / max(info.row_bytes or 200.0, 1.0)
+    return total * (stop - start) / info.extent
+
+
+def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, workers: int = 1) -> pa.Table:
+    """The shard table (schema RANGES), in the order of the selection: every selected position in exactly one shard.
+
+    Shards hold about `rows_a_shard` rows; the last ones are smaller, so that workers end together. Cuts prefer the
+    places where a file can be cut at no cost (row groups), when one is near.
+    """
+    weights = np.array([estimated_rows(files[int(f)], int(a), int(b)) for f, a, b in selection.ranges], dtype=float)
+    remaining = float(weights.sum())
+    least = max(min(rows_a_shard, LEAST_ROWS), min(rows_a_shard, MOST_ROWS) / 4)
+    out: list[tuple[int, int, int, int, int]] = []
+    shard, held = 0, 0.0
+    for (index, start, stop), weight in zip(selection.ranges.tolist(), weights.tolist(), strict=True):
+        info, at = files[index], start
+        density = max(weight, 1e-9) / (stop - start)
+        while at < stop:
+            size = max(least, min(rows_a_shard, MOST_ROWS, remaining / (2 * workers)))
+            end = _end(info, at, stop, room=(size - held) / density, slack=size / density / 3)
+            if end <= at:  # nothing of this piece fits into the current shard
+                shard, held = shard + 1, 0.0
+                continue
+            known = rows_between(info, at, end)
+            out.append((shard, index, at, end, -1 if known is None else known))
+            held += (end - at) * density
+            remaining -= (end - at) * density
+            at = end
+            if held >= size * 0.99:
+                shard, held = shard + 1, 0.0
+    columns: list[Any] = list(zip(*out, strict=True)) if out else [[] for _ in RANGES]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES)
+
+
+def _end(info: FileInfo, at: int, stop: int, room: float, slack: float) -> int:
+    """Where a shard ends that is at `at` and has about `room` positions left; `at` if a new shard should start
+    there.
+    """
+    if stop - at <= room + min(slack, room):
+        return stop
+    whole = room >= slack * 3 * 0.999  # the shard is empty: something must go into it
+    nearest = _nearest_cut(info, at, stop, at + room, slack)
+    if nearest is not None:
+        return nearest
+    if info.divisible:
+        return min(stop, at + max(1, round(room))) if room >= 1 or whole else at
+    after = info.cuts[np.searchsorted(info.cuts, at, side="right") :]
+    before = after[after <= at + room]
+    if len(before):
+        return min(stop, int(before[-1]))
+    return min(stop, int(after[0])) if whole else at
+
+
+def _nearest_cut(info: FileInfo, at: int, stop: int, wanted: float, slack: float) -> int | None:
+    spot = int(np.searchsorted(info.cuts, wanted))
+    near = [int(c) for c in info.cuts[max(0, spot - 1) : spot + 1] if at < c <= stop and abs(c - wanted) <= slack]
+    return min(near, key=lambda c: abs(c - wanted)) if near else None
+
+
+def count(table: pa.Table) -> int:
+    """Number of shards in a shard table."""
+    return 0 if table.num_rows == 0 else int(table.column("shard")[-1].as_py()) + 1
+
+
+class ShardTable:
+    """A shard table with its files: gives single shards without holding them all as objects."""
+
+    def __init__(self, table: pa.Table, files: Sequence[SourceFile], extents: np.ndarray) -> None:
+        self.table = table.combine_chunks()
+        self.files = files
+        self.extents = extents
+        self._columns = {n: table.column(n).to_numpy() for n in table.column_names}
+        self._bounds = np.searchsorted(self._columns["shard"], np.arange(count(table) + 1))
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, number: int) -> Shard:
+        a, b = int(self._bounds[number]), int(self._bounds[number + 1])
+        pieces = tuple(self._pieces(a, b))
+        return Shard(number, pieces, self.rows_of(number))
+
+    def of(self, files: Mapping[str, SourceFile]) -> ShardTable:
+        """The same shards with the given files, by path; other files stay as planned."""
+        return ShardTable(self.table, [files.get(f.path, f) for f in self.files], self.extents)
+
+    def reading(self, paths: Collection[str] | None) -> list[int]:
+        """Numbers of the shards that read one of these files; of all shards for None."""
+        if paths is None:
+            return list(range(len(self)))
+        wanted = [i for i, f in enumerate(self.files) if f.path in paths]
+        found: list[int] = np.unique(self._columns["shard"][np.isin(self._columns["file"], wanted)]).tolist()
+        return found
+
+    def ranges(self) -> np.ndarray:
+        """All ranges in plan order, in the form of a Selection."""
+        return np.column_stack([self._columns[name] for name in ("file", "start", "stop")]).astype(np.int64)
+
+    def _pieces(self, a: int, b: int) -> Iterator[Piece]:
+        c = self._columns
+        files = c["file"][a:b]
+        edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), b - a] if b > a else []
+        for first, last in pairwise(edges):
+            index = int(files[first])
+            spans = zip(
+                c["start"][a + first : a + last].tolist(), c["stop"][a + first : a + last].tolist(), strict=True
+            )
+            yield Piece(index, self.files[index], int(self.extents[index]), tuple(spans))
+
+    def rows(self) -> int | None:
+        """Rows in all shards, or None if only reading can tell."""
+        rows = self._columns["rows"]
+        return None if (rows < 0).any() else int(rows.sum())
+
+    def rows_of(self, number: int) -> int | None:
+        """Rows in a shard, or None if only reading can tell."""
+        rows = self._columns["rows"][int(self._bounds[number]) : int(self._bounds[number + 1])]
+        return None if (rows < 0).any() else int(rows.sum())
+
+    def total_weight(self) -> int:
+        """Positions in all shards."""
+        return int((self._columns["stop"] - self._columns["start"]).sum())
+
+    def weight(self, number: int) -> int:
+        """Positions in a shard: the measure of progress if rows are not known."""
+        a, b = int(self._bounds[number]), int(self._bounds[number + 1])
+        return int((self._columns["stop"][a:b] - self._columns["start"][a:b]).sum())

@@ -1,0 +1,1 @@
+"""Where answers go: the sink contract, one module per format, partitions."""

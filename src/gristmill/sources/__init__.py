@@ -1,0 +1,1 @@
+"""Where rows come from: the source contract, finding files, one module per format, row conditions."""

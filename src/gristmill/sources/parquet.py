@@ -1,0 +1,430 @@
+"""Parquet files as a source. Planning reads only footers; reading decodes forwards through the wanted row groups, and
+continues where the last call stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.arrow.rows import picked
+from gristmill.arrow.schemas import plain
+from gristmill.errors import BadSource
+from gristmill.shards.ranges import as_ranges, clip, inside
+from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.sources.contract import BadRow, Block, Reading
+from gristmill.sources.openreaders import Waiting
+from gristmill.sources.paths import Storage, open_input
+from gristmill.sources.schema import conform
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ParquetSource"]
+
+_TAIL = 64 << 10  # one read that holds the whole footer of most files
+_MAGIC = b"PAR1"
+_BATCH_ROWS = 1 << 16  # rows decoded at a time, pyarrow's own default: larger ones were not faster
+_STATISTICS = 50_000  # row groups x columns of a file above which null counts are not worth reading
+_KEPT_OPEN = 2  # files kept open for the next call; each holds at most one batch per stream
+_BAD_ROWS = 1 << 13  # in one block
+_GOES_ON = (
+    "put the file back whole, or take it out of the source; --on-bad-file skip (on_bad_file='skip') goes on, and makes "
+    "dead letters of the rows that cannot be read"
+)
+INT96 = "us"  # the unit used by writers of such timestamps (Spark); in ns the years after 2262 would wrap around
+
+
+class ParquetSource:
+    """Rows of Parquet files; a position is the row's number in its file."""
+
+    name = "parquet"
+    suffixes: tuple[str, ...] = (".parquet", ".pq", ".parq")
+    compressed = by_bytes = written = False
+    typed = True
+
+    def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
+        """From the footer: one row group per cut. Raises BadSource if a file is truncated, corrupt or not Parquet, or
+        if options are given, as this format has none.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if options:
+            hint = ": Parquet files have types of their own, and a step can cast them" if "types" in options else ""
+            raise BadSource(f"{file.path}: Parquet sources have no option {', '.join(options)}{hint}")
+        footer, end = _footer(file, fs)
+        try:
+            opened = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit=INT96)
+            metadata, schema = opened.metadata, opened.schema_arrow
+        except (pa.ArrowException, OSError) as e:
+            raise BadSource(f"{file.path}: the Parquet footer is corrupt: {_line(e)}") from e
+        groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+        _check(file, metadata, groups, schema, end)
+        rows = np.array([g.num_rows for g in groups], dtype=np.int64)
+        return FileInfo(
+            file=file,
+            extent=metadata.num_rows,
+            cuts=np.concatenate(([0], np.cumsum(rows))).astype(np.int64),
+            divisible=True,
+            schema=pa.schema([pa.field(f.name, plain(f.type)) for f in schema]),
+            cut_rows=rows,
+            nulls=_nulls(metadata, groups),
+            layout=hashlib.blake2b(footer[:-8], digest_size=16).hexdigest(),
+        )
+
+    def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
+        """Blocks of at most 65,536 rows. If data is corrupt, the rows from there to the end of the row group are bad if
+        `reading.damaged` is set; otherwise raises BadSource, naming file and row group.
+        """
+        wanted = as_ranges(ranges)
+        if not len(wanted):
+            return
+        key = (info.file.path, info.file.size, info.file.stamp, info.file.touched)
+        opened = _waiting.take(key, lambda: _Opened(info.file, fs))
+        sound = False
+        try:
+            for group in opened.groups(wanted):
+                ranges = clip(wanted, int(opened.starts[group]), int(opened.starts[group + 1]))
+                try:
+                    yield from _read_group(opened, group, ranges, reading)
+                except _Damaged as e:
+                    if not reading.damaged:
+                        raise BadSource(f"{opened.path}: {e}; {_GOES_ON}") from e
+                    opened.begin_anew()
+                    yield from _bad(clip(ranges, e.row, int(ranges[-1, 1])), str(e), reading)
+            sound = True
+        except GeneratorExit:
+            sound = True  # the caller stopped early; the streams are still good
+            raise
+        finally:
+            _waiting.put(key, opened) if sound else opened.close()
+
+
+# ---------------------------------------------------------------- planning
+
+
+def _footer(file: SourceFile, fs: Storage) -> tuple[bytes, int]:
+    """The footer with its length and magic, and where the data before it ends."""
+    with open_input(fs, file.path) as opened:
+        size = opened.size()
+        if size < 12:
+            raise BadSource(f"{file.path}: {size} bytes cannot be a Parquet file: it is empty or truncated")
+        tail = opened.read_at(min(size, _TAIL), max(0, size - _TAIL))
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if tail[-4:] == b"PARE":
+            raise BadSource(f"{file.path}: an encrypted Parquet file, which cannot be read: decrypt it first")
+        if tail[-4:] != _MAGIC:
+            begins = opened.read_at(4, 0)
+            what = "truncated: the footer is missing" if begins == _MAGIC else f"not Parquet: it begins with {begins!r}"
+            raise BadSource(f"{file.path}: {what} ({size} bytes)")
+        if length + 4 > size:
+            raise BadSource(f"{file.path}: the Parquet footer is corrupt: it claims {length - 8} of {size} bytes")
+        if length > len(tail):
+            tail = opened.read_at(length, size - length)
+    return tail[-length:], size - length
+
+
+def _check(file: SourceFile, metadata: Any, groups: Sequence[Any], schema: pa.Schema, end: int) -> None:
+    doubled = (
+        [n for n in set(schema.names) if schema.names.count(n) > 1] if len(set(schema.names)) < len(schema) else []
+    )
+    if doubled:
+        raise BadSource(f"{file.path}: column {sorted(doubled)[0]!r} appears more than once in the file")
+    if groups and metadata.num_columns:
+        last = groups[-1].column(metadata.num_columns - 1)
+        start = min(o for o in (last.dictionary_page_offset, last.data_page_offset) if o)
+        if start + last.total_compressed_size > end:
+            raise BadSource(
+                f"{file.path}: truncated: the footer refers to data up to byte {start + last.total_compressed_size}"
+            )
+    if sum(g.num_rows for g in groups) != metadata.num_rows:
+        raise BadSource(f"{file.path}: the Parquet footer is corrupt: its row groups do not add up to its rows")
+
+
+def _nulls(metadata: Any, groups: Sequence[Any]) -> dict[str, int] | None:
+    """Null counts by top-level column, for those whose nulls every row group counts."""
+    if len(groups) * metadata.num_columns > _STATISTICS:
+        return None
+    out: dict[str, int] = {}
+    for i in range(metadata.num_columns):
+        leaf = metadata.schema.column(i)
+        if leaf.max_repetition_level or leaf.max_definition_level > 1 or leaf.path != leaf.name:
+            continue  # a null in a nested column cannot be told from a null in what holds it
+        if leaf.max_definition_level == 0:
+            out[leaf.name] = 0
+            continue
+        counts = [
+            s.null_count if s is not None and s.has_null_count else None
+            for s in (g.column(i).statistics for g in groups)
+        ]
+        if None not in counts:
+            out[leaf.name] = sum(c for c in counts if c is not None)
+    return out
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+# ---------------------------------------------------------------- reading
+
+
+class _Damaged(Exception):
+    """Data that cannot be decoded: `row` of the file, and those after it in its row group."""
+
+    row = 0
+
+
+def _bad(ranges: np.ndarray, why: str, reading: Reading) -> Iterator[Block]:
+    """The rows of `ranges` as bad ones."""
+    names = reading.schema.names if reading.columns is None else reading.columns
+    none = reading.schema.empty_table().select(list(names))
+    positions = inside(ranges)
+    for at in range(0, len(positions), _BAD_ROWS):
+        bad = tuple(BadRow(p, b"", "Damaged", why) for p in positions[at : at + _BAD_ROWS].tolist())
+        yield Block(none, positions[:0], 0, bad)
+
+
+def _read_group(opened: _Opened, group: int, wanted: np.ndarray, reading: Reading) -> Iterator[Block]:
+    """One row group, a window of rows at a time. If there is a condition, its columns are read first, and the others
+    only from the first row that it lets through. Raises _Damaged.
+    """
+    first = int(opened.starts[group])
+    ranges = wanted - first
+    names = list(reading.schema.names if reading.columns is None else reading.columns)
+    asked = (() if reading.where is None else reading.where.columns) or tuple(names)
+    lead = opened.stream(group, asked, reading)
+    at, stop = int(ranges[0, 0]), int(ranges[-1, 1])
+    try:
+        while at < stop:
+            window = lead.upto(at, stop)
+            end = at + window.num_rows
+            rows, index = _only(window, clip(ranges, at, end), at)
+            if reading.where is None:
+                block = Block(rows, index + first)
+            else:
+                kept = np.flatnonzero(reading.where.mask(rows))
+                filtered = len(index) - len(kept)
+                if filtered:
+                    rows, index = picked(rows, kept), index[kept]
+                rest = [n for n in names if n not in asked]
+                if rest:
+                    rows = _beside(rows, rest, opened, group, reading, index, (at, end))
+                block = Block(rows.select(names), index + first, filtered)
+            yield block
+            following = int(np.searchsorted(ranges[:, 1], end, side="right"))
+            at = stop if following == len(ranges) else max(end, int(ranges[following, 0]))
+    except _Damaged as e:
+        e.row = first + at
+        raise
+
+
+def _beside(
+    rows: pa.Table,
+    rest: list[str],
+    opened: _Opened,
+    group: int,
+    reading: Reading,
+    index: np.ndarray,
+    window: tuple[int, int],
+) -> pa.Table:
+    """`rows`, which are at `index`, with the columns that the condition did not need; not read if no row is left."""
+    import pyarrow as pa
+
+    if len(index):
+        others = opened.stream(group, tuple(rest), reading).exactly(*window)
+        if len(index) < others.num_rows:
+            others = picked(others, index - window[0])
+    else:
+        others = pa.schema([reading.schema.field(n) for n in rest]).empty_table()
+    for field, column in zip(others.schema, others.columns, strict=True):
+        rows = rows.append_column(field, column)
+    return rows
+
+
+def _only(rows: pa.Table, ranges: np.ndarray, at: int) -> tuple[pa.Table, np.ndarray]:
+    """The rows of a window that are in `ranges`, and their row numbers in the group. `at` is the window's first."""
+    index = inside(ranges)
+    if len(index) == rows.num_rows:
+        return rows, index
+    if len(ranges) == 1:
+        return rows.slice(int(ranges[0, 0]) - at, len(index)), index
+    return picked(rows, index - at), index
+
+
+class _Stream:
+    """Some columns of one row group, decoded forwards in batches. Going back starts again from its first row."""
+
+    def __init__(self, opened: _Opened, group: int, columns: tuple[str, ...], reading: Reading) -> None:
+        missing = [c for c in columns if c not in opened.schema.names]
+        if unknown := [c for c in missing if c not in reading.schema.names]:
+            raise BadSource(f"{opened.path}: no column {unknown[0]!r}; it has {', '.join(opened.schema.names)}")
+        self._here = [c for c in columns if c not in missing]  # the others are null for this file's rows
+        self._opened = opened
+        self._group = group
+        self._columns = columns
+        self.schema = reading.schema
+        self._batch_rows = opened.batch_rows(group, columns, reading.block_bytes)
+        self._start()
+
+    def _start(self) -> None:
+        self._batches = self._opened.file.iter_batches(
+            self._batch_rows,
+            row_groups=[self._group],
+            columns=self._here or self._opened.schema.names[:1],
+            use_threads=True,
+        )
+        self._held: Any = None
+        self._first = self._next = 0  # rows of the group that the held batch covers
+
+    def upto(self, at: int, stop: int) -> pa.Table:
+        """Rows from `at` up to `stop` or the end of the batch that holds `at`; at least one."""
+        if at < self._first:
+            self._start()
+        while at >= self._next:
+            self._advance()
+        return self._held.slice(at - self._first, min(stop, self._next) - at)
+
+    def exactly(self, at: int, stop: int) -> pa.Table:
+        """Rows [at, stop)."""
+        import pyarrow as pa
+
+        parts = []
+        while at < stop:
+            parts.append(self.upto(at, stop))
+            at += parts[-1].num_rows
+        return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+
+    def _advance(self) -> None:
+        import pyarrow as pa
+
+        with _named(self._group):
+            batch = next(self._batches, None)
+        if batch is None:
+            raise _Damaged(f"row group {self._group} has fewer rows than the footer says: corrupt")
+        self._held = self._cast(pa.Table.from_batches([batch]))
+        self._first, self._next = self._next, self._next + batch.num_rows
+
+    def _cast(self, rows: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        try:
+            found = conform(rows.select(self._here), self.schema)
+            if len(self._here) < len(self._columns):
+                fields = [(found if n in self._here else self).schema.field(n) for n in self._columns]
+                there = (found.column(f.name) if f.name in self._here else _nulls_of(f, rows) for f in fields)
+                found = pa.Table.from_arrays(list(there), schema=pa.schema(fields))
+            return found
+        except pa.ArrowInvalid as e:
+            raise BadSource(
+                f"{self._opened.path}: row group {self._group} does not have the planned types: {_line(e)}"
+            ) from e
+
+
+def _nulls_of(field: pa.Field, rows: pa.Table) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.nulls(rows.num_rows, field.type)
+
+
+class _named:
+    """Turns a decoder's error about corrupt data into a _Damaged with the row group."""
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        import pyarrow as pa
+
+        data = isinstance(error, pa.ArrowException) and not isinstance(error, MemoryError)
+        if error is not None and (data or _undecodable(error)):
+            raise _Damaged(f"row group {self._group} cannot be read: {_line(error)}") from error
+
+
+def _undecodable(error: BaseException) -> bool:
+    """Decoders raise OSError without a number; one with a number comes from the disk or store, and may be retried."""
+    return isinstance(error, OSError) and error.errno is None
+
+
+class _Opened:
+    """A file with its footer parsed, and its open streams. One thread at a time holds it."""
+
+    def __init__(self, file: SourceFile, fs: Storage) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path = file.path
+        remote = "://" in file.path
+        self._input = open_input(fs, file.path)
+        try:
+            self.file = pq.ParquetFile(
+                self._input,
+                buffer_size=8 << 20
+                if remote
+                else 1 << 20,  # a column chunk is streamed: a row group may be larger than memory
+                pre_buffer=False,
+                page_checksum_verification=True,
+                coerce_int96_timestamp_unit=INT96,
+            )
+        except (pa.ArrowException, OSError) as e:
+            self._input.close()
+            if isinstance(e, OSError) and not _undecodable(e):
+                raise
+            raise BadSource(f"{file.path}: the Parquet footer cannot be read: {_line(e)}") from e
+        self.schema = self.file.schema_arrow
+        metadata = self.file.metadata
+        rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+        self.starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
+        self._streams: OrderedDict[Any, _Stream] = OrderedDict()
+
+    def groups(self, ranges: np.ndarray) -> Iterator[int]:
+        """The row groups that `ranges` touch, in order."""
+        for group in range(len(self.starts) - 1):
+            if self.starts[group] < self.starts[group + 1] and len(
+                clip(ranges, self.starts[group], self.starts[group + 1])
+            ):
+                yield group
+
+    def stream(self, group: int, columns: tuple[str, ...], reading: Reading) -> _Stream:
+        """The open stream over these columns, else a new one."""
+        import pyarrow as pa
+
+        # As bytes: an extension type of the user's own may have no hash.
+        types = pa.schema([reading.schema.field(n).remove_metadata() for n in columns if n in reading.schema.names])
+        key = (group, columns, types.serialize().to_pybytes(), reading.block_bytes)
+        found = self._streams.pop(key, None) or _Stream(self, group, columns, reading)
+        self._streams[key] = found
+        while len(self._streams) > 2:  # a condition's and the others'
+            self._streams.popitem(last=False)
+        return found
+
+    def begin_anew(self) -> None:
+        """Let go of streams that an error has left in an unknown state."""
+        self._streams.clear()
+
+    def batch_rows(self, group: int, columns: tuple[str, ...], block_bytes: int) -> int:
+        """Rows to decode at a time to make about one block."""
+        metadata = self.file.metadata.row_group(group)
+        names = set(columns)
+        chunks = (metadata.column(i) for i in range(metadata.num_columns))
+        bytes_ = sum(
+            c.total_uncompressed_size
+            for c in chunks
+            if c.path_in_schema.partition(".")[0] in names or c.path_in_schema in names
+        )
+        a_row = max(bytes_ / max(metadata.num_rows, 1), 1.0)
+        return int(min(_BATCH_ROWS, max(1, block_bytes // a_row)))
+
+    def close(self) -> None:
+        self._streams.clear()
+        self._input.close()
+
+
+_waiting: Waiting[_Opened] = Waiting(_KEPT_OPEN)

@@ -1,0 +1,451 @@
+"""Finding and opening source files: a file, a folder, a glob, or several of them, on a local disk or any file system
+that pyarrow or fsspec opens. Paths that leave this module contain no secrets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged
+from gristmill.fingerprint.digests import written
+from gristmill.job.job import HELD, Source
+from gristmill.job.uris import local_path, redact
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing
+from gristmill.sources.patience import Patient, StoreAway
+
+__all__ = ["Storage", "changed", "look", "mounted", "open_input", "reads", "redact", "resolve"]
+
+_MAGIC = re.compile(r"[*?\[]")
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
+_QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
+_IGNORED_ENDS = (".tmp", ".crc")
+_TOLD = 3  # files with two names that a note lists
+_SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
+_BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
+_ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file system and how public paths map onto its own: `prefix` + rest + `suffix` is `inner_prefix` + rest."""
+
+    prefix: str
+    listing: Listing
+    inner_prefix: str = ""
+    suffix: str = ""
+
+    def inner(self, path: str) -> str:
+        """The file system's own path."""
+        return self.inner_prefix + path[len(self.prefix) : len(path) - len(self.suffix)]
+
+    def public(self, inner: str) -> str:
+        """The path as people see it."""
+        rest = inner[len(self.inner_prefix) :] if inner.startswith(self.inner_prefix) else inner.lstrip("/")
+        return self.prefix + rest + self.suffix
+
+    def holds(self, path: str) -> bool:
+        """Whether this mount opens `path`."""
+        return path.startswith(self.prefix) and path.endswith(self.suffix)
+
+
+_LOCAL = Mount("", LocalListing())
+
+
+@dataclass(frozen=True, repr=False)
+class Storage:
+    """The file systems of a source: opens any path that `resolve` listed, on a worker too (it can be pickled).
+
+    It may hold credentials. Its repr does not show them; it must not be written into a plan or a report.
+    """
+
+    mounts: tuple[Mount, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"Storage({', '.join(m.prefix for m in self.mounts) or 'local'})"
+
+    def mount(self, path: str) -> Mount:
+        """The mount that opens `path`: the one with the longest prefix."""
+        if not _SCHEME.match(path):
+            return _LOCAL
+        found = [m for m in self.mounts if m.holds(path)]
+        if not found:
+            raise BadSource(f"{redact(path)}: not a path of this source")
+        return max(found, key=lambda m: len(m.prefix))
+
+
+def resolve(source: Source, tell: Callable[[str], None] | None = None) -> tuple[Storage, list[SourceFile]]:
+    """The files of a source, sorted by path within each URI, URIs in the order given, each file once, whatever names
+    lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files.
+
+    Folders are read with everything below them except names that start with `_` or `.` and files that end in .tmp or
+    .crc, as Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, if a
+    path is missing, a folder is empty or a glob matches nothing.
+    """
+    mounts: dict[str, Mount] = {}
+    files: dict[str, SourceFile] = {}
+    met, again = Met(), list[str]()
+    for uri in source.uri:
+        path, mount = _place(uri, source.storage)
+        known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
+        try:
+            root, listed = _files(known.listing, path, redact(uri))
+            start = _length(root)
+            for inner, entry in met.new(listed, listed[0][0] == path, again):
+                public = known.public(inner)
+                file = SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:]))
+                files.setdefault(public, file)
+        except PermissionError as e:
+            raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
+        except StoreAway as e:
+            raise RunFailed(f"{e}: run again when the store answers") from e
+        except OSError as e:
+            raise BadSource(f"{redact(uri)}: cannot be listed: {redact(' '.join(str(e).split()))}") from e
+    if again and tell is not None:
+        more = f"; and {len(again) - _TOLD} more" if len(again) > _TOLD else ""
+        tell(f"files that are listed under two names are read once: {'; '.join(again[:_TOLD])}{more}")
+    remote = tuple(m for m in mounts.values() if m.prefix)
+    return Storage(remote), list(files.values())
+
+
+def reads(uri: str, path: str) -> bool:
+    """Whether a folder or a pattern would read a file that appears at `path`, which is taken literally."""
+    uri = _QUERY.split(uri, maxsplit=1)[0].rstrip("/")
+    if not _MAGIC.search(uri) or ("://" not in uri and os.path.isdir(uri)):
+        below = path.startswith(f"{uri}/") and ("://" in uri or os.path.isdir(uri))
+        return below and not any(_ignored(name) for name in path[len(uri) + 1 :].split("/"))
+    base, parts = _fixed(uri)
+    if not path.startswith(f"{base}/"):
+        return False
+    deep = parts.index("**") if "**" in parts else len(parts)
+    wanted = "/".join(map(_part, parts[:deep])) + _BELOW
+    if deep < len(parts):
+        wanted = "".join(_part(part) + "/" for part in parts[:deep]) + _regex(parts[deep + 1 :] or ["*"]).pattern
+    return re.fullmatch(wanted, path[len(base.rstrip("/")) + 1 :]) is not None
+
+
+def open_input(fs: Storage, path: str) -> Any:
+    """A listed file opened for reading: a pyarrow NativeFile, seekable. Raises SourceChanged if it is gone."""
+    mount = fs.mount(path)
+    try:
+        return mount.listing.open(mount.inner(path))
+    except FileNotFoundError as e:
+        raise SourceChanged(f"{path}: gone since the plan was made") from e
+    except PermissionError as e:
+        raise BadSource(f"{path}: not readable ({redact(e.strerror or str(e))})") from e
+
+
+def mounted(uris: Sequence[str], storage: Mapping[str, Any]) -> Storage:
+    """The storage that opens these URIs and the paths derived from them. Nothing is looked up."""
+    mounts: list[Mount] = []
+    for uri in uris:
+        if _SCHEME.match(uri) and not any(mount.prefix and mount.holds(uri) for mount in mounts):
+            mounts.append(_place(uri, storage)[1])
+    return Storage(tuple(m for m in mounts if m.prefix))
+
+
+def look(fs: Storage, file: SourceFile) -> SourceFile:
+    """A listed file as it is now. Raises SourceChanged if it is gone."""
+    mount = fs.mount(file.path)
+    now = mount.listing.look(mount.inner(file.path))
+    if now is None:
+        raise SourceChanged(f"{file.path}: gone since the plan was made")
+    return replace(file, size=now.size, stamp=now.stamp, touched=now.touched)
+
+
+def changed(fs: Storage, file: SourceFile) -> str | None:
+    """How a file now differs from its listing, in words; None if it does not. Raises SourceChanged as `look` does."""
+    now = look(fs, file)
+    if now.size != file.size:
+        return f"{now.size:,} bytes, but {file.size:,} when planned"
+    if now.stamp != file.stamp:
+        return written(now.stamp, file.stamp)
+    return "its inode was changed" if now.touched != file.touched else None
+
+
+# ---------------------------------------------------------------- from a URI to a mount
+
+
+def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
+    """The path inside its file system, and the mount that opens it."""
+    if not uri:
+        raise BadSource("the source is an empty path: name a file, a folder or a glob")
+    scheme = uri.partition("://")[0].lower() if _SCHEME.match(uri) else ""
+    if uri.startswith(HELD) and HELD in storage:
+        mount = Mount(HELD, LocalListing(), f"{storage[HELD]}/")
+        return mount.inner(uri), mount
+    if scheme in ("", "file", "local"):
+        return local_path(uri), _LOCAL  # a trailing slash only says that it is a folder
+    try:
+        if scheme in _ARROW_SCHEMES and "::" not in uri:
+            try:
+                return _patient(*_with_arrow(scheme, uri, storage))
+            except (ImportError, NotImplementedError, TypeError):
+                pass  # pyarrow was built without it, or the options are fsspec's
+        return _patient(*_with_fsspec(scheme, uri, storage))
+    except ImportError as e:
+        raise MissingExtra(f"{redact(uri)}: {scheme}:// needs a package that is not installed: {redact(str(e))}") from e
+    except (BadSource, MissingExtra):
+        raise
+    except Exception as e:
+        cause = redact(" ".join(str(e).split()))
+        raise BadSource(f"{redact(uri)}: cannot be opened: {cause or type(e).__name__}") from e
+
+
+def _patient(path: str, mount: Mount) -> tuple[str, Mount]:
+    return path, replace(mount, listing=Patient(mount.listing, mount.prefix.rstrip("/")))
+
+
+def _with_arrow(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
+    import pyarrow.fs as pafs
+
+    parts = _QUERY.split(uri, maxsplit=1)
+    query = f"?{parts[1]}" if len(parts) == 2 else ""
+    root, path = _split_root(parts[0])
+    if "//" in path:
+        raise BadSource(
+            f"{redact(uri)}: the path has an empty segment (two slashes in a row): write it as the store lists it"
+        )
+    if storage:
+        kinds = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem"}
+        if query or scheme not in kinds:
+            raise NotImplementedError
+        fs = getattr(pafs, kinds[scheme])(**storage)
+        bucket = root.partition("://")[2].rstrip("/")
+    else:
+        user, at, host = root.partition("://")[2].rstrip("/").rpartition("@")
+        fs, bucket = pafs.FileSystem.from_uri(f"{scheme}://{user.replace('/', '%2F')}{at}{host}/{query}")
+    inner = bucket.rstrip("/") + "/"
+    return (inner + path).rstrip("/"), Mount(_public_root(root), ArrowListing(fs), inner)
+
+
+def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
+    from fsspec.archive import AbstractArchiveFileSystem
+    from fsspec.core import get_filesystem_class, url_to_fs
+
+    if scheme in ("http", "https"):  # a query may sign one file only, so each URL is its own mount
+        fs, inner = url_to_fs(uri, **storage)
+        return inner, Mount(redact(uri), FsspecListing(fs), inner)
+    first, colons, chain = uri.partition("::")
+    root, path = _split_root(first)
+    if colons:  # fsspec keeps the archive's file open, as this process first saw it
+        get_filesystem_class(scheme).clear_instance_cache()
+    fs, inner = url_to_fs(uri, **storage)
+    if isinstance(fs, AbstractArchiveFileSystem):  # names in an archive have no bucket before them
+        return inner, Mount(f"{scheme}://", FsspecListing(fs), "", redact(colons + chain))
+    tail = path.rstrip("/")
+    if not inner.endswith(tail):
+        tail = ""
+    prefix = inner[: len(inner) - len(tail)]
+    if tail == "" and prefix and not prefix.endswith("/"):
+        prefix += "/"
+    return inner.rstrip("/") or inner, Mount(_public_root(root), FsspecListing(fs), prefix, redact(colons + chain))
+
+
+def _split_root(uri: str) -> tuple[str, str]:
+    """`s3://key:sec/ret@bucket/a/b` as (`s3://key:sec/ret@bucket/`, `a/b`)."""
+    scheme, _, rest = uri.partition("://")
+    shown = redact(uri).partition("://")[2]
+    path = shown.partition("/")[2]
+    return f"{scheme}://{rest[: len(rest) - len(path)]}", path
+
+
+def _public_root(root: str) -> str:
+    return redact(root.rstrip("/") + "/") if root.partition("://")[2].strip("/") else redact(root)
+
+
+# ---------------------------------------------------------------- from a path to its files
+
+
+class Met:
+    """The names under which local files have been found."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, list[tuple[str, bool]]] = {}  # by inode: the names, and whether they were named outright
+
+    def new(self, listed: list[tuple[str, Entry]], named: bool, again: list[str]) -> list[tuple[str, Entry]]:
+        """The files of one listing that no other name has led to; a note on each of the others goes to `again`. Of two
+        names in a listing, the one that is not a link counts, else the first. `named`: it is one file, named outright.
+        """
+        count = Counter(entry.inode for _, entry in listed)
+        above = os.path.commonpath([path for path, _ in listed]) if max(count.values()) > 1 and any(count) else ""
+        base = os.path.realpath(above)
+
+        def linked(item: tuple[str, Entry]) -> bool:
+            path, entry = item
+            twins = bool(entry.inode) and count[entry.inode] > 1
+            return twins and os.path.realpath(path) != os.path.join(base, os.path.relpath(path, above))
+
+        fresh = []
+        for path, entry in sorted(listed, key=linked):
+            met = self._met.setdefault(entry.inode, []) if entry.inode else []
+            twin = next((p for p, outright in met if _same(p, path, entry, named and outright)), None)
+            if twin is None:
+                met.append((path, named))
+                fresh.append((path, entry))
+            else:
+                again.append(f"{twin} and {path}" if twin != path else f"{path}, which is listed twice")
+        return sorted(fresh, key=lambda f: f[0])
+
+
+def _same(one: str, other: str, entry: Entry, outright: bool) -> bool:
+    """Whether two names with one inode are of one file. The inode alone is not enough, as network disks make up
+    numbers. Hard links that are both named outright are two files.
+    """
+    return (entry.links > 1 and not outright) or os.path.realpath(one) == os.path.realpath(other)
+
+
+def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str, Entry]]]:
+    """The files that a path, a folder or a glob stands for, sorted, and the part of the path that has no wildcards.
+    `shown` is what the person wrote.
+    """
+    entry = listing.look(path)
+    if entry is not None and not entry.folder:
+        return path, [(path, entry)]
+    if entry is not None:
+        found = sorted(_below(listing, path), key=lambda f: f[0])
+        if not found:
+            raise BadSource(f"{shown}: the folder holds no files (names that start with _ or . are not read)")
+        return path, found
+    if _MAGIC.search(path):
+        base, parts = _fixed(path)
+        matched = dict(_expand(listing, base, parts))
+        if not matched:
+            raise BadSource(f"{shown}: the pattern matches no file; {_nearby(listing, path)}")
+        return base, sorted(matched.items())
+    raise BadSource(f"{shown}: no such file or folder; {_nearby(listing, path)}")
+
+
+def _ignored(name: str) -> bool:
+    return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(_IGNORED_ENDS)
+
+
+def _below(listing: Listing, folder: str) -> Iterator[tuple[str, Entry]]:
+    """All files below a folder that are not ignored, with their paths."""
+    start = _length(folder)
+    for path, entry in listing.tree(folder, _ignored):
+        if not any(_ignored(name) for name in _names(path[start:])):
+            yield path, entry
+
+
+def _names(path: str) -> list[str]:
+    return path.replace(os.sep, "/").split("/")
+
+
+def _hive(below: str) -> str:
+    """The `name=value` folders of a path below what the source names."""
+    return "/".join(name for name in _names(below)[:-1] if name.find("=") > 0) if "=" in below else ""
+
+
+def _fixed(pattern: str) -> tuple[str, list[str]]:
+    """The folder before the first wildcard, and the components from there on."""
+    parts = _names(pattern)
+    fixed = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
+    return "/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else ""), parts[fixed:]
+
+
+def _expand(listing: Listing, base: str, parts: list[str]) -> Iterator[tuple[str, Entry]]:
+    """Files that match, and all files below folders that match. `**` stands for any number of folders."""
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        wanted = _regex(rest or ["*"])
+        start = _length(base)
+        hidden = any(part.startswith(("_", ".")) or part.endswith(_IGNORED_ENDS) for part in rest)
+        for path, entry in listing.tree(base, _never if hidden else _ignored):
+            if wanted.fullmatch(path[start:].replace(os.sep, "/")):
+                yield path, entry
+        return
+    if not _MAGIC.search(part):
+        path = _join(base, part)
+        there = listing.look(path)
+        if there is not None:
+            yield from _matched(listing, path, there, rest)
+        return
+    wanted = re.compile(_part(part))
+    for entry in listing.entries(base, lambda name: wanted.fullmatch(name) is not None):
+        yield from _matched(listing, _join(base, entry.name), entry, rest)
+
+
+def _matched(listing: Listing, path: str, entry: Entry, rest: list[str]) -> Iterator[tuple[str, Entry]]:
+    if rest:
+        if entry.folder:
+            yield from _expand(listing, path, rest)
+    elif entry.folder:
+        yield from _below(listing, path)
+    else:
+        yield path, entry
+
+
+def _never(_: str) -> bool:
+    return False
+
+
+def _length(folder: str) -> int:
+    """Where the part below `folder` begins in a path below it."""
+    return len(folder.rstrip("/")) + 1 if folder else 0
+
+
+def _join(base: str, name: str) -> str:
+    return f"{base}{'' if base.endswith('/') or not base else '/'}{name}"
+
+
+def _regex(parts: list[str]) -> re.Pattern[str]:
+    """What follows a `**`, as one expression over the path below it; files below a folder that matches count too."""
+    folders = f"(?:{_SHOWN}[^/]+/)*"
+    out = folders
+    for part in parts[:-1]:
+        out += folders if part == "**" else _part(part) + "/"
+    last = _part("*" if parts[-1] == "**" else parts[-1])
+    return re.compile(out + last + _BELOW)
+
+
+def _part(part: str) -> str:
+    """One component of a glob as an expression. A wildcard at the start does not match hidden or unfinished files."""
+    out, i = "", 0
+    while i < len(part):
+        c = part[i]
+        close = part.find("]", i + 2) if c == "[" else -1
+        if c == "*":
+            out += "[^/]*"
+        elif c == "?":
+            out += "[^/]"
+        elif close > 0:
+            inside = part[i + 1 : close].replace("\\", r"\\")
+            out += "[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]"
+            i = close
+        else:
+            out += re.escape(c)
+        i += 1
+    start = _SHOWN if part[0] in "*?[" else ""
+    end = r"(?<!\.tmp)(?<!\.crc)" if part[-1] in "*?]" else ""
+    return start + out + end
+
+
+def _nearby(listing: Listing, path: str) -> str:
+    """What is there instead: the nearest folder that exists, and similar names in it."""
+    parts = _names(path)
+    fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    for depth in range(min(fixed, len(parts) - 1), 0, -1):
+        folder = "/".join(parts[:depth]) or "/"
+        above = listing.look(folder)
+        if above is None or not above.folder:
+            continue
+        try:
+            names = sorted(e.name for e in listing.entries(folder, lambda name: not _ignored(name)))
+        except (BadSource, OSError):
+            return f"{redact(folder)} exists"
+        wanted = parts[depth] if depth < len(parts) else ""
+        alike = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+        if alike:
+            return f"{redact(folder)} has {', '.join(repr(a) for a in alike)}"
+        if not names:
+            return f"{redact(folder)} is empty"
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        return f"{redact(folder)} exists and holds {', '.join(names[:5])}{more}"
+    return "nothing above it exists either" if len(parts) > 1 else "check the path"

@@ -1,0 +1,239 @@
+"""SQL conditions on rows, checked when planning and evaluated by DuckDB on tables in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.errors import BadJob, MissingExtra
+from gristmill.process.startup import imported
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["SqlWhere"]
+
+# DuckDB's list of functions says nothing about these, or the wrong thing; some are words without parentheses.
+_CLOCKS = frozenset(
+    ["current_localtime", "current_localtimestamp", "current_timestamp", "current_time", "localtime", "localtimestamp"]
+)
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
+_LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
+
+
+def load() -> None:
+    """Import DuckDB, which takes long: before conditions are evaluated."""
+    with contextlib.suppress(ImportError):  # the first condition says what to install
+        imported("duckdb")
+
+
+class SqlWhere:
+    """A condition such as `lang = 'en' AND length(text) > 0`, in DuckDB's SQL. It does not hold if it is null.
+
+    `columns` are those of `schema` that it reads; of two that differ only in case, the one that is spelled exactly as
+    in the expression. Instants are read and shown in UTC, on every machine. It can be pickled; a worker compiles it
+    again. Raises BadJob if the expression is not a condition on one row of `schema` with the columns there are; if its
+    result may differ on another attempt; or if it reads two names that are the same to DuckDB, which ignores case.
+    """
+
+    def __init__(self, expression: str, schema: pa.Schema) -> None:
+        self.expression = expression
+        self._connection: Any = None
+        self._lock = threading.Lock()
+        names = set(_columns(self, schema.names))
+        self.columns: tuple[str, ...] = tuple(n for n in schema.names if n in names)
+        _check_apart(self, [schema.field(n) for n in self.columns])
+        self._check(schema)
+
+    def __repr__(self) -> str:
+        return f"SqlWhere({self.expression!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"expression": self.expression, "columns": self.columns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _connection=None, _lock=threading.Lock())
+
+    def mask(self, rows: pa.Table) -> np.ndarray:
+        """One bool per row, in order. `rows` has at least `columns`. Raises BadJob if a value stops the expression."""
+        if not rows.num_rows:
+            return np.zeros(0, dtype=bool)
+        with self._lock:
+            db = self._db()
+            db.register("rows", _readable(rows, self.columns))
+            try:
+                found = db.execute(f"SELECT coalesce((\n{self.expression}\n), false) AS holds FROM rows").fetchnumpy()[
+                    "holds"
+                ]
+            except Exception as e:
+                raise BadJob(
+                    f"{self._named}: {_line(e)} (TRY_CAST gives null where a value cannot be converted)"
+                ) from e
+            finally:
+                db.unregister("rows")
+        return np.asarray(np.ma.filled(found, False), dtype=bool)
+
+    @property
+    def _named(self) -> str:
+        return f"condition {self.expression!r}"
+
+    def _db(self) -> Any:
+        found = self._connection
+        if found is None:
+            try:
+                duckdb = imported("duckdb")
+            except ImportError as e:
+                raise MissingExtra(f"{self._named}: conditions need DuckDB: pip install duckdb") from e
+            found = duckdb.connect(":memory:", config=_CONFIG)
+            found.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
+            self._connection = found
+        return found
+
+    def _check(self, schema: pa.Schema) -> None:
+        """Bind the expression against the columns' types."""
+        db = self._db()
+        try:
+            db.register("rows", _readable(schema.empty_table(), self.columns))
+            db.execute(f"SELECT 1 FROM rows WHERE (\n{self.expression}\n)").fetchall()
+            kind = db.execute(f"DESCRIBE SELECT (\n{self.expression}\n) AS holds FROM rows").fetchall()[0][1]
+        except Exception as e:
+            raise BadJob(f"{self._named}: {_line(e)}; the columns are {', '.join(schema.names)}") from e
+        finally:
+            db.unregister("rows")
+        if kind not in ("BOOLEAN", "NULL", '"NULL"'):
+            raise BadJob(f"{self._named} gives {kind}, not true or false: compare it with something")
+
+
+def _columns(where: SqlWhere, names: list[str]) -> Iterator[str]:
+    """The columns that an expression may mean. Raises BadJob for anything more than a condition on one row."""
+    if not str(where.expression or "").strip():
+        raise BadJob(f"condition {where.expression!r} is empty: give one such as \"lang = 'en'\"")
+    fickle = _fickle(where._db())
+    for part in _nodes(_parsed(where)["where_clause"]):
+        if part.get("class") == "SUBQUERY":
+            raise BadJob(f"{where._named} selects from another table: only the row's own columns can be used")
+        if part.get("class") == "FUNCTION":
+            name = part.get("function_name", "").lower()
+            if name in fickle or (name == "age" and len(part["arguments"]) < 2):  # since today
+                raise _unlike(where, name)
+        if part.get("class") == "STAR" or part.get("type") == "STAR":
+            yield from names
+        if part.get("class") == "COLUMN_REF":
+            path = [str(p) for p in part.get("column_names", ())]
+            first = _meant(where, path[0], names)
+            yield from first
+            if len(path) > 1 and _folded(path[0]) == "rows":
+                yield from _meant(where, path[1], names)
+            if len(path) == 1 and not first and path[0].lower() in fickle:
+                raise _unlike(where, path[0])
+
+
+def _folded(name: str) -> str:
+    """A name as DuckDB compares it: the case of ASCII letters does not count."""
+    return name.translate(_LOWER)
+
+
+def _meant(where: SqlWhere, name: str, names: Sequence[str]) -> list[str]:
+    """The column that a name in an expression stands for, none or one. Raises BadJob if it may be one of several."""
+    if name in names:
+        return [name]
+    alike = [n for n in names if _folded(n) == _folded(name)]
+    if len(alike) > 1:
+        listed = ", ".join(map(repr, alike))
+        raise BadJob(f"{where._named}: {name!r} is ambiguous, as it matches the columns {listed}: write the exact name")
+    return alike
+
+
+def _check_apart(where: SqlWhere, fields: Iterable[pa.Field], path: str = "") -> None:
+    """Raises BadJob if two of the names, or of the fields in their structs, are the same to DuckDB."""
+    known: dict[str, str] = {}
+    for field in fields:
+        name = f"{path}{field.name}"
+        other = known.setdefault(_folded(field.name), name)
+        if other != name:
+            raise BadJob(
+                f"{where._named} reads {other!r} and {name!r}, which are the same name in SQL, as it ignores case: "
+                "rename one in the source, or filter with a function: gm.filter(f), or steps: [{filter: 'module:f'}]"
+            )
+        inner = [field.type.field(i) for i in range(field.type.num_fields)]
+        _check_apart(where, inner, f"{name}.")
+
+
+_known_fickle: list[frozenset[str]] = []
+
+
+def _fickle(db: Any) -> frozenset[str]:
+    """Functions whose answer may differ on the next attempt, so that a shard would keep other rows: those that DuckDB
+    does not call consistent, and macros built from them.
+    """
+    if not _known_fickle:
+        listed = db.execute(
+            "SELECT function_name, stability, macro_definition FROM duckdb_functions() "
+            "WHERE function_type IN ('scalar', 'macro')"
+        ).fetchall()
+        found = _CLOCKS | {n for n, stability, _ in listed if stability not in (None, "CONSISTENT")}
+        found -= {"error"}  # always the same
+        macros = {n: set(re.findall(r"\w+", text)) for n, _, text in listed if text}
+        while more := {n for n, words in macros.items() if n not in found and words & found}:
+            found |= more
+        _known_fickle.append(found)
+    return _known_fickle[0]
+
+
+def _unlike(where: SqlWhere, name: str) -> BadJob:
+    hint = "use sample= for a random part, or write the time or value as a literal"
+    return BadJob(f"{where._named} calls {name}, which may give a different answer on each attempt: {hint}")
+
+
+def _readable(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The columns of a condition as DuckDB takes them; if it reads none, a column of nulls for the row count."""
+    import pyarrow as pa
+
+    if not columns:
+        return pa.table({"": pa.nulls(rows.num_rows)})
+    rows = rows.select(list(columns))
+    for i, field in enumerate(rows.schema):
+        if pa.types.is_float16(field.type):
+            rows = rows.set_column(i, field.name, rows.column(i).cast(pa.float32()))
+    return rows
+
+
+def _parsed(where: SqlWhere) -> Any:
+    sql = f"SELECT 1 FROM rows WHERE (\n{where.expression}\n)"
+    answer = json.loads(where._db().execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()[0][0])
+    if answer.get("error"):
+        raise BadJob(f"{where._named}: {_line(answer.get('error_message', 'cannot be parsed'))}")
+    statements = answer["statements"]
+    node = statements[0]["node"]
+    more = node.get("modifiers") or node.get("group_expressions") or node.get("having") or node.get("qualify")
+    if len(statements) != 1 or node.get("type") != "SELECT_NODE" or more or node.get("sample"):
+        raise BadJob(f"{where._named} is more than one condition: give only what could follow WHERE")
+    return node
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        yield tree
+        for value in tree.values():
+            yield from _nodes(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _nodes(value)
+
+
+def _line(error: object) -> str:
+    """DuckDB's message on one line, without its drawing of the place in the SQL (not what the person wrote)."""
+    text = str(error).partition("\n\nLINE ")[0].partition("\nLINE ")[0].partition("Candidate bindings")[0]
+    return " ".join(text.split())

@@ -1,0 +1,419 @@
+"""A worker: the three stages as one pipeline of threads with bounded queues between them. The model never waits for
+disk or tokeniser while there is anything to predict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.commit import generation as generations
+from gristmill.commit import receipt as receipts
+from gristmill.process.liveness import LOADING
+from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick
+from gristmill.worker.bisection import ModelBroken, Stage
+from gristmill.worker.heap import resident
+from gristmill.worker.identity import Identity
+from gristmill.worker.predict import Predict, Scored
+from gristmill.worker.prepare import Prepare, Window
+from gristmill.worker.recipe import Task
+from gristmill.worker.shardcommit import ShardCommit, fitting, output_rows
+from gristmill.worker.steps import Applied, LoadedStep, post_step
+from gristmill.worker.suspects import Suspects, killer, of_task
+
+if TYPE_CHECKING:
+    from gristmill.worker.stages import ShardStages
+from gristmill.worker.notes import note_loaded, note_written
+from gristmill.worker.outcome import classified, scrubbed
+from gristmill.worker.watch import Watch
+
+T = TypeVar("T")
+
+UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0, "answers": {}, "made": {}}
+AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a shard's windows, or the failure that ended them."""
+
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    item: Item
+    body: Any
+    answered: threading.Event | None = None  # set once the body is written; a careful attempt waits for that
+    suspects: Suspects | None = None
+
+
+class Stopped(Exception):
+    """The driver asked the worker to stop."""
+
+
+class ShardWorker:
+    """Scores shards, one after the other, preparing the next while the model is busy with this one."""
+
+    def __init__(self, stages: ShardStages, name: str) -> None:
+        from gristmill.fingerprint import pins
+        from gristmill.fingerprint.loadedmodules import Loaded
+        from gristmill.models.kinds import open_planned
+
+        self._recipe = stages.recipe
+        self._name = name
+        self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
+        self._watch.load()
+        self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
+        self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
+        self._model = open_planned(stages.recipe.model, stages.recipe.place)
+        self._loaded.built("worker")  # steps may be built here, in step processes, or later
+        self._prepare = Prepare(stages.recipe, self._model)
+        self._predict = Predict(stages.recipe, self._model)
+        self._planned.look()  # after all imports: what changed since planning is refused, too
+        self._watch.rest()
+        self._files = stages.recipe.files
+        self._folder = ""  # of the generation in which a shard was last committed
+        self._stopping = threading.Event()
+        self._answers: dict[str, Any] = {}  # answers to probes
+        self._dropped: set[str] = set()
+        self._ticked = time.monotonic()
+        # What is scored of the current item: its key, source rows, and piece and position of the last one.
+        self._behind: tuple[str, int, tuple[int, int] | None] = ("", 0, None)
+        self._waits = {
+            "rows": 0.0,
+            "writing": 0.0,
+        }  # seconds in which the model was idle, by what it waited for
+        self._at_hand = 0  # items being read now
+        self._writing: float | None = None  # since when a write has been going on
+        self._most = stages.recipe.running.worker_memory if stages.timed else None
+        self._leaving = ""
+        self._beside = None
+        if stages.beside:
+            from gristmill.worker.stepprocesses import Beside
+
+            self._beside = Beside(stages, name, stages.beside)
+
+    def stop(self) -> None:
+        """Finish the current batch, then leave."""
+        self._stopping.set()
+
+    def silence(self) -> float | None:
+        """See messages.Worker. Current work has its limit from the watch; a write that does not return, which nothing
+        can end, has the limit of loading.
+        """
+        since = self._writing
+        stuck = since is not None and time.monotonic() - since > max(self._watch.limit, LOADING)
+        return None if stuck else self._watch.limit
+
+    def work(self, items: Iterator[Item], emit: Emit) -> None:
+        """Run items to their outcomes. The calling thread predicts; two others prepare and write."""
+        self._watch.say = lambda limit: emit(Alive(self._name, limit))
+        prepared: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
+        scored: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
+        if self._beside is not None:
+            items = self._beside.ahead(items)
+        reading = threading.Thread(target=self._read, args=(items, prepared), daemon=True)
+        writing = threading.Thread(target=self._write, args=(scored, emit), daemon=True)
+        reading.start()
+        writing.start()
+        try:
+            while (parcel := self._awaited(prepared)) is not None:
+                answer = self._answer(parcel, emit)
+                if answer is not None:
+                    self._handed_on(answer, scored)
+                elif parcel.answered is not None:
+                    parcel.answered.set()
+                if self._wants_to_leave(parcel.body):
+                    break
+        except Stopped:
+            self._watch.rest()
+            _let_go(reading, prepared)
+            return
+        finally:
+            scored.put(None)
+            writing.join()
+            self._watch.rest()
+            if self._beside is not None:
+                self._beside.close()
+        if self._leaving:
+            emit(Left(self._name, reason=self._leaving))
+        self._closed(emit)
+
+    def _closed(self, emit: Emit) -> None:
+        """Close the model. A failing `close` does not affect its rows: the error goes to stderr. If it does not return,
+        the process is killed at the limit of a call or, in the calling process, the call is abandoned; a warning comes
+        first.
+        """
+        limit, how = self._watch.limit, "is killed at its"
+        if limit == math.inf:
+            limit, how = self._recipe.running.batch_timeout, "is not waited for beyond the"
+            emit(Alive(self._name, limit))
+        hangs = (
+            f"the model's close() does not return: worker {self._name} {how} limit of {limit:g} s; its rows are done"
+        )
+        told = threading.Timer(0.9 * limit, lambda: emit(Printed(self._name, hangs, "warning")))
+        told.daemon = True
+        if limit < math.inf:
+            told.start()
+        self._watch.beat()
+        try:
+            self._model.close()
+        except Exception:
+            print(f"{self._name}: the model's close() failed; its rows are done:", file=sys.stderr)
+            traceback.print_exc()
+        finally:
+            told.cancel()
+            self._watch.rest()
+            if self._folder:
+                note_written(self._loaded, self._recipe, self._folder)
+
+    def _wants_to_leave(self, done: Any) -> bool:
+        """Whether a fresh process should take over: after a shard, because of memory; at once if the model is sick."""
+        if isinstance(done, _End):
+            self._judge(done.failure)
+            if self._most is not None and (held := resident()) > self._most:
+                self._leaving = f"it uses {held >> 20} MB, over worker_memory of {self._most >> 20} MB"
+        return bool(self._leaving)
+
+    def _judge(self, failure: BaseException | None) -> None:
+        if isinstance(failure, ModelBroken) and failure.failure.kind == "sick":
+            self._leaving = (
+                f"a row that was scored before now fails ({failure.failure.type}: {failure.failure.message})"
+            )
+
+    # ------------------------------------------------ threads
+
+    def _read(self, items: Iterator[Item], out: queue.Queue[_Parcel | None]) -> None:
+        for item in items:
+            if self._stopping.is_set():
+                break
+            here = item.portions is None  # else portions are awaited, which is not timed
+            self._at_hand += here
+            try:
+                if here:
+                    self._watch.beat()
+                suspects = of_task(item.value, self._files) if item.value.careful else None
+                for window in self._windows(item, suspects):
+                    parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
+                    self._handed(parcel, out)
+                    while parcel.answered is not None and not parcel.answered.wait(0.5):
+                        if self._stopping.is_set():  # a careful attempt waits here, one window at a time
+                            break
+                    if item.key in self._dropped or self._stopping.is_set():
+                        break
+                self._handed(_Parcel(item, _End()), out)
+            except BaseException as e:  # crosses to the outcome of this item, where the driver decides
+                self._handed(_Parcel(item, _End(e)), out)
+            self._at_hand -= here
+        self._handed(None, out)
+
+    def _handed(self, parcel: _Parcel | None, out: queue.Queue[_Parcel | None]) -> None:
+        """Hand a parcel to the predicting thread, which is gone if the worker is stopping."""
+        while not self._stopping.is_set():
+            with contextlib.suppress(queue.Full):
+                return out.put(parcel, timeout=0.5)
+
+    def _windows(self, item: Item, suspects: Suspects | None) -> Iterator[Window]:
+        if item.portions is None:
+            return self._watch.over(self._prepare.windows(item.value, suspects))
+        from gristmill.worker.firststage import unpacked
+
+        return (unpacked(body, self._model) for body in item.portions)
+
+    def _awaited(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
+        begun = time.perf_counter()
+        parcel = self._get(prepared)
+        self._waits["rows"] += time.perf_counter() - begun
+        return parcel
+
+    def _handed_on(self, answer: _Parcel, scored: queue.Queue[_Parcel | None]) -> None:
+        """Hand an answer to the writing thread, with the model's waits since the last window."""
+        if isinstance(answer.body, Scored):
+            for what, seconds in self._waits.items():
+                answer.body.figures[f"waited:{what}"] = seconds
+                self._waits[what] = 0.0
+        begun = time.perf_counter()
+        scored.put(answer)
+        self._waits["writing"] += time.perf_counter() - begun
+
+    def _get(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
+        while True:
+            if self._stopping.is_set():
+                raise Stopped
+            try:
+                return prepared.get(timeout=0.5)
+            except queue.Empty:
+                if not self._at_hand:
+                    self._watch.rest()
+
+    def _answer(self, parcel: _Parcel, emit: Emit) -> _Parcel | None:
+        """What the predicting thread makes of a parcel: a scored window, an end, or nothing for a shard that failed."""
+        item, body = parcel.item, parcel.body
+        if isinstance(body, _End):
+            return None if item.key in self._dropped else parcel
+        if item.key in self._dropped:
+            return None
+        try:
+            return _Parcel(item, self._scored(item, body, parcel.suspects, emit), parcel.answered)
+        except Stopped:
+            raise
+        except BaseException as e:
+            self._judge(e)
+            self._dropped.add(item.key)
+            return _Parcel(item, _End(e), parcel.answered)
+
+    def _scored(self, item: Item, window: Window, suspects: Suspects | None, emit: Emit) -> Scored:
+        task: Task = item.value
+        key, behind, last = self._behind if self._behind[0] == item.key else (item.key, 0, None)
+        scored, who = 0, window.identity
+        end = (int(who.piece[-1]), int(who.position[-1])) if len(who.piece) else last
+
+        def tick(rows: int) -> None:
+            nonlocal scored
+            self._watch.beat()
+            scored += rows
+            if time.monotonic() - self._ticked > 0.2:
+                share = scored / max(scored, window.rows.num_rows)  # steps may have changed the number of rows
+                before, until = task.shard.passed(last), task.shard.passed(end)
+                passed = before + int(share * (until - before))
+                emit(Tick(self._name, key, behind + int(share * window.counts.rows_in), passed))
+                self._ticked = time.monotonic()
+            if self._stopping.is_set():
+                raise Stopped
+
+        self._watch.beat()
+        if suspects is None:
+            done = self._predict.score(task, window, self._before, tick)
+        else:
+            done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
+        self._behind = (key, behind + window.counts.rows_in, end)
+        return done
+
+    def _before(self, rows: np.ndarray) -> None:
+        self._watch.beat()
+
+    def _write(self, scored: queue.Queue[_Parcel | None], emit: Emit) -> None:
+        commits: dict[str, ShardCommit] = {}
+        failed: set[str] = set()  # attempts whose outcome is already reported; the rest of them is dropped
+        while (parcel := scored.get()) is not None:
+            self._writing = time.monotonic()
+            if parcel.item.key not in failed and (error := self._written(parcel, commits, emit)) is not None:
+                key = parcel.item.key
+                failed.add(key)
+                self._dropped.add(key)
+                if (broken := commits.pop(key, None)) is not None:
+                    broken.abort()
+                if not isinstance(error, Elsewhere) or error.failure is not None:
+                    emit(Outcome(self._name, key, None, scrubbed(classified(error), self._recipe.secrets)))
+            self._writing = None
+            if parcel.answered is not None:
+                parcel.answered.set()
+        for commit in commits.values():
+            commit.abort()
+
+    def _written(self, parcel: _Parcel, commits: dict[str, ShardCommit], emit: Emit) -> BaseException | None:
+        """Write a window, or end its shard. Returns the failure that ends the attempt, if any."""
+        item, body = parcel.item, parcel.body
+        task: Task = item.value
+        try:
+            if isinstance(body, _End) and body.failure is not None:
+                raise body.failure
+            if task.kind != "score":
+                self._probed(item, body, emit)
+                return None
+            commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
+            commits[item.key] = commit
+            if isinstance(body, Scored):
+                commit.add(body)
+            else:
+                self._planned.look()  # includes what the function imported or read for these rows
+                note_loaded(self._loaded, self._recipe, task)
+                self._folder = task.folder
+                del commits[item.key]
+                emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
+        except BaseException as e:  # crosses to the outcome, where the driver decides
+            return e
+        return None
+
+    def _probed(self, item: Item, body: Scored | _End, emit: Emit) -> None:
+        """Build the answer to a probe or a proof: the schema of its output rows, and how long they took."""
+        if isinstance(body, Scored):
+            if item.value.kind == "probe":
+                self._predict.keep(item.value, body, anew=item.key not in self._answers)
+            rows = output_rows(body, self._recipe.output, item.value)
+            answer = self._answers.setdefault(item.key, {**UNPROBED, "results": [], "figures": {}})
+            counts, figures = body.counts, {**body.figures, "prepare_seconds": body.window.seconds}
+            answer["rows"] += counts.rows_in
+            answer["dead"] += counts.dead + counts.derived_dead
+            answer["ok"] += rows.num_rows
+            answer["figures"] = {k: v + answer["figures"].get(k, 0.0) for k, v in figures.items()}
+            if answer["schema"] is None and rows.num_rows:
+                schema, base = self._recipe.sink_format.stored(rows, self._recipe.sink.options), item.value.base
+                schema = schema if base is None else fitting(rows, schema, base)
+                answer.update(schema=generations.encode_schema(schema), results=list(body.results))
+                answer["answers"] = body.answers
+                answer["columns"] = body.rows.column_names
+            answer["made"] = {**body.window.made, **self._predict.made()}
+            for column, step in self._predict.unwritten.items():
+                text = f"{step} changes column {column!r} of the rows, which is not written: list it in keep"
+                emit(Printed(self._name, text, "warning"))
+            self._predict.unwritten.clear()
+            return
+        emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
+
+
+class CarefulScore:
+    """Scores a window of a shard that killed a worker: suspects first and separately, each call noted beforehand."""
+
+    def __init__(self, predict: Predict, task: Task, window: Window, before: Any, suspects: Suspects) -> None:
+        self._predict = predict
+        self._task = task
+        self._window = window
+        self._before = before
+        self._suspects = suspects
+
+    def score(self, tick: Any) -> Scored:
+        """As Predict.score; rows that alone have killed two workers become dead letters without another try."""
+        who, known = self._window.identity, self._suspects
+        refused = {r.row for r in self._window.prepared.refused}
+        place = {row: i for i, row in enumerate(known.places(who)) if i not in refused}
+        here = ([place[r] for r in g.rows if r in place] for g in known.open("model"))
+        apart = [np.array(rows, dtype=np.int64) for rows in here if rows]
+        dead = [killer(place[g.rows[0]], Stage.MODEL, g) for g in known.dead("model") if g.rows[0] in place]
+
+        def before(rows: np.ndarray) -> None:
+            known.note("model", who, rows) if len(rows) else known.clear()
+            self._before(rows)
+
+        def post(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> Applied:
+            known.clear()  # the note about the model's calls
+            return known.apart(f"post {number}", step, who, rows, partial(post_step, step))
+
+        scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead, post=post)
+        known.clear()
+        return scored
+
+
+def _let_go(reading: threading.Thread, prepared: queue.Queue[_Parcel | None]) -> None:
+    """Let the reading thread end although nobody takes its windows: a thread still inside Arrow's code can keep the
+    process from exiting. Waits no longer than a step of user code should take.
+    """
+    until = time.monotonic() + 2.0
+    while reading.is_alive() and time.monotonic() < until:
+        with contextlib.suppress(queue.Empty):
+            parcel = prepared.get(timeout=0.05)
+            if parcel is not None and parcel.answered is not None:
+                parcel.answered.set()

@@ -1,0 +1,62 @@
+"""What an engine ships to the workers of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gristmill.process.messages import Emit, Item
+from gristmill.process.startup import thread_variables
+from gristmill.worker.heap import use_jemalloc
+from gristmill.worker.recipe import Recipe
+
+if TYPE_CHECKING:
+    pass
+from gristmill.worker.notes import warn_of_values
+from gristmill.worker.pipeline import ShardWorker
+
+
+@dataclass(frozen=True)
+class ShardStages:
+    """What an engine ships: the recipe, opened in each worker. `threads` are the cores that one worker may use,
+    `beside` the number of step processes below each.
+    """
+
+    recipe: Recipe
+    threads: int = 1
+    gpus: tuple[str, ...] = ()
+    timed: bool = True
+    beside: int = 0
+
+    @property
+    def ahead(self) -> int:
+        """As in Stages: one in each step process."""
+        return max(1, self.beside)
+
+    def environment(self, index: int) -> Mapping[str, str]:
+        """Thread counts and the one GPU of worker `index`, for libraries that read them on loading."""
+        more = {"ARROW_IO_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
+        variables = {**thread_variables(self.threads), **more}
+        if self.gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
+        return variables
+
+    def open(self, name: str, emit: Emit) -> ShardWorker:
+        if self.timed:
+            use_jemalloc()
+        worker = ShardWorker(self, name)
+        warn_of_values(self.recipe, name, emit)
+        return worker
+
+    def first(self) -> Any:
+        """Stages of workers that only read, run steps and tokenise."""
+        from gristmill.worker.firststage import PrepareStages
+
+        return PrepareStages(self)
+
+    def apart(self, item: Item) -> bool:
+        """Whether the first stage may run elsewhere: not for careful attempts, whose notes tell what killed the
+        process, nor for the probe, which is short.
+        """
+        return item.value.kind == "score" and not item.value.careful

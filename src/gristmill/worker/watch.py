@@ -1,0 +1,87 @@
+"""The limit of a call: a timer that ends a hang, even one that holds the GIL."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from gristmill.process.failure import LATE_BY
+
+if TYPE_CHECKING:
+    pass
+
+
+T = TypeVar("T")
+MONTH = 2_592_000.0  # seconds: timers do not take arbitrarily large numbers on any platform
+LONGEST_LOAD = 1800.0  # seconds: loading that takes longer counts as a hang, unless `batch_timeout` is more
+SLOWEST = 20  # design §4: a model call may take this many times the slowest one seen
+
+
+def _unheard(limit: float) -> None:
+    pass
+
+
+def _end_after(seconds: float) -> None:
+    faulthandler.dump_traceback_later(min(seconds * LATE_BY, MONTH), exit=True)
+
+
+class Watch:
+    """A dump-and-exit timer that also ends a hang holding the GIL; every sign of life restarts it.
+
+    The limit is the larger of `least` seconds and 20 times the slowest stretch seen between two signs of life.
+    """
+
+    def __init__(self, least: float | None) -> None:
+        self._least = least
+        self._slowest = 0.0
+        self._said = 0.0
+        self.say: Callable[[float], None] = _unheard  # called when the limit has grown, before it is used
+        self._since: float | None = None
+        self._armed = -1e9
+        self._lock = threading.Lock()
+
+    @property
+    def limit(self) -> float:
+        return math.inf if self._least is None else max(self._least, SLOWEST * self._slowest)
+
+    def load(self) -> None:
+        """From now on imports and models are being loaded, until the next call."""
+        if self._least is not None:
+            _end_after(max(self._least, LONGEST_LOAD))
+
+    def beat(self) -> None:
+        if self._least is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if self._since is not None:
+                self._slowest = max(self._slowest, now - self._since)
+            self._since = now
+            limit = self.limit
+            if limit > 1.05 * self._said:
+                self._said = limit
+                self.say(limit)
+            if now - self._armed > limit / 50:  # arming starts a thread, so not at every batch of a quick model
+                self._armed = now
+                _end_after(limit)
+
+    def over(self, values: Iterator[T]) -> Iterator[T]:
+        """The values, with a sign of life before each is made."""
+        while True:
+            self.beat()
+            try:
+                value = next(values)
+            except StopIteration:
+                return
+            yield value
+
+    def rest(self) -> None:
+        """Nothing is being done: no limit."""
+        if self._least is not None:
+            with self._lock:
+                self._since, self._armed = None, -1e9
+                faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,239 @@
+"""Parquet as a source: planned from footers, read by any ranges, bad files named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.errors import BadSource
+
+VALUES = st.lists(
+    st.tuples(
+        st.none() | st.integers(-(2**63), 2**63 - 1),
+        st.none() | st.floats(allow_nan=False),
+        st.none() | st.text(max_size=20),
+        st.none() | st.lists(st.integers(0, 9), max_size=3),
+        st.none() | st.sampled_from(["red", "green"]),
+    ),
+    max_size=60,
+)
+
+
+def table(rows: list[tuple[Any, ...]]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [[]] * 5
+    return pa.table(
+        {
+            "i": pa.array(columns[0], pa.int64()),
+            "f": pa.array(columns[1], pa.float64()),
+            "s": pa.array(columns[2], pa.string()),
+            "l": pa.array(columns[3], pa.list_(pa.int32())),
+            "d": pa.array(columns[4], pa.string()).dictionary_encode(),
+            "n": pa.array([None if v is None else {"x": v, "y": [v]} for v in columns[0]],
+                          pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int64()))])),
+        }
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=VALUES,
+    group=st.integers(1, 40),
+    edges=st.lists(st.integers(0, 60), max_size=8),
+    columns=st.none() | st.lists(st.sampled_from(list("ifsldn")), unique=True, min_size=1),
+    block_bytes=st.sampled_from([1, 100, 1 << 20]),
+    where=st.sampled_from([None, "i > 0", "s IS NOT NULL", "d = 'red'", "true", "i IS NULL AND i IS NOT NULL"]),
+)
+def test_any_ranges_tile_the_file(
+    scratch: Any, planned: Any, rows: Any, group: int, edges: Any, columns: Any, block_bytes: int, where: Any
+) -> None:
+    """Every row once, in order, with its number as position, whatever the row groups, ranges, columns and blocks."""
+    path = str(scratch.folder() / "x.parquet")
+    pq.write_table(table(rows), path, row_group_size=group)
+    plan = planned(path)
+    expected = pq.read_table(path).cast(plan.schema)
+    holds = np.ones(len(rows), dtype=bool)
+    if where:
+        import duckdb
+
+        db = duckdb.connect()
+        db.register("expected", expected.select(["i", "s", "d"]))
+        holds = db.execute(f"SELECT coalesce({where}, false) AS h FROM expected").fetchnumpy()["h"].astype(bool)
+    read = plan.in_parts([min(e, len(rows)) for e in edges], columns=columns, where=where, block_bytes=block_bytes)
+    wanted = expected.select(columns or expected.column_names).filter(pa.array(holds))
+    assert read.rows.to_pylist() == wanted.to_pylist()
+    assert read.position.tolist() == np.flatnonzero(holds).tolist()
+    assert read.filtered == len(rows) - holds.sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(picked=st.sets(st.integers(0, 499)), group=st.integers(1, 200), block_bytes=st.sampled_from([8, 1 << 20]))
+def test_many_small_ranges_in_one_call(
+    scratch: Any, planned: Any, picked: set[int], group: int, block_bytes: int
+) -> None:
+    """A sample: single rows from everywhere."""
+    path = str(scratch.folder() / "x.parquet")
+    pq.write_table(pa.table({"i": np.arange(500), "s": [f"row {i}" for i in range(500)]}), path, row_group_size=group)
+    read = planned(path).read([[i, i + 1] for i in sorted(picked)], block_bytes=block_bytes)
+    assert read.position.tolist() == sorted(picked) == read.rows["i"].to_pylist()
+    assert read.rows["s"].to_pylist() == [f"row {i}" for i in sorted(picked)]
+
+
+def test_what_planning_knows(scratch: Any, planned: Any) -> None:
+    """Row groups are the places to cut; nulls are counted; a rewrite of the same size shows in the layout."""
+    path = scratch.folder() / "x.parquet"
+    pq.write_table(pa.table({"a": [1, None, 3, None, 5], "b": ["x"] * 5}), path, row_group_size=2)
+    info = planned(str(path)).info
+    assert (info.extent, info.rows, info.divisible) == (5, 5, True)
+    assert info.cuts.tolist() == [0, 2, 4, 5]
+    assert info.cut_rows.tolist() == [2, 2, 1]
+    assert info.nulls == {"a": 2, "b": 0}
+    pq.write_table(pa.table({"a": [1, None, 3, 5, None], "b": ["x"] * 5}), path, row_group_size=3)
+    assert planned(str(path)).info.layout != info.layout
+
+
+def test_no_rows(scratch: Any, planned: Any) -> None:
+    """Fault 12: an empty file is a file without rows."""
+    path = str(scratch.folder() / "x.parquet")
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), path)
+    plan = planned(path)
+    assert (plan.info.extent, plan.info.rows, plan.info.cuts[0], plan.info.cuts[-1]) == (0, 0, 0, 0)
+    assert plan.read().rows.num_rows == 0
+
+
+@pytest.mark.parametrize("left", [0, 3, 11, 12, 100, -1, -4, -100])
+def test_a_truncated_file_is_named_when_planning(scratch: Any, planned: Any, left: int) -> None:
+    """Fault 8: in one line, wherever it ends."""
+    path = scratch.folder() / "bad.parquet"
+    pq.write_table(pa.table({"a": np.arange(1000)}), path)
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(BadSource, match=r"bad\.parquet.*(truncated|corrupt|Parquet)") as caught:
+        planned(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_cut_out_of_the_middle_is_truncated(scratch: Any, planned: Any) -> None:
+    """The footer is whole, but the data it names is not all there."""
+    path = scratch.folder() / "bad.parquet"
+    pq.write_table(pa.table({"a": np.random.default_rng(0).random(5000)}), path)
+    content = path.read_bytes()
+    path.write_bytes(content[:1000] + content[20_000:])
+    with pytest.raises(BadSource, match=r"bad\.parquet: truncated"):
+        planned(str(path))
+
+
+def test_what_is_not_parquet_says_so(scratch: Any, planned: Any) -> None:
+    """The first bytes help to see what it is."""
+    with pytest.raises(BadSource, match=r"not Parquet: it begins with b'a,b"):
+        planned(scratch.file("x.parquet", b"a,b\n1,2\n1,2\n1,2\n"))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
+def test_corruption_met_while_reading_names_file_and_row_group(scratch: Any, planned: Any, compression: str) -> None:
+    """Fault 8: what only decoding finds. Files with page checksums are checked against them."""
+    path = scratch.folder() / "bad.parquet"
+    rows = pa.table({"a": np.random.default_rng(0).random(30_000)})
+    pq.write_table(
+        rows, path, row_group_size=10_000, compression=compression, use_dictionary=False, write_page_checksum=True
+    )
+    second = pq.read_metadata(path).row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    at = second.data_page_offset + second.total_compressed_size // 2
+    content[at : at + 64] = bytes(64)
+    path.write_bytes(content)
+    plan = planned(str(path))
+    assert plan.read([[0, 10_000]]).rows.num_rows == 10_000
+    with pytest.raises(BadSource, match=r"bad\.parquet: row group 1 ") as caught:
+        plan.read()
+    assert "\n" not in str(caught.value)
+    assert plan.read([[20_000, 30_000]]).rows.num_rows == 10_000
+
+
+def test_other_columns_of_a_row_group_without_hits_are_not_read(scratch: Any, planned: Any) -> None:
+    """Shown by a column that cannot be read."""
+    path = scratch.folder() / "x.parquet"
+    noise = np.random.default_rng(0).random(20_000)
+    pq.write_table(
+        pa.table({"k": np.arange(20_000), "v": noise}),
+        path, row_group_size=10_000, use_dictionary=False, write_page_checksum=True,
+    )  # fmt: skip
+    column = pq.read_metadata(path).row_group(1).column(1)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + 1000 : column.data_page_offset + 1064] = bytes(64)
+    path.write_bytes(content)
+    plan = planned(str(path))
+    assert plan.read(where="k < 5").rows["v"].to_pylist() == noise[:5].tolist()
+    with pytest.raises(BadSource, match="row group 1"):
+        plan.read(where="k > 15000")
+
+
+def test_reading_goes_on_where_it_stopped(scratch: Any, planned: Any) -> None:
+    """A thousand shards inside one row group cost little more than one: 1,000 times decoding it would take a minute."""
+    path = str(scratch.folder() / "x.parquet")
+    n = 400_000
+    pq.write_table(pa.table({f"c{i}": np.random.default_rng(i).random(n) for i in range(8)}), path, row_group_size=n)
+    plan = planned(path)
+    started = time.perf_counter()
+    whole = plan.read()
+    once = time.perf_counter() - started
+    started = time.perf_counter()
+    edges = np.linspace(0, n, 1001).astype(int)
+    total = sum(plan.read([[a, b]]).rows.num_rows for a, b in itertools.pairwise(edges))
+    assert total == whole.rows.num_rows == n
+    assert time.perf_counter() - started < 20 * once + 3
+
+
+def test_an_abandoned_read_does_no_harm(scratch: Any, planned: Any) -> None:
+    """Taking one block and leaving, as a limit does; then going back, and two readers of one file at once."""
+    path = str(scratch.folder() / "x.parquet")
+    pq.write_table(pa.table({"a": np.arange(200_000)}), path)
+    plan = planned(path)
+    from gristmill.sources.contract import Reading
+
+    ranges, reading = np.array([[0, 200_000]]), Reading(None, plan.schema)
+    one, other = (plan.format.read(plan.info, plan.fs, ranges, reading) for _ in range(2))
+    next(one)
+    assert next(other).position[0] == 0
+    next(other)
+    one.close()
+    assert plan.read([[10, 20]]).rows["a"].to_pylist() == list(range(10, 20))
+    assert next(other).position[0] == 131_072
+    other.close()
+    assert plan.read().rows["a"].to_pylist() == list(range(200_000))
+
+
+def test_a_column_that_is_not_there_and_one_that_is_twice(scratch: Any, planned: Any) -> None:
+    """By name."""
+    path = str(scratch.folder() / "x.parquet")
+    pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    with pytest.raises(BadSource, match="column 'a' appears more than once"):
+        planned(path)
+
+
+def test_a_large_row_group_is_read_in_pieces(scratch: Any, planned: Any, tmp_path: Path) -> None:
+    """Memory is bounded by blocks, not by row groups: 400 MB in one group are read within a few blocks."""
+    path = str(scratch.folder() / "x.parquet")
+    text = os.urandom(50_000).hex()
+    with pq.ParquetWriter(
+        path, pa.schema([("t", pa.string())]), compression="snappy", use_dictionary=False, write_batch_size=8
+    ) as out:
+        out.write_table(pa.table({"t": [text] * 4000}), row_group_size=4000)
+    plan = planned(path)
+    most, total = 0, 0
+    before = pa.total_allocated_bytes()
+    from gristmill.sources.contract import Reading
+
+    for block in plan.format.read(plan.info, plan.fs, np.array([[0, 4000]]), Reading(None, plan.schema)):
+        total += block.rows.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert total == 4000
+    assert most < 6 * (16 << 20)

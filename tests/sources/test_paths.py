@@ -1,0 +1,325 @@
+"""Finding source files: what a path, a folder and a glob stand for, and what is said where they stand for nothing."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import pickle
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.errors import BadSource, GristmillError, SourceChanged
+from gristmill.job.job import source
+from gristmill.sources.paths import changed, open_input, resolve
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder with what a source has to read and what it has to leave alone."""
+    for name in (
+        "b.parquet", "a.parquet", "_SUCCESS", ".hidden.parquet", "c.parquet.tmp", ".a.crc", "sub/d.parquet",
+        "sub/_temporary/e.parquet", "day=1/f.parquet", "_day=2/g.parquet", "notes.txt",
+    ):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path
+
+
+def found(root: Path, *uris: str) -> list[str]:
+    return [os.path.relpath(f.path, root) for f in resolve(source(*uris))[1]]
+
+
+def test_a_folder_is_read_with_what_is_below_it_as_spark_reads_it(tree: Path) -> None:
+    """Sorted; hidden, temporary and checksum files are left out, partition folders are not."""
+    everything = ["_day=2/g.parquet", "a.parquet", "b.parquet", "day=1/f.parquet", "notes.txt", "sub/d.parquet"]
+    assert found(tree, str(tree)) == everything
+    assert found(tree, f"{tree}/") == everything
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.parquet", ["a.parquet", "b.parquet"]),
+        ("?.parquet", ["a.parquet", "b.parquet"]),
+        ("[!b].parquet", ["a.parquet"]),
+        ("**/*.parquet", ["_day=2/g.parquet", "a.parquet", "b.parquet", "day=1/f.parquet", "sub/d.parquet"]),
+        ("**", ["_day=2/g.parquet", "a.parquet", "b.parquet", "day=1/f.parquet", "notes.txt", "sub/d.parquet"]),
+        ("s*", ["sub/d.parquet"]),
+        ("*/*.parquet", ["_day=2/g.parquet", "day=1/f.parquet", "sub/d.parquet"]),
+        ("sub/_temporary/*", ["sub/_temporary/e.parquet"]),
+        ("_SUC*", ["_SUCCESS"]),
+        ("**/day=*/*", ["day=1/f.parquet"]),
+    ],
+)
+def test_globs(tree: Path, pattern: str, names: list[str]) -> None:
+    """Wildcards match as in a shell, `**` any depth; a folder that matches is read with what is below it."""
+    assert found(tree, f"{tree}/{pattern}") == names
+
+
+def test_several_keep_their_order_and_a_file_counts_once(tree: Path) -> None:
+    """URIs in the order given; what two of them name is read for the first one."""
+    assert found(tree, f"{tree}/sub", f"{tree}/*.parquet", f"{tree}/a.parquet") == [
+        "sub/d.parquet",
+        "a.parquet",
+        "b.parquet",
+    ]
+
+
+def test_a_file_that_is_named_is_read_whatever_its_name(tree: Path) -> None:
+    """Leaving names out is for folders; also for a name that looks like a pattern."""
+    assert found(tree, f"{tree}/_SUCCESS") == ["_SUCCESS"]
+    (tree / "x[1].parquet").write_bytes(b"")
+    assert found(tree, f"{tree}/x[1].parquet") == ["x[1].parquet"]
+
+
+def test_relative_paths_home_and_file_uris_are_the_same_file(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Identity does not depend on how a path was written."""
+    monkeypatch.chdir(tree)
+    monkeypatch.setenv("HOME", str(tree))
+    one = resolve(source(str(tree / "a.parquet")))[1]
+    for uri in ("a.parquet", "./sub/../a.parquet", "~/a.parquet", f"file://{tree}/a.parquet"):
+        assert resolve(source(uri))[1] == one
+
+
+def test_a_sink_is_the_folder_that_a_source_of_that_name_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Home, relative, with characters that an address escapes: a run writes there, and reading finds it."""
+    home = tmp_path / "of a Müller#1"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    (home / "rows.jsonl").write_text('{"x": 1}\n')
+    for uri in ("~/out 1", (home / "out 2").as_uri(), f"file://localhost{(home / 'out 3').as_uri()[7:]}", "out 4"):
+        gm.run(gm.Job("~/rows.jsonl", lambda batch: {"y": batch["x"]}, uri, workers=0))
+        assert gm.read(uri).to_table().to_pylist() == [{"y": 1}]
+    assert sorted(p.name for p in home.iterdir()) == ["out 1", "out 2", "out 3", "out 4", "rows.jsonl"]
+    inside = gm.Job((home / "out 2").as_uri(), lambda batch: {"y": batch["x"]}, (home / "out 2").as_uri(), workers=0)
+    with pytest.raises(gm.BadJob, match="is inside source"):
+        gm.run(inside)
+
+
+def test_links_are_followed_and_loops_are_not(tree: Path) -> None:
+    """A linked folder is read; a link to a folder above it, or two folders linked to each other, would never end."""
+    elsewhere = tree.with_name("elsewhere")
+    elsewhere.mkdir()
+    (elsewhere / "h.parquet").touch()
+    before = found(tree, str(tree))
+    (tree / "sub" / "up").symlink_to(tree)
+    (tree / "sub" / "day").symlink_to(tree / "day=1")
+    (tree / "day=1" / "sub").symlink_to(tree / "sub")
+    (tree / "linked").symlink_to(elsewhere)
+    assert found(tree, str(tree)) == sorted([*before, "linked/h.parquet"])
+
+
+def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
+    """Links of both kinds in a folder, a folder through a link to it, a file that is named twice: the note has both
+    names, and of two the one that is no link is kept. Copies, and hard links named outright, are files of their own.
+    """
+    inside = tmp_path / "in"
+    inside.mkdir()
+    (inside / "b.parquet").write_bytes(b"x")
+    (inside / "a.parquet").symlink_to("b.parquet")
+    os.link(inside / "b.parquet", inside / "c.parquet")
+    shutil.copy2(inside / "b.parquet", inside / "d.parquet")
+    (tmp_path / "to").symlink_to(inside)
+    (inside / "up").symlink_to(tmp_path)
+
+    def once(*uris: str) -> tuple[list[str], str]:
+        said: list[str] = []
+        files = resolve(source(*(f"{tmp_path}/{uri}" for uri in uris)), said.append)[1]
+        return [os.path.relpath(f.path, tmp_path) for f in files], " ".join(said)
+
+    both = ["in/b.parquet", "in/d.parquet"]
+    for uris in (("in",), ("in/*.parquet",), ("in", "to"), ("",), ("in", "in/c.parquet"), ("in/*", "in/**")):
+        names, said = once(*uris)
+        assert names == both, uris
+        assert f"{inside}/b.parquet and {inside}/a.parquet" in said
+    names, said = once("to")
+    assert (names, "to/b.parquet and" in said) == (["to/b.parquet", "to/d.parquet"], True)
+    assert once("in/a.parquet") == (["in/a.parquet"], "")
+    names, said = once("in/a.parquet", "in/b.parquet", "in/a.parquet")
+    assert names == ["in/a.parquet"]
+    assert "in/a.parquet and" in said and "in/a.parquet, which is listed twice" in said
+    assert once("in/b.parquet", "in/c.parquet") == (["in/b.parquet", "in/c.parquet"], "")
+    assert once("in/c.parquet", "in")[0] == ["in/c.parquet", "in/d.parquet"]
+
+
+def test_a_job_reads_the_rows_of_a_linked_file_once(tmp_path: Path) -> None:
+    """And its report says why there are no more."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"x": list(range(10))}), tmp_path / "in" / "a.parquet")
+    (tmp_path / "in" / "b.parquet").symlink_to("a.parquet")
+    report = gm.Job(str(tmp_path / "in"), doubled, str(tmp_path / "out"), workers=0).run()
+    assert (report.rows_in, report.rows_ok) == (10, 10)
+    assert sorted(report.read().to_table()["y"].to_pylist()) == list(range(0, 20, 2))
+    (note,) = [n for n in report.notes if "a.parquet and" in n]
+    assert "read once" in note and "b.parquet" in note
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    """A model."""
+    return {"y": batch["x"] * 2}
+
+
+def test_what_is_missing_is_named_with_what_is_near(tree: Path) -> None:
+    """The value, and the name that was probably meant."""
+    with pytest.raises(BadSource, match=r"a\.parqet: no such file or folder; .* has 'a\.parquet'"):
+        resolve(source(f"{tree}/a.parqet"))
+    with pytest.raises(
+        BadSource, match=r"nope/x\.parquet: no such file or folder; .* exists and holds _day=2, a\.parquet"
+    ):
+        resolve(source(f"{tree}/nope/x.parquet"))
+    with pytest.raises(BadSource, match=r"\*\.csv: the pattern matches no file; .* exists and holds"):
+        resolve(source(f"{tree}/*.csv"))
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    """Also one that holds nothing but what is not read."""
+    (tmp_path / "_SUCCESS").write_bytes(b"")
+    with pytest.raises(BadSource, match="the folder holds no files"):
+        resolve(source(str(tmp_path)))
+    with pytest.raises(BadSource, match="empty path"):
+        resolve(source(""))
+
+
+def test_a_broken_link_and_a_pipe_are_named(tmp_path: Path) -> None:
+    """They are in the folder, so leaving them out would be silent."""
+    (tmp_path / "gone.parquet").symlink_to(tmp_path / "nothing")
+    with pytest.raises(BadSource, match=r"gone\.parquet"):
+        resolve(source(str(tmp_path)))
+    (tmp_path / "gone.parquet").unlink()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadSource, match="pipe"):
+        resolve(source(str(tmp_path)))
+
+
+def test_ten_thousand_files_are_listed_in_well_under_a_second(tmp_path: Path) -> None:
+    """A big folder costs a system call a file, not a library call."""
+    for i in range(10_000):
+        (tmp_path / f"{i:05d}.parquet").touch()
+    taken = []
+    for _ in range(5):  # what else goes on in this process counts, too
+        started = time.process_time()
+        files = resolve(source(str(tmp_path)))[1]
+        taken.append(time.process_time() - started)
+        assert len(files) == 10_000
+    assert min(taken) < 1.0
+
+
+def test_a_change_is_told(tree: Path) -> None:
+    """Fault 27: other content of the same size, another size, and a file that is gone."""
+    fs, files = resolve(source(f"{tree}/a.parquet"))
+    path = tree / "a.parquet"
+    assert changed(fs, files[0]) is None
+    os.utime(path, ns=(1_700_000_000_000_000_000, int(files[0].stamp)))
+    assert "inode" in (changed(fs, files[0]) or "")
+    os.utime(path, ns=(1_700_000_000_000_000_000, 1_700_000_000_000_000_000))
+    assert "modified 2023-11-1" in (changed(fs, files[0]) or "")
+    path.write_bytes(b"longer than before")
+    assert "18 bytes, but 9 when planned" in (changed(fs, files[0]) or "")
+    path.unlink()
+    with pytest.raises(SourceChanged, match="gone"):
+        changed(fs, files[0])
+    with pytest.raises(SourceChanged, match="gone"):
+        open_input(fs, files[0].path)
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    """A file system that only fsspec opens."""
+    fs = fsspec.filesystem("memory")
+    for name in ("/box/a/1.parquet", "/box/a/b/2.parquet", "/box/a/_s", "/box/c.csv"):
+        fs.pipe(name, name.encode())
+    yield fs
+    fs.rm("/box", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("uri", "names"),
+    [
+        ("memory://box/a", ["a/1.parquet", "a/b/2.parquet"]),
+        ("memory://box/**/*.parquet", ["a/1.parquet", "a/b/2.parquet"]),
+        ("memory://box/*.csv", ["c.csv"]),
+        ("memory://box/a/1.parquet", ["a/1.parquet"]),
+        ("memory://box/a/?.parquet", ["a/1.parquet"]),
+    ],
+)
+def test_a_file_system_of_fsspec(memory: fsspec.AbstractFileSystem, uri: str, names: list[str]) -> None:
+    """The same rules; files open from a copy of the storage, as on another machine, and changes are seen."""
+    fs, files = resolve(source(uri))
+    assert [f.path for f in files] == [f"memory://box/{n}" for n in names]
+    fs = pickle.loads(pickle.dumps(fs))
+    assert open_input(fs, files[0].path).read() == f"/box/{names[0]}".encode()
+    assert changed(fs, files[0]) is None
+    memory.pipe(f"/box/{names[0]}", b"other")
+    assert changed(fs, files[0]) is not None
+
+
+def test_a_file_system_of_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing and opening through pyarrow's classes, shown on its local one."""
+    import pyarrow.fs as pafs
+
+    from gristmill.sources.listing import ArrowListing
+    from gristmill.sources.paths import _files
+
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "1.parquet").write_bytes(b"one")
+    (tmp_path / "x" / "_s").write_bytes(b"")
+    listing = ArrowListing(pafs.LocalFileSystem())
+    for path in (f"{tmp_path}/x", f"{tmp_path}/**/*.parquet", f"{tmp_path}/*/1.parquet"):
+        _, ((name, entry),) = _files(listing, path, path)
+        assert name == f"{tmp_path}/x/1.parquet"
+        assert (entry.size, entry.stamp) == (3, str((tmp_path / "x" / "1.parquet").stat().st_mtime_ns))
+    assert listing.open(f"{tmp_path}/x/1.parquet").read() == b"one"
+    assert listing.look(f"{tmp_path}/nope") is None
+
+
+@pytest.mark.parametrize("uri", ["nope://a/b", "s3://AKIA:hush@a b/c", "ftp://user:hush@127.0.0.1:1/x"])
+def test_what_cannot_be_opened_is_one_line_without_secrets(uri: str) -> None:
+    """Fault 39, for messages of libraries too."""
+    with pytest.raises(GristmillError) as caught:
+        resolve(source(uri))
+    assert "hush" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """The URL of a web server with one file in it."""
+    (tmp_path / "c.csv").write_bytes(b"a,b\n1,2\n")
+    handler = functools.partial(_Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/c.csv"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_signed_url_opens_and_its_signature_is_shown_nowhere(served: str) -> None:
+    """Fault 39: the storage keeps the secret to open the file, on a worker too; nothing printed or stored has it."""
+    pytest.importorskip("aiohttp")
+    fs, files = resolve(source(f"{served}?v=1&X-Amz-Signature=hush"))
+    assert [f.path for f in files] == [f"{served}?v=1"]
+    assert open_input(pickle.loads(pickle.dumps(fs)), files[0].path).read() == b"a,b\n1,2\n"
+    assert "hush" not in repr(fs) + repr(files)
+    with pytest.raises(BadSource) as caught:
+        resolve(source(f"{served}x?X-Amz-Signature=hush"))
+    assert "hush" not in str(caught.value)

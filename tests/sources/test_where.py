@@ -1,0 +1,91 @@
+"""Conditions in SQL."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.errors import BadJob
+from gristmill.sources.where import SqlWhere
+
+ROWS = pa.table(
+    {
+        "lang": ["en", None, "de", "en"],
+        "text": ["a", "bb", None, "dddd"],
+        "n": [1, 2, 3, 4],
+        "half": np.array([1.0, 2.0, 3.0, 4.0], np.float16),
+        "where_": pa.array([{"x": i} for i in range(4)]),
+        "Two Words": [True, False, True, None],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("expression", "columns", "mask"),
+    [
+        ("lang = 'en'", ("lang",), [1, 0, 0, 1]),
+        ("LANG = 'en' AND length(text) > 1", ("lang", "text"), [0, 0, 0, 1]),
+        ("lang IS NULL", ("lang",), [0, 1, 0, 0]),
+        ("rows.n BETWEEN 2 AND 3 -- a comment", ("n",), [0, 1, 1, 0]),
+        ("half > 2.5", ("half",), [0, 0, 1, 1]),
+        ("where_.x = 2", ("where_",), [0, 0, 1, 0]),
+        ('"Two Words"', ("Two Words",), [1, 0, 1, 0]),
+        ("text LIKE '%;%' OR true", ("text",), [1, 1, 1, 1]),
+        ("NULL::BOOLEAN", (), [0, 0, 0, 0]),
+        ("true", (), [1, 1, 1, 1]),
+        ("list_contains([1, 4], n)", ("n",), [1, 0, 0, 1]),
+    ],
+)
+def test_a_condition_holds_for_rows(expression: str, columns: tuple[str, ...], mask: list[int]) -> None:
+    """One bool a row, null counting as false, also on another machine; it says which columns it reads."""
+    where = SqlWhere(expression, ROWS.schema)
+    assert where.columns == columns
+    assert where.mask(ROWS).tolist() == [bool(m) for m in mask]
+    copy = pickle.loads(pickle.dumps(where))
+    assert copy.mask(ROWS.select(columns) if columns else ROWS).tolist() == [bool(m) for m in mask]
+    assert copy.mask(ROWS.slice(0, 0)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("langg = 'en'", r'"langg" not found.*the columns are lang, text'),
+        ("n >", "syntax error"),
+        ("n", "gives BIGINT, not true or false"),
+        ("", "is empty"),
+        ("n = 1; SELECT 1", "syntax error|more than one"),
+        ("n = 1) OR (n IN (SELECT 1)", "selects from another table"),
+        ("EXISTS (SELECT 1 FROM read_text('/etc/passwd'))", "selects from another table"),
+        ("(SELECT content FROM '/etc/passwd') = ''", "selects from another table"),
+        ("n = 1) LIMIT (1", "more than one condition"),
+        ("true) UNION SELECT 1 FROM rows WHERE (true", "more than one condition"),
+        ("n = 1) GROUP BY n HAVING (true", "more than one condition"),
+        ("sum(n) > 1", "aggregates"),
+        ("row_number() OVER () = 1", "window functions"),
+        ("random() < 0.5", "a different answer on each attempt"),
+        ("n = current_date", "a different answer on each attempt"),
+    ],
+)
+def test_what_is_no_condition_is_refused_when_planning(expression: str, said: str) -> None:
+    """In one line, with the expression and DuckDB's reason."""
+    with pytest.raises(BadJob, match=said) as caught:
+        SqlWhere(expression, ROWS.schema)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_that_stops_the_expression_is_told() -> None:
+    """A cast that fails is an error with the way out, not a row that is silently dropped."""
+    where = SqlWhere("CAST(text AS INTEGER) > 1", ROWS.schema)
+    with pytest.raises(BadJob, match="TRY_CAST"):
+        where.mask(ROWS)
+    assert SqlWhere("TRY_CAST(text AS INTEGER) IS NULL", ROWS.schema).mask(ROWS).all()
+
+
+def test_order_is_kept_over_many_chunks() -> None:
+    """The mask is aligned with the rows."""
+    n = np.random.default_rng(0).integers(0, 1000, 300_000)
+    rows = pa.concat_tables([pa.table({"n": part}) for part in np.array_split(n, 7)])
+    assert (SqlWhere("n % 7 = 3", rows.schema).mask(rows) == (n % 7 == 3)).all()

@@ -1,0 +1,43 @@
+"""Every engine, format and model kind held against its contract by mypy; a test says that none is left out."""
+
+from gristmill.engines.contract import EngineKind, Sized
+from gristmill.engines.local import Local
+from gristmill.engines.ray import Ray
+from gristmill.engines.spark import Spark
+from gristmill.job.specs import (
+    FunctionModel,
+    ModelSpec,
+    OnnxModel,
+    SklearnModel,
+    TextClassifier,
+    TextEmbedder,
+    TextSpec,
+    TorchScriptModel,
+)
+from gristmill.models import function, onnx_model, sklearn, text_classifier, text_embedder, torchscript
+from gristmill.models.contract import ModelKind, Transformer
+from gristmill.sinks.contract import SinkFormat
+from gristmill.sinks.jsonl import JsonlSink
+from gristmill.sinks.npy import NpySink
+from gristmill.sinks.parquet import ParquetSink
+from gristmill.sinks.partition import Partitioned
+from gristmill.sources.contract import SourceFormat
+from gristmill.sources.csv import CsvSource, TsvSource
+from gristmill.sources.hive import Hive
+from gristmill.sources.jsonl import JsonlSource
+from gristmill.sources.parquet import ParquetSource
+from gristmill.sources.text import BinarySource, TextSource
+
+SOURCES: tuple[type[SourceFormat], ...] = (ParquetSource, JsonlSource, CsvSource, TsvSource, TextSource, BinarySource)
+SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink)
+ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
+MAPS: tuple[Sized, ...] = (Ray,)
+TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)
+MODELS: tuple[type[ModelSpec], ...] = (*TEXTS, OnnxModel, TorchScriptModel, SklearnModel, FunctionModel)
+TRANSFORMERS: tuple[Transformer, ...] = (text_embedder, text_classifier)
+KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, function)
+
+
+def wrapped(source: SourceFormat, sink: SinkFormat) -> tuple[SourceFormat, SinkFormat]:
+    """What stands for others is what these are."""
+    return Hive(source), Partitioned(sink, ("day",))
