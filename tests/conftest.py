@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -136,6 +137,19 @@ def leaves_no_children(request: pytest.FixtureRequest) -> Iterator[None]:
         for child in left:
             _end(child)
         pytest.fail(f"child processes still running {GRACE_S:g} s after the test: " + "; ".join(described))
+
+
+@pytest.fixture(autouse=True)
+def forgets_its_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules that a test imports from its folders, and these folders on the path, are gone after it: another test's
+    `scoring.py` is another module.
+    """
+    modules, path, folders = set(sys.modules), set(sys.path), f"{tmp_path_factory.getbasetemp()}{os.sep}"
+    yield
+    for name in set(sys.modules) - modules:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folders):
+            del sys.modules[name]
+    sys.path[:] = [entry for entry in sys.path if entry in path or not entry.startswith(folders)]
 
 
 def _running_children(before: set[int]) -> list[psutil.Process]:

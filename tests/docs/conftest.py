@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -135,10 +133,8 @@ def store(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Se
 @pytest.fixture
 def reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[[str], Reader]]:
-    """By a page's name a reader of it, in a folder that holds what its text speaks of. Modules that the page writes
-    are forgotten afterwards.
-    """
+) -> Callable[[str], Reader]:
+    """By a page's name a reader of it, in a folder that holds what its text speaks of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -151,7 +147,4 @@ def reader(
                 make(path)
         return Reader(tmp_path, capsys)
 
-    yield begin
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):
-            del sys.modules[name]
+    return begin
