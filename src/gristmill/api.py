@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
@@ -37,6 +36,7 @@ from gristmill.job.specs import (
 )
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
+from gristmill.process.scratch import passing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -306,7 +306,7 @@ def apply(
     an Arrow table, like `embed`.
     """
     given: dict[str, Any] = dict(options)
-    chosen = {k: given.pop(k) for k in ("batch_format", "takes", "returns", "output") if k in given}
+    chosen = {k: given.pop(k) for k in ("batch_format", "takes", "returns", "output", "concurrency") if k in given}
     return _run(source, sink, as_model(fn, **chosen, **dict(args or {})), given)
 
 
@@ -476,7 +476,7 @@ def _run(source: Any, sink: Any, model: Any, options: dict[str, Any], of: Any = 
     observer = split.verbs.pop("observer", None)
     if made.data is not None and not _told_apart(keeps, made.data, split.sink):
         options.setdefault("gates", Gates(min_ok=1))
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with passing() as folder:
         job = Job(made, as_model(model), as_sink(os.path.join(folder, "out"), **split.sink), **options)
         try:
             report = _ran(job.spec, observer, _lost, functools.partial(run, **split.verbs))

@@ -7,6 +7,7 @@ it was, and the way out; `report` is set if a run happened before the error.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -116,6 +117,10 @@ class NewerFormat(GristmillError):
     exit_code = 2
 
 
+# Said of a function that returned more rows, or fewer.
+ONE_FOR_EACH = "it must return one row for each (steps that do not: gm.flat_map, which makes several, and gm.filter)"
+
+
 class BadOutput(RunFailed):
     """A function returned something other than one row per row: the job stops, and no rows are silently dropped."""
 
@@ -162,9 +167,15 @@ class Ended(Interrupted, SystemExit):
     sessions, whose interpreter it would end.
     """
 
-    def __init__(self, message: str, *, exit_code: int = 130, report: Any = None) -> None:
-        super().__init__(message, exit_code=exit_code, report=report)
-        self.code = exit_code
+    _told = False
+
+    @property
+    def code(self) -> int:  # type: ignore[override]  # what an interpreter asks for before it exits
+        """The exit code. Asked for the first time, says on standard error why the script ends."""
+        if not self._told:
+            self._told = True
+            print(f"gristmill: {self}", file=sys.stderr)
+        return self.exit_code
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

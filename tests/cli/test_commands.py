@@ -306,6 +306,7 @@ def test_status_of_a_finished_sink(sink_with_dead: Folder) -> None:
     assert json.loads(sink_with_dead.run("status", "j.yaml", "--json").out) == now
 
 
+@pytest.mark.long
 def test_status_while_a_run_goes(folder: Folder) -> None:
     """From another terminal: running, with counts that grow, of how many, and who holds it."""
     slow = ("--arg", "seconds=0.5", "--batch-rows", "5", "--shard-rows", "10", "--workers", "1", "--limit", "100")
@@ -357,6 +358,7 @@ def test_dead_letters_are_scored_again_after_a_fix(sink_with_dead: Folder) -> No
     assert sorted(gm.read(str(sink_with_dead.path / "out")).to_table()["id"].to_pylist()) == list(range(60))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["python", "command"])
 def test_a_script_and_the_command_on_it_are_one_job(folder: Folder, first: str) -> None:
     """Run in either order, or again for dead rows only: the functions are the script's own."""
@@ -538,6 +540,7 @@ def test_a_job_with_a_secret_as_it_is_is_not_remembered(folder: Folder) -> None:
     assert "give it with --job" in folder.run("retry-dead", "out").err
 
 
+@pytest.mark.long
 def test_a_value_of_the_environment_that_is_an_argument_is_part_of_the_job(folder: Folder) -> None:
     """Refused where it changed, without being kept; that of a credential of the storage is none of its matter."""
     (folder.path / "job.yaml").write_text(
@@ -608,6 +611,7 @@ def test_secrets_are_nowhere(folder: Folder) -> None:
     assert missing.code == 2 and "needs the environment variable TOKEN" in missing.err
 
 
+@pytest.mark.long
 def test_status_adds_up(folder: Folder) -> None:
     """A step that makes one row many has two sums; a run that was stopped is told by its receipts, as shards are."""
     code = "def two(row): return [] if row['id'] % 3 else [{'n': 0}, {'n': 1}]\ndef f(b): return {'y': b['id']}\n"
@@ -629,6 +633,7 @@ def test_status_adds_up(folder: Folder) -> None:
     )
 
 
+@pytest.mark.long
 def test_predict_by_the_suffix_of_a_saved_model(folder: Folder) -> None:
     """An estimator, a graph; another suffix is told, with what to use for it."""
     import pyarrow.parquet as pq

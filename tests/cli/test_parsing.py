@@ -64,6 +64,13 @@ def test_the_least_that_can_be_typed() -> None:
     assert typed("apply", "a", "out", "--fn", "m:f").model == FunctionModel(Call("m:f"))
 
 
+@pytest.mark.parametrize(("typed_as", "label"), [("late", "late"), ("1", 1), ("true", True), ('"1"', "1")])
+def test_a_class_is_named_as_it_is(typed_as: str, label: Any) -> None:
+    """A text, a number or a truth value, as the estimator has it."""
+    spec = typed("predict", "a", "out", "--model", "m.skops", "--method", "predict_proba", "--label", typed_as)
+    assert spec.model.label == label and type(spec.model.label) is type(label)
+
+
 def test_several_sources_as_a_shell_s_glob_gives_them() -> None:
     """The last one is the sink."""
     spec = typed("embed", "a.parquet", "b.parquet", "c/", "out", *EMBED[3:])

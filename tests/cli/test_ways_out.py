@@ -54,6 +54,7 @@ def gated(folder: Any) -> Any:
     return folder
 
 
+@pytest.mark.long
 def test_dead_shows_the_rows_of_an_append_whose_gate_did_not_hold(gated: Any) -> None:
     """`gristmill dead` is where the gate's message points: it shows them, and says whose they are."""
     shown = gated.run("dead", "out", "--json", "--limit", "0")
@@ -61,6 +62,7 @@ def test_dead_shows_the_rows_of_an_append_whose_gate_did_not_hold(gated: Any) ->
     assert "a run with --append that has not finished" in shown.err and "not in the published result" in shown.err
 
 
+@pytest.mark.long
 def test_fixed_code_after_an_append_whose_gate_did_not_hold(gated: Any) -> None:
     """Rows of the old code are published as they are, which runs no code: every command says so, and it works."""
     code(gated.path, "r['x'] / 2")
@@ -75,6 +77,7 @@ def test_fixed_code_after_an_append_whose_gate_did_not_hold(gated: Any) -> None:
     assert gated.run("verify", "out").code == 0 and "no dead letters" in gated.run("dead", "out").out
 
 
+@pytest.mark.long
 def test_a_refused_append_is_nothing(folder: Any) -> None:
     """A plain run after an append whose rows do not fit says that files are new; without them nothing is to do."""
     (folder.path / "job.yaml").write_text(JOB)

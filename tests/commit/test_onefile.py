@@ -116,6 +116,54 @@ def test_a_file_of_somebody_else_is_left_alone(folder: Path) -> None:
         job("out.parquet").run()
 
 
+def saved_meanwhile(batch: dict[str, Any]) -> dict[str, Any]:
+    """Somebody saves a file under the sink's name while the run scores."""
+    if not os.path.exists("once"):
+        Path("once").touch()
+        Path("out.parquet").write_text("mine")
+    return doubled(batch)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_file_saved_while_the_run_scored_is_left_alone(folder: Path, before: bool) -> None:
+    """Whether there was one of ours before or none; what was scored is published, and the next run makes the file."""
+    if before:
+        job("out.parquet").run()
+        add(folder, 100, 120)
+    made = gm.Job("in", saved_meanwhile, gm.sink("out.parquet", keep="x"), workers=0, shard_rows=30)
+    with pytest.raises(gm.BadJob, match="this file was not written by this sink's runs"):
+        made.run(restart=before)
+    assert Path("out.parquet").read_text() == "mine"
+    with pytest.raises(gm.BadJob, match="this file was not written by this sink's runs"):
+        made.run()
+    Path("out.parquet").unlink()
+    assert made.run().state == "nothing to do"
+    assert rows("out.parquet") == list(range(120 if before else 100)) and gm.verify("out.parquet").ok
+
+
+def test_a_file_that_was_overwritten_once_is_not_ours_for_ever(folder: Path) -> None:
+    """Put back with its time, as from a backup, it is refused again."""
+    Path("out.parquet").write_text("mine")
+    shutil.copy2("out.parquet", "backup")
+    job("out.parquet", overwrite=True).run()
+    os.replace("backup", "out.parquet")
+    with pytest.raises(gm.BadJob, match="or was changed since"):
+        job("out.parquet").run()
+    assert Path("out.parquet").read_text() == "mine"
+
+
+def test_a_file_is_not_made_of_itself(folder: Path) -> None:
+    """Not even with overwrite, under its own name or through a link: its other columns would be gone."""
+    os.symlink("in", "link")
+    for sink in ("in/0000.parquet", "link/0000.parquet"):
+        for overwrite in (False, True):
+            with pytest.raises(gm.BadJob, match="is the source itself, which it would replace: give another name"):
+                gm.Job("in/0000.parquet", doubled, gm.sink(sink, overwrite=overwrite), workers=0).run()
+            with pytest.raises(gm.BadJob, match=r"is inside source|was not written by this sink"):
+                job(sink, overwrite=overwrite).run()
+    assert pq.read_table("in/0000.parquet").column_names == ["x"]
+
+
 def test_an_edit_of_the_file_does_no_harm_to_the_result(folder: Path) -> None:
     """It is a copy: written to in place, and moved away as the error says, it is made again of what was published."""
     for change in (lambda p: p.write_bytes(p.read_bytes().replace(b'"y":40', b'"y":99')),
@@ -166,6 +214,10 @@ def test_what_one_file_cannot_be(folder: Path) -> None:
         ("out.parquet", {"format": "jsonl"}, r"give a file named \.jsonl, or a folder"),
         ("out.parquet", {"partition_by": "x"}, "partition_by is for folders"),
         ("out.parquet", {"evolve": True}, "evolve is for folders"),
+        ("out.jsonl", {"options": {"compression": "gz"}}, "files of this name are not compressed: give a folder"),
+        ("out.csv", {}, r"files of this kind are not written: .* or a folder \(out.csv/ is one\)"),
+        ("out.parquet", {"options": None}, "options is None: give a mapping"),
+        ("out.parquet", {"row_id": ""}, "row_id is ''"),
         ("in/out.parquet", {}, "is inside source in"),
         ("in/0000.parquet", {}, "this file was not written by this sink's runs"),
         ("there.parquet", {}, "is a folder, and this names one file: a folder of this name is there.parquet/"),

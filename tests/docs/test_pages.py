@@ -41,6 +41,7 @@ def test_the_snippets_of_the_page(page: str, reader: Callable[[str], Reader]) ->
     read(page, reader(page))
 
 
+@pytest.mark.long
 def test_the_snippets_about_stores(
     store: S3Server, reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def kill_9(folder: Path, verbs: str, rows: int) -> None:
     running.wait()
 
 
+@pytest.mark.long
 def test_a_log_stays_a_log_after_kill_9(tmp_path: Path) -> None:
     """Through resume, append, restart and retry-dead, each killed at its beginning and said again; a file that a person
     puts there meanwhile is none.
@@ -535,6 +536,7 @@ LAZY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LAZY)
 def test_what_is_read_when_it_is_asked_counts_by_its_files(rows: Path, tmp_path: Path, kind: str) -> None:
     """A dataset of pyarrow and a lazy frame of polars hold paths: other values in these files are another model."""

@@ -48,6 +48,7 @@ def vectors(report: gm.Report) -> np.ndarray:
     return column.flatten().to_numpy().reshape(60, -1)
 
 
+@pytest.mark.long
 def test_a_long_job_is_exported_once_and_pinned(
     cache: Path, source: Path, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_model_that_exports_to_other_values_stays_on_torch(
         assert chosen.notes == (f"embed {minilm}: stays on torch: {said}",)
 
 
+@pytest.mark.long
 def test_a_comparison_that_takes_too_long_ends_no_job(
     tmp_path: Path, source: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_comparison_that_takes_too_long_ends_no_job(
     assert "in int8: not compared with float32" in note
 
 
+@pytest.mark.long
 def test_int8_is_made_on_request_and_measured(cache: Path, source: Path, minilm: Path, tmp_path: Path) -> None:
     """dtype=int8 quantises the exported model, says how near it is to float32 on rows of the source, and is another
     result than float32's.
@@ -123,6 +126,7 @@ def test_int8_is_made_on_request_and_measured(cache: Path, source: Path, minilm:
         job(source, tmp_path / "a", minilm).run()
 
 
+@pytest.mark.long
 def test_a_classifier_in_int8_tells_how_often_labels_agree(
     cache: Path, reviews: pa.Table, sentiment_classifier_onnx: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +138,7 @@ def test_a_classifier_in_int8_tells_how_often_labels_agree(
     assert report.rows_ok == 60
 
 
+@pytest.mark.long
 def test_int8_is_made_anew_where_only_a_graphs_external_weights_changed(
     tmp_path: Path, sentiment_classifier_onnx: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +193,7 @@ class OwnModel(PreTrainedModel):
 """
 
 
+@pytest.mark.long
 def test_an_export_and_its_verdict_are_of_the_modeling_code_that_is_there(
     tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def values(report: gm.Report) -> np.ndarray:
     return np.asarray(column.flatten())
 
 
+@pytest.mark.long
 def test_a_plain_run_finds_its_budget_and_the_next_one_knows_it(
     cache: Path, tmp_path: Path, minilm_onnx: Path, docstrings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

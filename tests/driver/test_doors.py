@@ -27,6 +27,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("doors", [("job.py", "-m gristmill run job.py"), ("-m pkg.job", "-c pkg")])
 def test_the_same_file_by_another_door(tmp_path: Path, doors: tuple[str, str]) -> None:
     """What was done is done; with comments put in it still is, with another array it is not."""

@@ -100,6 +100,7 @@ def holds(found: pa.Table, rows: dict[int, dict[str, Any]], order: list[str]) ->
         assert {*rows[number]} & {*order} <= {*names}
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @example(
     "csv", False, "rows", None, [("b", ["id", "x"], PLAIN)], [(("a", ["x", "id"], PLAIN), "append"), (None, "retry")]

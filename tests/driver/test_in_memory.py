@@ -89,6 +89,7 @@ VALUES += [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(VALUES), min_size=1, max_size=4).filter(lambda v: v != [None] * len(v)))
 def test_all_forms_of_a_column_agree(values: list) -> None:

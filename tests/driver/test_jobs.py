@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -282,7 +283,7 @@ def test_rows_of_csv_with_line_breaks_in_quotes(tmp_path: Path) -> None:
     (tmp_path / "in.csv.gz").write_bytes(gzip.compress((tmp_path / "in.csv").read_bytes()))
     for name in ("in.csv", "in.csv.gz"):
         report = gm.apply(
-            tmp_path / name, tmp_path / f"out-{name}", fn=functions.word_length, keep=["id", "word"], shard_rows=300
+            tmp_path / name, tmp_path / f"{name}-out", fn=functions.word_length, keep=["id", "word"], shard_rows=300
         )
         table = report.read().to_table()
         assert report.shards > 5
@@ -902,3 +903,15 @@ def test_a_script_s_functions_run_in_processes_that_multiprocessing_starts(
     )
     done = subprocess.run([sys.executable, "nightly.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout == "('done', 45) ('nothing to do', 45)\n", done.stderr
+
+
+def test_a_sink_in_its_source_is_refused_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a temporary folder of a name such as our own have."""
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        monkeypatch.chdir(folder)
+        os.mkdir("in")
+        pq.write_table(pa.table({"x": [1, 2]}), "in/a.parquet")
+        for sink in ("in/scored.parquet", "in/scored"):
+            with pytest.raises(gm.BadJob, match="is inside source in"):
+                gm.Job("in", lambda batch: {"y": batch["x"]}, sink, workers=0).run()
+        assert gm.Job("in", lambda batch: {"y": batch["x"]}, workers=0).preview(2)

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 COMMAND = [sys.executable, "-m", "gristmill", "apply"]
 
@@ -33,6 +34,7 @@ def peak(command: list[str], cwd: Path) -> int:
     return sum(peaks.values())
 
 
+@pytest.mark.long
 def test_ten_times_the_rows_need_no_more_memory(tmp_path: Path) -> None:
     """Driver and workers together: 10 times the rows, at most 1.3 times the peak (1.0 where nothing else runs): a short
     job may end before each of its processes was looked at.

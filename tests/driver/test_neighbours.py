@@ -206,6 +206,7 @@ def tagged_alone(row: dict[str, Any]) -> list[dict[str, Any]]:
     return tagged([row])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["rows", "numpy"])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", ["map", "flat_map", "post"])

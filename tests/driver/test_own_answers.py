@@ -112,6 +112,7 @@ def check(draw: st.DataObject, workers: int) -> None:
             (folder / "left").unlink(missing_ok=True)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_each_answer_is_its_rows(draw: st.DataObject) -> None:
@@ -119,6 +120,7 @@ def test_each_answer_is_its_rows(draw: st.DataObject) -> None:
     check(draw, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_answer_is_its_rows_in_workers(workers: int) -> None:
     """The same in processes of their own."""
@@ -399,6 +401,7 @@ class ClosesAlone(ClosesBadly):
         ctypes.PyDLL(None).sleep(600)
 
 
+@pytest.mark.long
 def test_a_close_that_holds_the_gil_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is heard of the worker any more: it is ended, its rows being done."""
     monkeypatch.setattr(crew, "LEAVING", 0.5)
@@ -408,6 +411,7 @@ def test_a_close_that_holds_the_gil_is_said(tmp_path: Path, monkeypatch: pytest.
     assert report.read().to_table()["y"].to_pylist() == list(range(100))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("where", ["close(self)", "__call__(self, batch)"])
 def test_a_signal_ends_a_run_whose_model_hangs_in_the_calling_process(tmp_path: Path, where: str, number: int) -> None:
@@ -582,6 +586,7 @@ def taxed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"gross": None if r["price"] is None else r["price"] * 2} for r in rows]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shard_rows", [100, 1000])
 def test_a_row_s_own_value_is_no_answer_however_shards_are_cut(tmp_path: Path, shard_rows: int) -> None:
     """A step after the model is given null where no dict of a window has a column that the first rows' had; also of

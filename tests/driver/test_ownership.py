@@ -225,6 +225,7 @@ def spoil(batch: Any) -> None:
         torch.from_numpy(column).fill_(-1)
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     form=st.sampled_from(FORMATS), place=st.sampled_from(["model", "step", "post"]),

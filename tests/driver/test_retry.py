@@ -156,6 +156,7 @@ def test_fault_81_where_retried_rows_stand_is_said(tmp_path: Path) -> None:
     assert gm.read(out).to_table()["word"].to_pylist()[-2:] == ["two", "four"]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from([*KINDS, "flat_map"]), max_size=4), st.integers(1, 24), st.lists(POISON, min_size=1,
@@ -276,6 +277,7 @@ def _written(folder: Path, name: str, columns: dict[str, Any], kind: str) -> Non
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
 
 
+@pytest.mark.long
 def test_a_retry_of_a_row_that_a_post_step_has_no_memory_for_ends(tmp_path: Path) -> None:
     """Beside one that kills, so that no worker has seen the step at work: rows from elsewhere have shown that it is the
     row that is to blame, and that holds for every step.

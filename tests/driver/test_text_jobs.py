@@ -82,6 +82,7 @@ def test_a_column_that_a_step_makes_is_not_overwritten(minilm_onnx: Path, tmp_pa
         job.run()
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_classify_jsonl_to_jsonl(sentiment_classifier_onnx: Path, reviews: pa.Table, tmp_path: Path) -> None:
     """JSON lines in, labels out as JSON lines; an unreadable line and a null text are dead letters with their place."""

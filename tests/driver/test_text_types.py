@@ -71,6 +71,7 @@ def kept(field: str, value: Any) -> bool:
     return float(number) == value if "." in number or "e" in number else int(number) == value
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     sample=st.lists(st.sampled_from(FIELDS), min_size=1, max_size=4),
@@ -164,6 +165,7 @@ KINDS = ["timestamp", "timestamp[us, UTC]", "timestamp[s]", "timestamp[ns]", "ti
 KINDS += ["date32", "date64", "time32[s]", "time32[ms]", "time64[us]"]
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(kind=st.sampled_from(KINDS), values=st.lists(st.sampled_from(TIMES), min_size=2, max_size=8))
 def test_csv_and_json_agree_about_times(tmp_path_factory: Any, kind: str, values: list[str]) -> None:

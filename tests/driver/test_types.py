@@ -127,6 +127,7 @@ def test_fault_51_a_column_that_comes_or_goes(numbers: str, tmp_path: Path) -> N
     assert z == [*range(60), *[None] * (ROWS - 60)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beside", [None, 0, 1])
 def test_an_extension_type_of_the_script(tmp_path: Path, beside: int | None) -> None:
     """Its class stands in the script alone and has no hash: the column is kept, by workers and without, also beside."""

@@ -127,6 +127,7 @@ def test_what_comes_into_a_model_folder_is_no_part_of_it(
     assert job.run(restart=True).read().to_table()["y"].to_pylist() == [4 * x for x in (*range(40), *range(5))]
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_though_files_came_into_a_model_folder(rows: Path, tmp_path: Path) -> None:
     """What its code had written there is noted as it goes, and none of it counts for the run that goes on."""
     folder = tmp_path / "m"

@@ -57,6 +57,7 @@ def test_all_examples_are_here() -> None:
     assert len(examples()) == 6
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_sentence_embedder(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The basic example with a real model, found under the name that it asks for: a thousand sentences, both ways."""

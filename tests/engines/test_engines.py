@@ -64,6 +64,7 @@ def driven(engine: Any, feed: Feed, stages: Stages | None = None) -> Feed:
     return feed
 
 
+@pytest.mark.long
 def test_fault_58_a_worker_that_stops_is_given_up(two: Any) -> None:
     """It is nobody's fault, the driver is not held up by what it cannot send it, and all items end."""
     items: list[tuple[str, Any]] = [("die", int(signal.SIGSTOP)), *[("echo", "x" * 500_000)] * 8]

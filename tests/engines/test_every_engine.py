@@ -43,6 +43,7 @@ def test_a_plain_job(place: Place, numbers: str, wanted: pa.Table, tmp_path: Pat
     assert (again.state, again.rows_ok) == ("nothing to do", 200)
 
 
+@pytest.mark.long
 def test_steps_dead_letters_and_ids(place: Place, numbers: str, tmp_path: Path) -> None:
     """Steps that filter and multiply rows, in processes of their own, a row id and dead letters: the same table as
     without any worker.
@@ -88,6 +89,7 @@ def test_a_poison_row(place: Place, numbers: str, wanted: pa.Table, tmp_path: Pa
     oracles.same_values(root, without(wanted, [123]))
 
 
+@pytest.mark.long
 def test_a_row_that_segfaults(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """It is isolated across processes, dead after it has killed two alone; no other row is blamed."""
     root, heard = str(tmp_path / "out"), Heard()
@@ -160,6 +162,7 @@ print("rows", report.rows_ok)
 """
 
 
+@pytest.mark.long
 def test_user_code_of_a_script(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """A script's own class and function, which no module holds, without an `if __name__` guard."""
     import json
@@ -192,6 +195,7 @@ def stopped(place: Place, numbers: str, root: str, log: str) -> set[int]:
     return done
 
 
+@pytest.mark.long
 def test_stopped_here_and_resumed_elsewhere(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """SIGTERM: out within 12 s, exit 143. The local engine goes on with what another left, scoring only the rest."""
     root, log = str(tmp_path / "out"), str(tmp_path / "calls")
@@ -203,6 +207,7 @@ def test_stopped_here_and_resumed_elsewhere(place: Place, numbers: str, wanted: 
     oracles.tidy(root)
 
 
+@pytest.mark.long
 def test_stopped_elsewhere_and_resumed_here(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """What the local engine began another one finishes, scoring only the rest."""
     root, log = str(tmp_path / "out"), str(tmp_path / "calls")

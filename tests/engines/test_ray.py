@@ -56,6 +56,7 @@ class Waits(Heard):
             then()
 
 
+@pytest.mark.long
 def test_workers_are_as_many_as_fit(cluster: Any, numbers: str, tmp_path: Path) -> None:
     """`workers: auto` asks the cluster, not this machine."""
     cores, gpu = room(RayOptions()), room(RayOptions(gpus_per_worker=0.5))
@@ -66,6 +67,7 @@ def test_workers_are_as_many_as_fit(cluster: Any, numbers: str, tmp_path: Path) 
     assert none is not None and none.workers == 1  # one, to wait for
 
 
+@pytest.mark.long
 def test_a_place_is_waited_for_aloud(cluster: Any, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """Two workers, room for one: the wait is said with numbers, the job goes on meanwhile, and with both when a node
     comes.
@@ -79,6 +81,7 @@ def test_a_place_is_waited_for_aloud(cluster: Any, numbers: str, wanted: pa.Tabl
     oracles.same_values(root, wanted)
 
 
+@pytest.mark.long
 def test_a_node_is_killed(cluster: Any, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """Three nodes, one killed in the middle: its shard is done elsewhere, one receipt a shard, and no row is blamed."""
     lost = cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
@@ -160,6 +163,7 @@ def test_a_local_cluster_comes_and_goes(numbers: str, wanted: pa.Table, tmp_path
     oracles.same_values(root, wanted)
 
 
+@pytest.mark.long
 def test_the_driver_is_killed(cluster: Any, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """SIGKILL to the driver: its actors and their processes leave the cluster, and the next run goes on."""
     root, options = str(tmp_path / "out"), {"address": cluster.address}
@@ -216,6 +220,7 @@ def test_fault_66_no_type_of_gpus(asked: str) -> None:
         needs(RayOptions(accelerator_type=asked or "?"), gpu=True, there={"accelerator_type:V100": 1})
 
 
+@pytest.mark.long
 def test_fault_66_a_map_says_what_it_waits_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within seconds, what it lacks and what the cluster has; when that comes, it goes on."""
     said, nodes = [], []
@@ -284,6 +289,7 @@ def split(**fields: Any) -> dict[str, Any]:
     return engine(options={"split": True, **fields.pop("options", {})}, **fields)
 
 
+@pytest.mark.long
 def test_split_gives_the_same(wide: Any, numbers: str, tmp_path: Path) -> None:
     """Steps, dead letters of steps and of the model, ids: the same table, letters and receipts as in one place."""
 
@@ -330,6 +336,7 @@ def test_split_texts(wide: Any, minilm_onnx: Path, reviews_folder: Path, tmp_pat
     assert np.abs(vectors[0] - vectors[1]).max() < 1e-5
 
 
+@pytest.mark.long
 def test_split_a_worker_of_either_stage_dies(wide: Any, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """SIGKILL to a preparing process and one to a predicting: nothing lost or blamed. A step that segfaults on a row is
     isolated as ever.
@@ -355,6 +362,7 @@ def killed_once(batch: dict[str, Any], marker: str, at: int) -> dict[str, Any]:
     return {"x": batch["x"]}
 
 
+@pytest.mark.long
 def test_the_parallel_map(cluster: Any) -> None:
     """`remote_parallel_map(engine="ray")`: calls in actors; large values, exceptions and deaths as on one machine."""
 

@@ -69,6 +69,7 @@ def test_an_executor_is_killed(speculation: bool, numbers: str, wanted: pa.Table
     assert processes.gone(before)
 
 
+@pytest.mark.long
 def test_every_task_has_a_copy(
     spark: Place, numbers: str, wanted: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_every_task_has_a_copy(
     oracles.tidy(root)
 
 
+@pytest.mark.long
 def test_spark_gives_up_a_stage(spark: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """A Python worker of Spark dies, which in a local session ends the stage: what is missing is done in another."""
     root, heard = str(tmp_path / "out"), Heard()
@@ -119,6 +121,7 @@ class KillsSpark:
         return {"y": batch["x"]}
 
 
+@pytest.mark.long
 def test_one_process_for_many_shards(spark: Place, numbers: str, tmp_path: Path) -> None:
     """The model is loaded once a Python worker of Spark, not once a shard; progress is told while the run goes on."""
     root, heard = str(tmp_path / "out"), Counted()
@@ -149,6 +152,7 @@ class Named:
         return {"pid": [os.getpid()] * len(batch["id"])}
 
 
+@pytest.mark.long
 def test_a_given_session_stays(spark: Place, numbers: str, tmp_path: Path) -> None:
     """`gm.spark(session=…)` runs in it, with its number of slots, and does not stop it."""
     from pyspark.sql import SparkSession

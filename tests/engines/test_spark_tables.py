@@ -64,6 +64,7 @@ def job(source: str, sink: Any, fn: Any, keep: tuple[str, ...] = ("id",), **opti
     return gm.Job(source, fn, sink, **{"workers": 0, **options})
 
 
+@pytest.mark.long
 def test_from_a_table_to_a_table(spark: Any, shop: str) -> None:
     """On the Spark engine: every row once, with vectors and timestamps after 2262; then there is nothing to do."""
     made = job("spark://shop.sold", "spark://shop.scored", vectors, ("id", "at"), engine=gm.spark(), workers=2)

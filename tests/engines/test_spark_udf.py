@@ -51,6 +51,7 @@ class Scorer:
         return {"y": batch["x"] * self.by, "pid": np.full(len(batch["x"]), os.getpid())}
 
 
+@pytest.mark.long
 def test_texts_to_vectors(spark: Any, minilm_onnx: Path) -> None:
     """The vectors of a job, null where the text is null, in a column that is named by the model's own."""
     texts = [None if n % 7 == 3 else f"a review of film {n}, " * (1 + n % 5) for n in range(60)]
@@ -122,6 +123,7 @@ def too_few(batch: dict[str, Any]) -> dict[str, Any]:
     return {"y": batch["x"][1:]}
 
 
+@pytest.mark.long
 def test_a_torchscript_file_s_types_are_said(spark: Any, tmp_path: Path) -> None:
     """What such a file returns only a run tells: the error says what to write, and that works."""
     torch = pytest.importorskip("torch")

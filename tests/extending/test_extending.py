@@ -113,6 +113,7 @@ def test_each_of_ours_is_held_against_its_contract() -> None:
     assert {kind.home for kind in held.MODELS} == {module.__name__ for module in held.KINDS}
 
 
+@pytest.mark.long
 def test_a_job_from_python(run: Run) -> None:
     """Scored by workers of their own; done again it is nothing to do, new files are appended, and all is verified."""
     script = (

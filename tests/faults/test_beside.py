@@ -57,6 +57,7 @@ def test_steps_run_elsewhere_and_change_nothing(numbers: str, quick: Path) -> No
     assert {pid for pid, _ in words(quick / "steps0")} <= {pid for (pid,) in words(quick / "model0")}
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_tokenising_beside_the_model(minilm_int8: Path, docstrings: list[str], tmp_path: Path) -> None:
     """Texts are tokenised in the other process, and give the vectors that the worker alone gives."""
@@ -72,6 +73,7 @@ def test_tokenising_beside_the_model(minilm_int8: Path, docstrings: list[str], t
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.long
 def test_rows_that_kill_in_a_step_are_found(numbers: str, quick: Path) -> None:
     """A process of steps that segfaults takes its worker along; the two rows that did it become dead letters."""
     report = jobs.run(

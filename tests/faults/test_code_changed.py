@@ -106,6 +106,7 @@ def doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {"z": batch["y"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["model", "step beside it"])
 def test_a_module_that_is_imported_late_is_the_planned_one(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,6 +231,7 @@ def test_the_package_that_a_function_is_of_counts_by_its_files(tmp_path: Path, m
     assert installed(code).run().state == "nothing to do"
 
 
+@pytest.mark.long
 def test_what_a_script_sets_in_a_module_is_refused_where_workers_do_not_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +348,7 @@ class Locked(BaseEstimator):
 """
 
 
+@pytest.mark.long
 def test_an_estimator_that_cannot_be_saved_again_runs_and_its_code_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,6 +607,7 @@ def test_a_class_in_a_pickle_counts_though_its_module_is_imported_anyway(
             job.run(append=append)
 
 
+@pytest.mark.long
 def test_a_pickle_s_code_that_changes_during_a_run_is_exit_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After it was loaded and before it is noted, nobody can tell what it was; a later worker loads what others had."""
     name = f"swapped_{tmp_path.name}"
@@ -748,6 +752,7 @@ class Keeps(Model):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["late", "Model", "Keeps", "Fills"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_weights_that_code_opens_by_itself_count(
@@ -943,6 +948,7 @@ class Model:
 """
 
 
+@pytest.mark.long
 def test_weights_of_steps_wherever_these_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step opens is the same in the worker and in processes below it, which is no other job."""
     monkeypatch.syspath_prepend(str(tmp_path))

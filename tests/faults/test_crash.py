@@ -144,6 +144,7 @@ def test_fault_02_killed_at_every_operation(scene: Scene, another: Apart) -> Non
     assert count > 80, f"only {count} operations were counted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["names", "contents", "some"])
 def test_fault_03_power_fails_and_unsynced_writes_are_lost(scene: Scene, another: Apart, how: str) -> None:
     """As 02, but what was not synced goes too: names, contents, or any mixture of both."""
@@ -183,6 +184,7 @@ def retried(scene: Scene) -> Scene:
     return scene
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "verbs", "rows"),
     [

@@ -91,6 +91,7 @@ def test_fault_68_the_gate_that_is_advised_holds(quick: Path) -> None:
     assert job(float(advised)).run().rows_dead == len(bad)
 
 
+@pytest.mark.long
 def test_fault_68_half_of_the_rows_in_every_form(tmp_path: Path) -> None:
     """A job in a file, a command, a table without a sink, a stream: none of them publishes half of the rows."""
     source, bad = _numbers(tmp_path, 40), list(range(0, 40, 2))

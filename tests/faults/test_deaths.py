@@ -35,6 +35,7 @@ def test_fault_01_a_worker_is_killed(numbers: str, quick: Path) -> None:
     oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
 
 
+@pytest.mark.long
 def test_fault_01_the_driver_alone_is_killed(numbers: str, quick: Path) -> None:
     """SIGKILL to the driver: its workers leave by themselves, and the next run scores what was not committed."""
     root, log = str(quick / "out"), str(quick / "calls")
@@ -71,6 +72,7 @@ def test_fault_17_one_poison_row_among_100_000(quick: Path, size: int) -> None:
     assert (letter["error"], letter["message"], letter["position"]) == ("ValueError", "row 54321 is bad", 54_321)
 
 
+@pytest.mark.long
 def test_fault_18_a_model_that_fails_on_every_row_stops_the_job(quick: Path) -> None:
     """Exit 1 with the model's own traceback after some calls, not a million dead letters; also in shards of 8 rows."""
     pq.write_table(victims.table(20_000), quick / "in.parquet")
@@ -92,6 +94,7 @@ def test_fault_18_twenty_bad_neighbours_are_dead_letters(numbers: str, quick: Pa
     assert (report.rows_ok, sorted(oracles.dead_ids(root))) == (180, bad)
 
 
+@pytest.mark.long
 def test_fault_18_bad_rows_at_the_beginning(quick: Path) -> None:
     """More bad rows at the start than a first look takes: the job looks further, and goes on."""
     pq.write_table(victims.table(900), quick / "in.parquet")
@@ -177,6 +180,7 @@ def test_fault_21_rows_that_end_the_process(quick: Path, what: str) -> None:
     assert "alone in its batch" in gm.dead(root)["message"][0].as_py()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["step", "flat_map"])
 def test_fault_21_rows_that_end_the_process_in_a_step(quick: Path, kind: str) -> None:
     """The same for a step before the model: only the rows that do it are dead."""
@@ -202,6 +206,7 @@ def test_fault_21_sys_exit_is_the_rows_failure(numbers: str, quick: Path) -> Non
     assert (report.rows_ok, oracles.dead_ids(root), heard.deaths()) == (199, [150], 0)
 
 
+@pytest.mark.long
 def test_fault_22_memory_error(numbers: str, quick: Path) -> None:
     """MemoryError halves the batch; at one row, with a model that works elsewhere, the row is a dead letter."""
     root = str(quick / "out")
@@ -244,6 +249,7 @@ def test_fault_24_a_model_that_floods_stdout(numbers: str, quick: Path) -> None:
     assert 0 < printed < 8 << 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("signals", "code"),
     [(["SIGTERM"], 143), (["SIGINT"], 130), (["SIGINT", "SIGINT"], 130), (["SIGTERM", "SIGTERM"], 143)],

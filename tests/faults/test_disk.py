@@ -68,6 +68,7 @@ def test_fault_05_the_disk_is_full_while_dead_letters_are_written(quick: Path, m
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("error", "first"), [("ENOSPC", 0), ("EIO", 7)])
 def test_fault_05_any_operation_fails(quick: Path, error: str, first: int) -> None:
     """An error of the file layer (injected) at every seventh operation, of the two kinds in turns: exit 1 or healed;
@@ -119,6 +120,7 @@ def test_fault_07_a_failed_fsync_is_never_repeated(quick: Path) -> None:
     oracles.nothing_lost_nothing_twice(root, list(range(40)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jump", [86_400, -86_400])
 def test_fault_25_the_clock_jumps_a_day(numbers: str, quick: Path, jump: int) -> None:
     """Wall clocks of driver and workers jump: nothing times out, nobody is blamed, the ETA stays sane."""
@@ -174,6 +176,7 @@ def unfinished(numbers: str, quick: Path) -> tuple[str, dict[str, Any]]:
     return root, arguments
 
 
+@pytest.mark.long
 def test_fault_29_torn_receipts(numbers: str, quick: Path) -> None:
     """Receipts that are cut off, empty or changed: their shards are done again, their receipts superseded."""
     root, arguments = unfinished(numbers, quick)
@@ -189,6 +192,7 @@ def test_fault_29_torn_receipts(numbers: str, quick: Path) -> None:
     oracles.tidy(root)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["plan.json", "shards.*.arrow"])
 def test_fault_29_a_torn_plan(numbers: str, quick: Path, which: str) -> None:
     """A plan that is not what its checksum says is refused, naming the file; a restart begins anew."""
@@ -204,6 +208,7 @@ def test_fault_29_a_torn_plan(numbers: str, quick: Path, which: str) -> None:
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
 
 
+@pytest.mark.long
 def test_fault_30_ten_runs_race_for_one_sink(numbers: str, quick: Path) -> None:
     """One wins; the others exit 75 and name it, or find nothing to do. There is one result."""
     root = str(quick / "out")
@@ -219,6 +224,7 @@ def test_fault_30_ten_runs_race_for_one_sink(numbers: str, quick: Path) -> None:
     oracles.tidy(root)
 
 
+@pytest.mark.long
 def test_fault_30_without_the_lease_too(numbers: str, quick: Path) -> None:
     """Safety does not rest on the lease: with its file taken away under three runs at once, those that see it stop, and
     there is still one result.

@@ -114,6 +114,7 @@ def test_fault_42_a_new_run_killed_before_its_plan_binds_nobody(source: str, roo
     sound(root, 30, dead=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["published", "_SUCCESS"])
 @pytest.mark.parametrize("then", ["append", "restart"])
 def test_fault_48_a_driver_that_comes_late_publishes_nothing(source: str, root: str, at: str, then: str) -> None:

@@ -208,6 +208,7 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_some_commands_over_what_is_unfinished(memory: Path, seed: int) -> None:
     """A sample of all below, another one for each seed."""

@@ -69,6 +69,7 @@ def written(path: Path, **told: Any) -> str:
     return str(path.parent)
 
 
+@pytest.mark.long
 def test_fault_45_killers_at_every_stage(quick: Path) -> None:
     """Each is isolated where it kills: it is dead, once, and nobody else is."""
     source, root = victims.write_input(str(quick / "in"), 100, files=1), str(quick / "out")
@@ -77,6 +78,7 @@ def test_fault_45_killers_at_every_stage(quick: Path) -> None:
     scored_are(root, 100, killers)
 
 
+@pytest.mark.long
 def test_fault_55_killers_in_retry_dead(quick: Path) -> None:
     """They die there as in a run, once each; by a third one they are scored, once the code is mended."""
     source, root = victims.write_input(str(quick / "in"), 100, files=1), str(quick / "out")
@@ -93,6 +95,7 @@ def test_fault_55_killers_in_retry_dead(quick: Path) -> None:
     scored_are(root, 100, {})
 
 
+@pytest.mark.long
 def test_fault_55_killers_among_rows_that_raise(quick: Path) -> None:
     """A retry in which nothing works: rows are tried to find out whether the model does, and those that kill are found
     by that, too. The run ends, with each row dead of its own.
@@ -106,6 +109,7 @@ def test_fault_55_killers_among_rows_that_raise(quick: Path) -> None:
     scored_are(root, 40, bad)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["map", "post"])
 def test_fault_45_two_killers_among_2000_rows(quick: Path, stage: str) -> None:
     """One shard with two of them, in calls that take a while: nobody else is dead."""
@@ -125,6 +129,7 @@ def test_fault_45_a_row_alone(quick: Path) -> None:
     assert (failed.value.report.rows_in, failed.value.report.rows_ok, failed.value.report.rows_dead) == (1, 0, 2)
 
 
+@pytest.mark.long
 def test_fault_54_kills_of_everything_beside_killers(quick: Path) -> None:
     """Workers and the driver are killed at random times while killers at two stages are looked for: slow innocents that
     were noted then are scored in the end.
@@ -148,6 +153,7 @@ def test_fault_54_kills_of_everything_beside_killers(quick: Path) -> None:
     scored_are(root, 60, killers)
 
 
+@pytest.mark.long
 def test_fault_54_an_innocent_noted_beside_a_killer(quick: Path) -> None:
     """Three times the whole run is killed while a slow row is noted, alone, in an attempt that a killer made careful:
     the deaths of workers that follow, of the killer, are not that row's.

@@ -48,6 +48,7 @@ class Changes:
         return {"x": batch["x"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["another model", "no model"])
 def test_a_model_that_changes_during_a_run_is_exit_4(to: str, tmp_path: Path) -> None:
     """The next worker refuses to load it; nothing is published, and with the planned files back the run goes on."""

@@ -104,6 +104,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_fault_67_progress_grows_to_the_total(kind: str, tmp_path: Path) -> None:
     """Every kind of job: monotonic, with figures between start and end, and 100 % of source rows at the end."""
@@ -120,6 +121,7 @@ def test_fault_67_progress_grows_to_the_total(kind: str, tmp_path: Path) -> None
     assert len(set(between)) >= 2, [now.share for now in watched.seen]
 
 
+@pytest.mark.long
 def test_fault_67_a_shard_that_is_done_again_counts_once(tmp_path: Path) -> None:
     """A worker dies in the middle of shards, and rows are isolated one by one: nothing is taken back or counted
     twice; neither in the run that goes on with a part of it done.

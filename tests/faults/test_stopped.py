@@ -58,6 +58,7 @@ def beside() -> list[psutil.Process]:
     return [p for p in below if "worker.stepprocesses" in " ".join(p.cmdline())]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_fault_58_a_stopped_worker(numbers: str, quick: Path, count: int) -> None:
     """Its shards are done by another one, or by a new one, a note says why, and it is gone in the end."""
@@ -71,6 +72,7 @@ def test_fault_58_a_stopped_worker(numbers: str, quick: Path, count: int) -> Non
     oracles.nothing_lost_nothing_twice(root, IDS)
 
 
+@pytest.mark.long
 def test_fault_58_a_stopped_process_of_steps(numbers: str, quick: Path) -> None:
     """It is given up by its worker, which another one takes over from; both are gone."""
     heard, root = Stopping(beside), str(quick / "out")
@@ -98,6 +100,7 @@ def seized(pid: int) -> subprocess.Popen[str]:
     return tracer
 
 
+@pytest.mark.long
 def test_fault_58_a_worker_that_cannot_be_killed(numbers: str, quick: Path) -> None:
     """It is given up, and the run does not wait for its end, neither there nor in the end."""
     tracers: list[subprocess.Popen[str]] = []
@@ -123,6 +126,7 @@ def test_fault_58_a_worker_that_cannot_be_killed(numbers: str, quick: Path) -> N
     oracles.nothing_lost_nothing_twice(root, IDS)
 
 
+@pytest.mark.long
 def test_fault_58_asked_to_stop_with_a_stopped_worker(numbers: str, quick: Path) -> None:
     """SIGTERM to the driver while one of its workers is stopped: out within 12 s, 143, nothing left."""
     root = str(quick / "out")
@@ -185,6 +189,7 @@ def never_loads(source: str, sink: str) -> None:
     gm.run(gm.Job(source, gm.model(NeverLoads), sink, workers=1, batch_timeout=1.0))
 
 
+@pytest.mark.long
 def test_a_model_that_hangs_while_it_is_loaded_ends_the_run(numbers: str, quick: Path) -> None:
     """Once, with the line at which it stood."""
     (quick / "first").mkdir()

@@ -38,6 +38,7 @@ def embedded(rows: pa.Table, folder: Path, name: str = "out", **options: Any) ->
     return gm.Job(str(folder / f"{name}.parquet"), model, sink, **{"workers": 0, **options}).run()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("on_null", "ok", "dead", "filtered"), [("dead", 3, 1, 0), ("skip", 3, 0, 1), ("keep", 4, 0, 0)]
 )

@@ -273,6 +273,7 @@ def test_verify_source_names_what_is_not_what_was_read(source: tuple[Path, Write
     assert not verdict.ok and "gone" in verdict.lines[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [False, True])
 def test_digests_travel_from_wherever_rows_are_read(quick: Path, steps: bool) -> None:
     """A flat_map, a condition, several files a shard, processes for steps: what shards read is read again the same."""

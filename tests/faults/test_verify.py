@@ -45,6 +45,10 @@ def _counts(by: int) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
+def _marked(change: Callable[[Path], Any]) -> Callable[[Path], None]:
+    return lambda root: change(root / "_SUCCESS")
+
+
 def lose_receipt(root: Path) -> None:
     receipt(root, 1).unlink()
 
@@ -114,6 +118,13 @@ def overlap(root: Path) -> None:
         (bury_twice, "2 dead letters"),
         (bury_the_living, "is both published and a dead letter"),
         (overlap, "is in two generations of the result"),
+        (_marked(Path.unlink), "_SUCCESS: missing"),
+        (_marked(lambda path: path.write_bytes(b"")), "_SUCCESS: damaged"),
+        (_marked(lambda path: path.write_bytes(path.read_bytes()[:50])), "_SUCCESS: damaged"),
+        (
+            _marked(lambda path: resealed(path, _counts(-31))),
+            "_SUCCESS counts 7 rows ok",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_result_is_named(harm: Callable[[Path], None], said: str, quick: Path) -> None:

@@ -13,10 +13,10 @@ import re
 import subprocess
 import sys
 import threading
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -88,6 +88,70 @@ def recursive(x: int) -> int:
 
 
 REGISTRY.update(it=recursive, part=functools.partial(recursive))
+
+
+class Linear(NamedTuple):
+    """A record with a method."""
+
+    k: int
+
+    def score(self, x: int) -> int:
+        """Of first degree."""
+        return x * self.k
+
+
+class Quadratic(NamedTuple):
+    """Another one with the same fields."""
+
+    k: int
+
+    def score(self, x: int) -> int:
+        """Of second degree."""
+        return x * x * self.k
+
+
+class Words(list[str]):
+    """A list that does more."""
+
+    def __contains__(self, word: object) -> bool:
+        return super().__contains__(str(word).lower())
+
+
+class Lines(list[str]):
+    """A list that does something else."""
+
+    def __contains__(self, word: object) -> bool:
+        return False
+
+
+class Loud(str):
+    """A text that does more."""
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(str(other).lower())
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (Linear(1), Quadratic(1), (1,)),
+        ([Linear(1)], [Quadratic(1)]),
+        ({"a": Linear(1)}, {"a": Quadratic(1)}),
+        (Words(["a"]), Lines(["a"]), ["a"]),
+        (Loud("a"), "a"),
+        (defaultdict(int, a=1), defaultdict(float, a=1), {"a": 1}),
+        (Counter("a"), {"a": 1}),
+    ],
+    ids=repr,
+)
+def test_arguments_that_do_other_things_differ(arguments: tuple[Any, ...]) -> None:
+    """By their classes, even if they hold the same; as in `callables`, one alone is always the same."""
+    found = [tuple(digests(Call(base, {"w": value})).items()) for value in arguments]
+    assert len(set(found)) == len(found) and found == [
+        tuple(digests(Call(base, {"w": value})).items()) for value in arguments
+    ]
 
 
 @pytest.mark.parametrize(

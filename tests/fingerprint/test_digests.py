@@ -44,7 +44,7 @@ def two(batch: Any) -> Any:
 
 
 MODELS = (
-    FunctionModel(Call(one)),
+    FunctionModel(Call(one, batch_format="row")),
     TextEmbedder("m", "text"),
     TextClassifier("m", "text"),
     OnnxModel("m"),

@@ -379,6 +379,7 @@ def test_what_is_referred_to_counts(different: list[dict[str, Any]], case: str) 
     assert once != other, case
 
 
+@pytest.mark.long
 def test_what_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Whatever the order of sets is and whatever else is in the environment."""
     cases = {name: (f"{text}\ndef score(x): return V", {}) for name, text in SAME.items()}

@@ -110,7 +110,11 @@ RANGES = [(cls, option) for cls, option in every() if option.range is not None]
 @pytest.mark.parametrize(("cls", "option"), RANGES, ids=[f"{cls.__name__}.{option.name}" for cls, option in RANGES])
 def test_every_range_is_checked(cls: type[Any], option: Option) -> None:
     """Where the value is given, with the name, the value and what to give instead."""
-    need: Mapping[type, dict[str, Any]] = {job.Source: {"uri": ("in.csv",)}, job.Sink: {"uri": "out"}}
+    need: Mapping[type, dict[str, Any]] = {
+        job.Source: {"uri": ("in.csv",)},
+        job.Sink: {"uri": "out"},
+        specs.FunctionModel: {"call": specs.Call("m:f")},
+    }
     limits = option.range
     assert limits is not None
     low = limits.least - 1 if limits.above is None else limits.above

@@ -446,6 +446,7 @@ plain = st.recursive(
 arguments = st.dictionaries(st.text(max_size=8), plain, max_size=3)
 targets = st.sampled_from(["m:f", "a.b:C", "m_1:f.g"])
 calls = st.builds(specs.Call, targets, arguments, st.sampled_from(get_args(specs.BatchFormat)))
+of_steps = calls.filter(lambda call: call.batch_format != "row")  # which is for models
 sources = st.builds(
     Source,
     uri=st.lists(names, min_size=1, max_size=3).map(tuple),
@@ -471,7 +472,11 @@ sinks = st.builds(Sink, **sink_fields, merge=st.booleans()) | st.builds(
     Sink, **sink_fields, partition_by=st.lists(columns, max_size=2).map(tuple)
 )
 steps = st.one_of(
-    st.builds(specs.Step, st.sampled_from(["map", "flat_map", "filter"]), calls),
+    st.builds(
+        specs.Step,
+        st.sampled_from(["map", "flat_map", "filter"]),
+        of_steps,
+    ),
     st.builds(lambda e: specs.Step("filter", None, e), st.text(max_size=20).filter(lambda e: ":" not in e)),
 )
 models = st.one_of(
@@ -499,7 +504,7 @@ jobs = st.builds(
     model=models,
     sink=st.none() | sinks,
     steps=st.lists(steps, max_size=2).map(tuple),
-    post=st.lists(st.builds(specs.Step, st.just("map"), calls), max_size=2).map(tuple),
+    post=st.lists(st.builds(specs.Step, st.just("map"), of_steps), max_size=2).map(tuple),
     on_null=st.sampled_from(["dead", "skip", "keep"]),
     running=st.builds(Running, batch_rows=st.just("auto") | st.integers(1, 99), batch_timeout=st.floats(0.1, 1e6)),
     gates=st.builds(Gates, min_ok=st.floats(0, 1), allow_empty=st.booleans()),

@@ -12,8 +12,8 @@ from gristmill.arrow.typetext import parse_type
 from gristmill.errors import BadModel, BadOutput
 from gristmill.job.specs import Call, model
 from gristmill.models import kinds
+from gristmill.models.calls import load_call
 from gristmill.models.contract import Place
-from gristmill.models.function import load_call
 from gristmill.process.failure import SomeFailed
 
 ROWS = pa.table({"x": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()), "text": ["a", "b", "c", "d"]})
@@ -225,14 +225,17 @@ def test_bad_callables_are_told_before_anything_runs(here, target, args, says):
         assert "\n" not in str(caught.value)
 
 
-def test_async_functions_are_refused():
-    """A coroutine function is no batch function."""
+def test_async_functions_of_batches_are_refused():
+    """A coroutine function is given one row: in a step, there are none."""
 
-    async def score(batch):
-        return batch
+    async def score(row):
+        return row
 
     with pytest.raises(BadModel, match="async"):
-        kinds.describe(model(score), None)
+        load_call(Call(score))
+    with pytest.raises(BadModel, match="called with one row as a dict: leave out batch_format \\('arrow'\\)"):
+        kinds.describe(model(score, batch_format="arrow"), None)
+    assert kinds.describe(model(score), None).at_once == 32
 
 
 def test_class_without_call_is_refused():

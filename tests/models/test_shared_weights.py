@@ -31,6 +31,7 @@ print(held.get("Rss:", 0) << 10, (held.get("Private_Dirty:", 0)) << 10)
 """
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's /proc/self/smaps")
 def test_weights_of_torch_are_mapped(minilm: Path) -> None:

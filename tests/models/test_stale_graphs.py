@@ -59,6 +59,7 @@ def test_weights_that_are_trained_again_are_used(both: Path, tmp_path: Path) -> 
     np.testing.assert_allclose(embedded(both, tmp_path / "new"), wanted, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_long_job_takes_an_export_of_the_weights(both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the graph that lies there, which may be of others; run again and restarted it is the same job."""
     monkeypatch.setattr(backends, "worth_exporting", lambda r: True)

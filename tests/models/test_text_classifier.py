@@ -119,6 +119,7 @@ def test_one_label(tmp_path):
     assert np.abs(found["score"].to_numpy() - [w["score"] for w in wanted]).max() < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_export_on_request(tmp_path, monkeypatch):
     """backend=onnx on a torch folder exports the classifier and gives the same scores."""

@@ -125,6 +125,7 @@ def test_equals_sentence_transformers(backend):
     assert np.abs(found - reference()).max() < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_int8_is_close_and_only_used_where_it_is_alone():
     """The int8 file is taken from a folder that has nothing else, and its vectors point the same way."""
@@ -134,6 +135,7 @@ def test_int8_is_close_and_only_used_where_it_is_alone():
     assert np.median((found * reference()).sum(axis=1)) > 0.999
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 @pytest.mark.parametrize("batch", [1, 7, 128])
 def test_a_row_does_not_depend_on_its_batch(batch):

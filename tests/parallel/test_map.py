@@ -269,6 +269,7 @@ def test_timeout(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_stopped_worker_s_call_is_over_its_time(tmp_path: Path, retries: int) -> None:
     """Whose own timer stands still with it: its call is CallTimeout, or tried again, and the map goes on."""
@@ -282,6 +283,7 @@ def test_a_stopped_worker_s_call_is_over_its_time(tmp_path: Path, retries: int) 
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.long
 def test_a_worker_that_stays_stopped_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where calls may take for ever: another one does what it had, which is not to blame."""
     monkeypatch.setattr("gristmill.process.liveness.STOPPED", 1.0)
@@ -289,6 +291,7 @@ def test_a_worker_that_stays_stopped_is_given_up(tmp_path: Path, monkeypatch: py
         assert gm.map(functools.partial(called.stops, folder=str(tmp_path)), range(8)) == [x * 10 for x in range(8)]
 
 
+@pytest.mark.long
 def test_a_call_that_holds_the_gil_may_take_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives no sign of life, and is let be: its process goes on, also after it was stopped for a moment."""
     monkeypatch.setattr("gristmill.process.liveness.STOPPED", 0.1)
@@ -628,6 +631,7 @@ def test_the_first_result_comes_soon() -> None:
 # ---------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.long
 def test_a_checkpoint_survives_a_crash(tmp_path: Path) -> None:
     """Killed in the middle, called again: finished inputs are not computed again; other code or inputs are."""
     log, folder = tmp_path / "log", tmp_path / "kept"

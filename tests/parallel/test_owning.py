@@ -267,6 +267,7 @@ print(*(h.id for h in handles))
 """
 
 
+@pytest.mark.long
 def test_what_is_kept_comes_back_as_the_script_s_own_in_a_later_process(tmp_path: Path) -> None:
     """Enums, dataclasses and exceptions of a script: what a checkpoint or a detached map kept is as computed."""
     script = tmp_path / "script.py"

@@ -64,6 +64,7 @@ def restarts_resume_anything(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(selection, "choose", chosen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bug", "held", "first", "second", "ends"),
     [

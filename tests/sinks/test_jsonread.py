@@ -86,6 +86,7 @@ def same(a: Any, b: Any) -> bool:
     return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a) if isinstance(a, dict) else a == b
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_fault_52_every_type_reads_back_equal(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -141,6 +142,7 @@ def test_fault_52_a_jsonl_sink_reads_back(tmp_path: Path, compression: str, keys
     assert read.to_table(columns=["y"], filter=pa.compute.field("id") > 0).num_rows == 2
 
 
+@pytest.mark.long
 def test_fault_52_long_rows_and_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows over 1 MB, and files of many blocks, are read whole and in order."""
     monkeypatch.setattr(jsonread, "_BLOCK", 100_000)

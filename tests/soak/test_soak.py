@@ -22,6 +22,7 @@ def _run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.leaves_children
 def test_a_siege(tmp_path: Path) -> None:
     """A sink is made, added to, begun anew and retried under signals; every row is there once."""
@@ -29,16 +30,19 @@ def test_a_siege(tmp_path: Path) -> None:
     assert "0 of" in said and "signals" in said
 
 
+@pytest.mark.long
 def test_some_cases(tmp_path: Path) -> None:
     """Random schemas, files, steps and options: every row ends as the reference says."""
     assert "0 of" in _run(tmp_path, "fuzz", "--times", "25")
 
 
+@pytest.mark.long
 def test_a_race(tmp_path: Path) -> None:
     """Ten drivers at once: one result, and each row's answer from one of them."""
     assert "0 broken" in _run(tmp_path, "races", "--times", "10")
 
 
+@pytest.mark.long
 def test_some_reads(tmp_path: Path) -> None:
     """Readers while a result is replaced see whole results."""
     assert "0 wrong" in _run(tmp_path, "readers", "--times", "200")

@@ -266,6 +266,7 @@ def test_a_bad_line_among_many_good_ones_costs_little(scratch: Any, planned: Any
     assert time.perf_counter() - started < 60 * once + 2
 
 
+@pytest.mark.long
 def test_a_line_of_100_mb(scratch: Any) -> None:
     """Fault 11: longer than a block; memory stays within a few times the line."""
     path = scratch.folder() / "x.jsonl"

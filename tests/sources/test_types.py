@@ -149,6 +149,7 @@ def column(draw: Any, rows: int) -> pa.Array:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_any_type_reads_back_equal(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:

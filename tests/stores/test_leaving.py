@@ -82,6 +82,7 @@ def left(server: S3Server, folder: Path, workers: int, kind: str, signals: int) 
         proxy.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workers", "kind"), [(2, "silent"), (2, "503"), (0, "silent")])
 def test_fault_70_a_run_leaves_a_store_that_is_away(server: S3Server, tmp_path: Path, workers: int, kind: str) -> None:
     """One SIGTERM: out within 20 s with 143, whether the store refuses or says nothing at all."""
@@ -90,6 +91,7 @@ def test_fault_70_a_run_leaves_a_store_that_is_away(server: S3Server, tmp_path: 
     assert seconds < 20
 
 
+@pytest.mark.long
 def test_fault_70_a_second_signal_ends_it_at_once(server: S3Server, tmp_path: Path) -> None:
     """Also where the driver itself waits for the store, in the goodbye of its lease."""
     code, seconds, said = left(server, tmp_path, 2, "silent", 2)

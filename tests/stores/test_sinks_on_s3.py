@@ -77,6 +77,13 @@ def test_every_row_once(server: S3Server, rows: str, how: dict[str, Any]) -> Non
     assert [n for n in files.below(root, "none") if n.endswith(".tmp") or "lease" in n or "probe" in n] == []
 
 
+def test_a_folder_named_like_a_file(server: S3Server, rows: str) -> None:
+    """There are only folders in a store; one is named with a slash at its end."""
+    report = job(server, rows, "out.parquet/").run()
+    assert sorted(report.read().to_table()["id"].to_pylist()) == list(range(ROWS))
+    assert job(server, rows, "out.parquet/").run().state == "nothing to do"
+
+
 def test_npy(server: S3Server, rows: str) -> None:
     """Vectors, their ids and the manifest."""
     made = job(server, rows, "npy", lambda b: {"v": np.ones((len(b["id"]), 4), np.float32)}, format="npy")
@@ -257,6 +264,7 @@ def after_some_receipts(server: S3Server, name: str, least: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_killed_and_resumed(server: S3Server, rows: str, tmp_path: Path) -> None:
     """SIGKILL of the run: the next one takes the lease at once and scores no committed shard again."""
     first = started(server, rows, "killed", tmp_path)
@@ -274,6 +282,7 @@ def test_killed_and_resumed(server: S3Server, rows: str, tmp_path: Path) -> None
     assert sorted(reading.read(root, files).to_table()["id"].to_pylist()) == list(range(ROWS))
 
 
+@pytest.mark.long
 def test_the_server_stops_in_the_middle(weed: Path, rows: str, tmp_path: Path) -> None:
     """Fault 32: requests wait until it is back."""
     server = S3Server(weed, tmp_path)
@@ -295,6 +304,7 @@ def _stopped_and_started(server: S3Server, rows: str, tmp_path: Path) -> None:
     assert sorted(reading.read(root, files).to_table()["id"].to_pylist()) == list(range(ROWS))
 
 
+@pytest.mark.long
 def test_the_commands_reach_a_store(server: S3Server, rows: str, tmp_path: Path) -> None:
     """apply, status, dead, verify and the same apply again, with what the libraries themselves read from the
     environment and the endpoint in the address.
@@ -321,6 +331,7 @@ def test_the_commands_reach_a_store(server: S3Server, rows: str, tmp_path: Path)
     assert gm.verify("s3://box/commands", storage=at).ok
 
 
+@pytest.mark.long
 def test_commands_end_as_they_say(server: S3Server, rows: str, tmp_path: Path) -> None:
     """The library's threads are still at work when a command is done: it ended with SIGABRT, one time in fifteen."""
     at = server.storage()
@@ -363,6 +374,7 @@ def test_a_lease_that_moves_no_more_is_taken(server: S3Server, rows: str, monkey
     assert time.monotonic() - began > 2.0
 
 
+@pytest.mark.long
 def test_a_run_that_stood_still_comes_back(server: S3Server, rows: str, tmp_path: Path) -> None:
     """Faults 29a and 35: stopped for longer than its lease lasts, while another machine's run does all its work; as it
     goes on it commits nothing anew, and every row is there once.
@@ -385,6 +397,7 @@ def test_a_run_that_stood_still_comes_back(server: S3Server, rows: str, tmp_path
     assert gm.verify("s3://box/stood", storage=server.storage()).ok
 
 
+@pytest.mark.long
 def test_two_runs_at_once(server: S3Server, rows: str, tmp_path: Path) -> None:
     """Started together on an empty sink: one scores every row, the other is told whose it is, or finds it done."""
     runs = [started(server, rows, "raced", tmp_path) for _ in range(2)]
@@ -411,6 +424,7 @@ def test_secrets_are_nowhere(server: S3Server, rows: str) -> None:
     assert "wrongword" not in str(caught.value) + str(caught.value.__cause__)
 
 
+@pytest.mark.long
 def test_a_store_in_trouble(server: S3Server, rows: str) -> None:
     """Fault 32: of the requests some are refused with 503 or 429, come late, or lose their answer after they were done.
     The job takes longer, and its result is exact.
@@ -428,6 +442,7 @@ def test_a_store_in_trouble(server: S3Server, rows: str) -> None:
     assert [n for n in files.below(root, "none") if n.endswith(".tmp")] == []
 
 
+@pytest.mark.long
 def test_requests_a_shard(server: S3Server, rows: str) -> None:
     """What a shard more costs in requests, as docs/scaling.md says: a bill and a rate limit are made of it."""
     seen = []
@@ -467,6 +482,7 @@ def test_a_process_that_leaves_a_read_ends_well(server: S3Server, rows: str, for
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_a_job_file_says_how_to_reach_its_sink(
     server: S3Server, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def job(server: S3Server, proxy: Troubled, name: str, sink: Any, workers: int = 
     return gm.Job(source, double, gm.sink(str(sink), keep=["id"]), shard_rows=2500, workers=workers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["src/", "lines/a.jsonl.gz", "plain/"])
 @pytest.mark.parametrize("kinds", [("500", "503"), ("cut", "lost")], ids=["refused", "cut"])
 def test_fault_69_a_source_in_trouble(
@@ -66,6 +67,7 @@ def test_fault_69_a_source_in_trouble(
     assert all(proxy.troubles[kind] for kind in kinds)
 
 
+@pytest.mark.long
 def test_fault_69_a_store_that_is_away_is_waited_for(server: S3Server, proxy: Troubled, tmp_path: Any) -> None:
     """For 8 s from the first request on."""
     proxy.kinds, proxy.every = ("503",), 1
@@ -93,6 +95,7 @@ def test_fault_69_a_store_that_stays_away_is_named(
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.long
 def test_fault_69_in_a_worker_too(
     server: S3Server, proxy: Troubled, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

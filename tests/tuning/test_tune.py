@@ -39,6 +39,7 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_the_command_measures_draws_and_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table with bars and the knee, a PNG, and a job file with one line more; the next run uses the knee."""
@@ -57,6 +58,7 @@ def test_the_command_measures_draws_and_writes(folder: Path, monkeypatch: pytest
     assert gm.run("job.yaml").details["batch"]["tokens"] == knee
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_arrangements_are_compared_where_they_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker of all cores against a worker a core, in alternation, on the job's rows; the twin of the command."""
@@ -156,6 +158,7 @@ def constant(batch):
     return {"y": batch["x"]}
 
 
+@pytest.mark.long
 def test_larger_budgets_are_tried_while_the_largest_is_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,15 @@ else:
     _ParamType = click.ParamType  # generic only for newer versions of click
 
 
+class Value(_ParamType):
+    """Text, or a number or true or false if it is one."""
+
+    name = "value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return literal(value, f"{param.opts[0] if param else self.name} {value}") if isinstance(value, str) else value
+
+
 class AutoInt(_ParamType):
     """A whole number, or auto."""
 
@@ -142,6 +151,8 @@ def click_type(option: Option) -> dict[str, Any]:
     origins: list[Any] = [get_origin(part) for part in kinds]
     if kinds[0] is bool:
         return {"is_flag": True, "default": None}
+    if str in kinds and len(kinds) > 1:
+        return {"type": Value()}
     if len(kinds) > 1:
         one_or_two = {"type": AutoRange(), "metavar": "N|auto|A-B"}
         return one_or_two if tuple in origins else {"type": AutoInt(), "metavar": "N|auto"}

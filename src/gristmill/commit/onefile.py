@@ -31,8 +31,10 @@ def refuse_foreign(root: str, overwrite: bool) -> None:
     )
 
 
-def settle(root: str, form: SinkFormat, options: Any) -> None:
-    """Bring the file up to date with what is published. Idempotent; the caller holds the sink's lease."""
+def settle(root: str, form: SinkFormat, options: Any, overwrite: bool) -> None:
+    """Bring the file up to date with what is published. Idempotent; the caller holds the sink's lease. Raises as
+    `refuse_foreign`: somebody may have saved a file of that name while the run scored.
+    """
     file = file_of(root)
     if file is None:
         return
@@ -63,12 +65,32 @@ def settle(root: str, form: SinkFormat, options: Any) -> None:
     digest = sha256_of(made)
     if len(rows) == 1 and digest != rows[0].sha256:
         raise CorruptStore(f"{file}: what was copied is not what was read: check the disk, then run again")
-    before = [_stamp(file)] if os.path.exists(file) else []
+    refuse_foreign(root, overwrite)
+    # Until it is replaced, the file as it is now is ours, too; one that is overwritten never becomes so.
+    before = [_stamp(file)] if os.path.exists(file) and _ours(file, noted) else []
     note = {"of": _digests(rows), "sha256": digest, "stamps": [*before, _stamp(made)]}
     LOCAL.write_over(_note(root), json.dumps(note).encode())
-    LOCAL.replace(made, file)
+    _put(made, file, before, overwrite)
     LOCAL.sync_folder(os.path.dirname(file))
     LOCAL.remove_folder(work)
+
+
+def _put(made: str, file: str, before: list[list[int]], overwrite: bool) -> None:
+    """Give the new file its name, unless one that is not ours has it. Raises BadJob."""
+    if overwrite or (before and os.path.isfile(file) and _stamp(file) in before):
+        return LOCAL.replace(made, file)
+    try:
+        os.link(made, file)  # unlike a rename, replaces nothing
+    except FileExistsError:
+        raise BadJob(
+            f"sink {file}: somebody wrote this file just now: move it away and run again, which makes the file of what "
+            "is published, or --overwrite (overwrite=True) to replace it"
+        ) from None
+    except OSError:  # a file system without hard links
+        if os.path.lexists(file):
+            raise
+        return LOCAL.replace(made, file)
+    os.unlink(made)
 
 
 def differs(root: str) -> str | None:

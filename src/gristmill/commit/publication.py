@@ -114,6 +114,21 @@ def latest(root: str, files: Files = LOCAL) -> Publication | None:
     return found
 
 
+def marking(result: Publication) -> str | None:
+    """What is wrong with `_SUCCESS`, as a line; None if it says what this result says."""
+    again = "the next run writes it again, and readers that wait for it do not find this result until then"
+    try:
+        found = Success.load_from(join(result.root, SUCCESS), result.files)
+    except FileNotFoundError:
+        return f"_SUCCESS: missing: {again}"
+    except CorruptStore as e:
+        return f"_SUCCESS: damaged ({e}): {again}"
+    if found.dump() == result.body.dump():
+        return None
+    said = f"it says publication {found.publication} with {found.rows_ok} rows"
+    return f"_SUCCESS: {said}, and {result.number} with {result.body.rows_ok} was published: {again}"
+
+
 def _marked(root: str, files: Files) -> Publication | None:
     """What `_SUCCESS` says; None if it is missing, torn, or another system's empty marker."""
     try:

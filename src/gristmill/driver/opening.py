@@ -66,7 +66,8 @@ class Command:
                 "gm.apply(data, fn=…), gm.embed(data, …) or gm.classify(data, …) to get a table back"
             )
         root, own = sink_place(spec.sink)
-        sink = spec.sink if own is LOCAL else replace(spec.sink, uri=root, storage={})
+        shown = f"{root}/" if file_named(root) else root  # in a store, a folder
+        sink = spec.sink if own is LOCAL else replace(spec.sink, uri=shown, storage={})
         log = RunLog(spec, sink.uri, observer or Silent())
         return Command(spec, sink, root, files or own, verbs or Verbs(), stream, log)
 
@@ -128,6 +129,7 @@ def _look_at_sink(c: Command) -> None:
     if file_named(c.sink.uri) and file_of(c.root) is None:
         raise BadJob(f"sink {c.root}: is a folder, and this names one file: a folder of this name is {c.sink.uri}/")
     try:
+        planning.check_other(c.spec.source, c.sink)
         beside = not planning.sink_format_of(c.spec).tables
         publishing.refuse_foreign(c.root, c.sink.overwrite, c.files, manifest=beside)
         onefile.refuse_foreign(c.root, c.sink.overwrite)

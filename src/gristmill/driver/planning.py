@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import shlex
-import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,12 +26,13 @@ from gristmill.job.namelists import joined
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import reveal
 from gristmill.job.specs import MODELS, ModelSpec, changed
-from gristmill.job.uris import file_named, is_local, local_path, records_of
+from gristmill.job.uris import file_named, is_local, local_path, records_of, redact
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.kinds import open_function
 from gristmill.observe import units
 from gristmill.process import machine
 from gristmill.process.failure import storable
+from gristmill.process.scratch import is_passing
 from gristmill.result.reading import Kinds, check_whole, published_alone
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
@@ -42,6 +42,7 @@ from gristmill.sinks.formats import DEFAULT, SINKS, sink_format
 from gristmill.sources.contract import Reading, SourceFormat
 from gristmill.sources.formats import SOURCES
 from gristmill.worker.batches import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
+from gristmill.worker.recipe import LEAST_BEGUN
 
 SHARD_SECONDS = 30.0  # design §5: the most work a crash can cost, and what each commit covers
 LEAST_SHARD = shard.LEAST_ROWS
@@ -50,6 +51,8 @@ QUICK_SECONDS, QUICK_ROWS = 0.5, 65_536  # least size of a shard of a cheap func
 # have filled much memory, whatever it does: batches with quicker calls than this are made larger, as each call costs
 # the function and the pipeline some 0.1 ms on top of its rows.
 FUNCTION_ROWS, QUICK_CALL = 1024, 0.01
+# Of models that answer row by row: rows of a shard, of a window, and that are taken as answered at once.
+ROW_SHARD, ROW_WINDOW, ROWS_TAKEN = 4096, 256, 32
 TEXT_WINDOW = 8192
 PLAIN_WINDOW = 16_384
 # Measured with MiniLM (91 MB of weights): a worker of ONNX Runtime holds 0.4 GB, one of torch 0.6 GB. While a model is
@@ -246,7 +249,9 @@ def _described(
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
-    resolved = replace(resolved, workers=workers, place=replace(place, threads=threads))
+    at_once = info.at_once // max(1, workers)
+    place = replace(place, threads=threads, at_once=at_once, limit=job.running.batch_timeout)
+    resolved = replace(resolved, workers=workers, place=place)
     if whole:
         _check_gates(resolved)
     return resolved
@@ -277,15 +282,21 @@ def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], li
     return fs, alone, stored, doubled
 
 
+def check_other(source: Source, sink: Sink) -> None:
+    """Raises BadJob for a sink that is one file, and a file that the source names."""
+    if file_named(sink.uri) and _plain_path(sink.uri) in map(_plain_path, source.uri):
+        raise BadJob(f"sink {redact(sink.uri)} is the source itself, which it would replace: give another name")
+
+
 def _check_apart(source: Source, sink: Sink, form: SinkFormat) -> None:
     """Raises BadJob for a sink whose parts a folder or pattern of the source would find: they would be input to the
     next run.
     """
-    from gristmill.job.uris import redact
     from gristmill.sources import paths
 
+    check_other(source, sink)
     below = _plain_path(sink.uri)
-    if below.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), "gristmill-")):
+    if is_passing(below):
         return  # a preview, or a job that returns a table
     folders = [f"{column}=0" for column in sink.partition_by]
     stem = "merged.g1" if sink.merge else "part-0000000.g1"
@@ -672,8 +683,10 @@ def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
         wanted = wanted[1]
     if wanted == "auto":
         wanted = gpu_workers if r.place.device == "cuda" else min(room.workers, _fit_memory(r, room))
-        if r.estimated_rows <= LEAST_SHARD:
+        if r.estimated_rows <= LEAST_SHARD or r.info.at_once:  # one process keeps that many rows in flight
             wanted = 1
+    if r.info.at_once:
+        wanted = min(int(wanted), r.info.at_once)
     count, threads = int(wanted), r.job.engine.threads
     if threads == "auto":
         return count, room.threads or max(1, machine.cores() // max(1, count))
@@ -692,6 +705,9 @@ def budget_of(r: Resolved) -> BatchPlan:
     """What a call may hold, by default or as the job says; nothing tried or remembered (gristmill.driver.budgets)."""
     text, own = r.info.by_tokens, r.info.call is not None
     running = r.job.running
+    if r.info.at_once:
+        taken = ROWS_TAKEN if running.batch_rows == "auto" else int(running.batch_rows)
+        return BatchPlan(CPU_TOKENS, taken, max(ROW_WINDOW, taken))
     tokens = running.batch_tokens
     if tokens == "auto":
         on_cpu = ONNX_TOKENS if r.place.backend == "onnx" else CPU_TOKENS
@@ -721,7 +737,9 @@ def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
     if r.job.engine.steps_workers:  # whoever asks for these has rows that are slow to prepare
         least = LEAST_SHARD // 16
     rows = max(share, least, quick)
-    if rows_per_second is not None and r.bytes > UNTIMED_BYTES:
+    if r.info.at_once:
+        rows = min(max(share, LEAST_BEGUN), ROW_SHARD)
+    elif rows_per_second is not None and r.bytes > UNTIMED_BYTES:
         rows = min(rows, max(1.0, rows_per_second * SHARD_SECONDS))
     return int(min(max(1, round(rows)), shard.MOST_ROWS))
 

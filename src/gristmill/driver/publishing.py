@@ -18,6 +18,7 @@ from gristmill.driver.scoring import Scored
 from gristmill.driver.summary import Whole
 from gristmill.driver.tally import all_committed
 from gristmill.errors import CorruptStore, GateFailed
+from gristmill.job.uris import file_named
 from gristmill.observe import units
 from gristmill.observe.report import Report
 from gristmill.result import ids, reading
@@ -36,7 +37,7 @@ class Published:
 
 def untouched(at: Opened) -> Published:
     """The outcome of a run that had nothing to do."""
-    onefile.settle(at.root, at.resolved.sink_format, at.sink.options)
+    onefile.settle(at.root, at.resolved.sink_format, at.sink.options, at.sink.overwrite)
     report = summary.untouched(at)
     at.log.say(phase="done")
     return Published(report)
@@ -73,7 +74,7 @@ def published(s: Scored) -> Published:
         live.append(publish.manifest(s.generation, s.receipts, whole.live))
     whole = replace(whole, live=live)
     publish.publish(s.generation, _record(s, whole), whole.live)
-    onefile.settle(s.root, s.resolved.sink_format, s.sink.options)
+    onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
     _tell(s, counts)
     report = summary.finished(s, whole)
     log.say(phase="done")
@@ -159,4 +160,5 @@ def _tell(s: Scored, counts: Counts) -> None:
         s.log.tell(f"added {added[0]} of {added[1]}; the rows and files in this report are those of the whole result")
     if s.retries and counts.ok:
         rows = units.plural(counts.ok, "retried row stands", "retried rows stand")
-        s.log.tell(f"{rows} after the others, in files of their own")
+        where = "" if file_named(s.sink.uri) else ", in files of their own"
+        s.log.tell(f"{rows} after the others{where}")

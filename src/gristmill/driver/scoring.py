@@ -124,7 +124,8 @@ class Scoring:
         feed = ShardFeed(
             r.workers or 1, careful_start=small, out_of_memory=machine.OutOfMemory(), run=secrets.token_hex(6)
         )
-        feed.proof = probe.proof(at) if isinstance(at, Planned) or at.retries else None
+        feed.remote = r.info.at_once > 0
+        feed.proof = probe.proof(at) if isinstance(at, Planned) or at.retries or feed.remote else None
         feed.most_ahead = 4 * max(1, r.workers) if at.stream else None
         return feed
 

@@ -66,7 +66,8 @@ class ShardFeed:
 
     `task` makes the Task of a shard. `out_of_memory` tells whether a killed worker had run out of memory. `most_ahead`
     bounds how far beyond the consumer of a stream shards are scored. `proof` scores rows from elsewhere, for when the
-    model has failed on all that this run has tried. `run` is a name unique to this feed.
+    model has failed on all that this run has tried; if the model is `remote`, which works at one time and not at
+    another, also when it has worked before. `run` is a name unique to this feed.
     """
 
     workers: int
@@ -75,6 +76,7 @@ class ShardFeed:
     out_of_memory: Callable[[Death], bool] = lambda death: False
     most_ahead: int | None = None
     proof: Task | None = None
+    remote: bool = False
     run: str = ""
 
     fatal: GristmillError | None = None
@@ -139,7 +141,7 @@ class ShardFeed:
         return f"{self.run}.{key}"
 
     def _next(self, worker: str, held: list[int]) -> int | None:
-        if not self._pending or (held and len(self._pending) <= self.workers):
+        if not self._pending or (held and not self.remote and len(self._pending) <= self.workers):
             return None  # near the end no worker holds a second item that another could begin
         at, doubts = 0, len(self._doubted)
         if self.most_ahead is not None:
@@ -169,7 +171,9 @@ class ShardFeed:
     def _judge_doubted(self) -> None:
         """Only shards on which the model failed throughout are left: if it works elsewhere, their rows are to blame."""
         scored_first = self.most_ahead is not None and bool(self.probed and self.probed["ok"])
-        if self.ok_rows > 0 or scored_first:  # a stream's reader waits for these rows, and no others can be tried
+        tell = self.remote and self.proof is not None
+        # A stream's reader waits for these rows, and no others can be tried.
+        if (self.ok_rows > 0 or scored_first) and not tell:
             self._trust()
         elif self.proof is not None:
             self.probe_further(self.proof)

@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +27,7 @@ from gristmill.job.options import SparkOptions
 from gristmill.job.secret import reveal
 from gristmill.job.uris import local_path
 from gristmill.process import machine
+from gristmill.process.scratch import passing
 
 SCHEME = "spark://"
 _NAME = re.compile(r"[\w-]+(\.[\w-]+){0,2}")
@@ -107,7 +107,7 @@ def _is_plain(about: dict[str, str]) -> bool:
 def _of_files(spark: Any, spec: JobSpec, stack: contextlib.ExitStack) -> Source:
     folder = None if spec.sink is None else os.path.join(_local(spec.sink.uri), META, "inputs")
     if folder is None:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gristmill-"))
+        folder = stack.enter_context(passing())
     paths: list[str] = []
     for uri in spec.source.uri:
         paths += _snapshot(spark, uri, folder) if uri.startswith(SCHEME) else [uri]

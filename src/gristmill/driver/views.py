@@ -31,7 +31,7 @@ from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
-from gristmill.process.scratch import Folder
+from gristmill.process.scratch import Folder, passing
 from gristmill.process.startup import starting
 from gristmill.result import verify as verifying
 from gristmill.shards import shard
@@ -71,7 +71,7 @@ def plan(spec: JobSpec) -> PlanView:
     `problems`.
     """
     problems = []
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, _of_files(spec) as spec:
+    with passing() as folder, _of_files(spec) as spec:
         held = _held(spec)
 
         def resolved(spec: JobSpec) -> planning.Resolved:
@@ -168,7 +168,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
     if spec.source.sample:
         source = replace(source, sample=min(read, spec.source.sample))
     first = [Step("filter", Call(First, {"rows": rows}, "arrow"))] if spec.steps else []
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+    with passing() as folder:
         target = replace(
             spec.sink or Sink(folder),
             uri=os.path.join(folder, "preview"),

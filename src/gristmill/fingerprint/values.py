@@ -98,7 +98,7 @@ class Walk:
     label: str = ""
 
     def text(self, value: Any, *, exact: bool) -> str:
-        """The text of a value; `exact` distinguishes types of containers, which a job file cannot."""
+        """The text of a value; `exact` distinguishes lists from tuples, and sets, which a job file cannot."""
         kind = type(value)
         if kind in _FLAT:
             return _short(f"{kind.__name__}:{value!r}")
@@ -137,12 +137,11 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
         return f"{own}.{value.name}={walk.text(value.value, exact=True)}"
     if isinstance(value, _SCALARS):
         base = next(b for b in _SCALARS if isinstance(value, b))
-        return _subclass(value, base.__repr__(value), walk) if exact else f"{kind.__name__}:{value!r}"
-    if isinstance(value, (dict, list, tuple, set, frozenset)) or (
-        isinstance(value, Mapping) and (not exact or kind is types.MappingProxyType)
-    ):
+        return _subclass(value, base.__repr__(value), walk)
+    if isinstance(value, (dict, list, tuple, set, frozenset, types.MappingProxyType)):
         text = _container(value, walk, exact)
-        return _subclass(value, text, walk) if exact and kind is not dict else text
+        plain = kind in (dict, types.MappingProxyType) or (kind in (list, tuple, set, frozenset) and not exact)
+        return text if plain else _subclass(value, text, walk)
     if walk.is_code(value):
         return walk.named(kind) + walk.text(sorted(walk.code(value).items()), exact=False)
     if isinstance(value, os._Environ):

@@ -106,7 +106,7 @@ class Option:
                 raise BadJob(f"{of}{self.name} is {value!r}: {self.range.words}{others}")
         elif Literal in kinds:
             raise BadJob(f"{self.name} is {value!r}: it must be one of {', '.join(self.texts)}")
-        elif Mapping in kinds and value is not None and not isinstance(value, Mapping):
+        elif Mapping in kinds and not isinstance(value, Mapping):
             raise BadJob(f"{of}{self.name} is {value!r}: give a mapping")
         elif NAMES in self.types and _names(value) is None:
             raise BadJob(f"{of}{self.name} is {value!r}: give a name, or a list of names")

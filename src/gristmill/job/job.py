@@ -12,6 +12,8 @@ from gristmill.job.options import EngineSpec, Gates, Running, as_engine
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
 from gristmill.job.uris import file_named, is_local, local_path
 
+_NOT_WRITTEN = (".csv", ".tsv", ".json", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro", ".txt")
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -170,6 +172,14 @@ class Sink:
             for name in self.drop:
                 if name in names:
                     raise BadJob(f"sink has column {name!r} in both drop and {what}: leave it out of one of them")
+        for what in ("row_id", "model_version"):
+            if getattr(self, what) == "":
+                raise BadJob(f"sink {what} is '': name the column that it is written to, or leave it out")
+        if self.uri.lower().endswith(_NOT_WRITTEN) and not (is_local(self.uri) and os.path.isdir(local_path(self.uri))):
+            raise BadJob(
+                f"sink {self.uri}: files of this kind are not written: give one named .parquet or .jsonl, or a folder "
+                f"({self.uri}/ is one)"
+            )
         if file_named(self.uri):
             self._one_file()
         if self.merge and self.partition_by:
@@ -184,6 +194,11 @@ class Sink:
         if given := [name for name in ("partition_by", "evolve") if getattr(self, name)]:
             raise BadJob(
                 f"sink {self.uri}: {given[0]} is for folders, and this name is that of one file: give a folder"
+            )
+        if form == "jsonl" and str(self.options.get("compression") or "none").lower() != "none":
+            raise BadJob(
+                f"sink {self.uri}: compression is {self.options['compression']!r}, and files of this name are not "
+                "compressed: give a folder"
             )
         object.__setattr__(self, "format", form)
         object.__setattr__(self, "merge", True)

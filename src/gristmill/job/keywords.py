@@ -268,10 +268,11 @@ class PredictOptions(ScoreOptions, total=False):
 class ApplyOptions(ScoreOptions, total=False):
     """Options of `apply`. See `gm.model`."""
 
-    batch_format: Literal["numpy", "rows", "arrow", "pandas", "polars"]
+    batch_format: Literal["numpy", "rows", "row", "arrow", "pandas", "polars"]
     takes: Mapping[str, str] | None
     returns: Mapping[str, str] | None
     output: str | None
+    concurrency: int | None
 
 
 def names_of(kind: type) -> frozenset[str]:

@@ -8,9 +8,11 @@ a function is called.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import re
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -55,14 +57,24 @@ def salt_of(text: str) -> bytes | None:
 
 
 def reveal(value: Any) -> Any:
-    """`value` with every Secret in it (also inside mappings, lists and tuples) replaced by what it stands for."""
+    """`value` with every Secret in it (also inside mappings, lists and tuples) replaced by what it stands for. Plain
+    dicts, lists and tuples are copied. Values of other classes, which may hold or do more, are copied if a Secret is
+    inside, and are otherwise given as they are.
+    """
     if isinstance(value, Secret):
         return value.reveal()
-    if isinstance(value, Mapping):
+    if type(value) in (dict, types.MappingProxyType):
         return {key: reveal(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(reveal(item) for item in value)
-    return value
+    if type(value) in (list, tuple):
+        return type(value)(map(reveal, value))
+    if not isinstance(value, (Mapping, list, tuple)) or next(secrets_in(value), None) is None:
+        return value
+    if isinstance(value, tuple):
+        return value._make(map(reveal, value)) if hasattr(value, "_make") else tuple(map(reveal, value))
+    made: Any = copy.copy(value)
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        made[key] = reveal(item)
+    return made
 
 
 def secrets_in(value: Any) -> Iterator[Secret]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from gristmill.errors import BadJob, BadModel
-from gristmill.job.annotations import Help
+from gristmill.job.annotations import Help, whole
 from gristmill.job.keywords import option_fields
 from gristmill.job.registry import Registry
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-BatchFormat = Literal["numpy", "rows", "arrow", "pandas", "polars"]
+BatchFormat = Literal["numpy", "rows", "row", "arrow", "pandas", "polars"]
 
 
 @option_fields()
@@ -42,9 +42,10 @@ class Call:
         Mapping[str, Any],
         Help("Arguments of the function, or of the class when it is built", flag="--arg", usual=True),
     ] = field(default_factory=dict)
-    batch_format: Annotated[BatchFormat, Help("How it gets a batch: a dict of arrays, a list of dicts, or a table")] = (
-        "numpy"
-    )
+    batch_format: Annotated[
+        BatchFormat,
+        Help("How it gets a batch: a dict of arrays, a list of dicts, or a table; row: it gets one row, as a dict"),
+    ] = "numpy"
     takes: Annotated[
         Mapping[str, str] | None,
         Help("Columns it reads and their types, for example {x: float32 not null}; it gets only these", flag=None),
@@ -94,6 +95,11 @@ class Step:
     kind: Literal["map", "flat_map", "filter"]
     call: Call | None = None
     expression: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.call is not None and self.call.batch_format == "row":
+            way = "its function gets one row anyway" if self.kind == "flat_map" else "use rows, a list of dicts"
+            raise BadJob(f"step {self.name}: batch_format row is for models: {way}")
 
     @property
     def name(self) -> str:
@@ -152,12 +158,13 @@ _TRUST = Help("Let the model's folder run its own code")
 _SHA256 = Help("The digest that the model's files must have", "DIGEST")
 
 
+@option_fields()
 @dataclass(frozen=True)
 class FunctionModel:
     """A user's function or class as the model."""
 
     home: ClassVar[str] = "gristmill.models.function"
-    not_shaping: ClassVar[Mapping[str, str]] = {}
+    not_shaping: ClassVar[Mapping[str, str]] = {"concurrency": "how many rows are asked for at a time"}
 
     call: Call
     returns: Annotated[
@@ -165,6 +172,21 @@ class FunctionModel:
         Help("Output columns and their types, for example {score: float32}", "NAME=TYPE", usual=True),
     ] = None
     output: Annotated[str | None, _OUTPUT] = None
+    concurrency: Annotated[
+        int | None,
+        whole(1),
+        Help("Call it with one row each, for up to N rows at a time in the whole run (default for async def: 32)"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency is None:
+            return
+        if self.call.batch_format not in ("numpy", "row"):
+            raise BadJob(
+                f"concurrency is {self.concurrency}: the function is then called with one row as a dict: leave out "
+                f"batch_format ({self.call.batch_format!r})"
+            )
+        object.__setattr__(self, "call", replace(self.call, batch_format="row"))
 
     @property
     def name(self) -> str:
@@ -413,6 +435,7 @@ def model(
     takes: Mapping[str, str] | None = None,
     returns: Mapping[str, str] | None = None,
     output: str | None = None,
+    concurrency: int | None = None,
     **args: Any,
 ) -> FunctionModel:
     """Your own model: a function on a batch, or a class built once per worker with `args`.
@@ -421,6 +444,10 @@ def model(
     any of these formats. `takes` and `returns` declare its columns and types, for example `takes={"x": "float32 not
     null"}` and `returns={"score": "float32"}`; a source that does not fit is refused before anything runs. Raises
     BadModel for an instance, and at run time BadOutput for a wrong number of rows.
+
+    A coroutine function (`async def`) is called with one row as a dict and returns its answer, a dict of columns or one
+    value; so is a plain one, in threads, with `concurrency` or `batch_format="row"`. Up to `concurrency` rows (32) are
+    in flight in the whole run, whatever batches and shards they belong to; one that raises is a dead letter alone.
 
     A value is given exactly, whatever other rows are in the batch. Null is NaN in arrays of floats, NaT in arrays of
     times, and otherwise None. Whole numbers with nulls are Python's ints and None in "numpy", Int64 in "pandas", and
@@ -432,7 +459,7 @@ def model(
     (0, 1, …) in another order, as after sort_values, and by position if it has labels of its own; BadOutput is raised
     if it is neither.
     """
-    return FunctionModel(Call(target, dict(args), batch_format, takes), returns, output)
+    return FunctionModel(Call(target, dict(args), batch_format, takes), returns, output, concurrency)
 
 
 def flat_map(

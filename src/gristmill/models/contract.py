@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Place:
     """Where and how a model runs, decided by the run. `device` is "cpu", "cuda", "cuda:0" or "mps". With `keep_nulls`,
-    rows with nulls are scored (on_null: keep), and refused only if the model cannot be given a null.
+    rows with nulls are scored (on_null: keep), and refused only if the model cannot be given a null. A model that
+    answers row by row is asked for `at_once` rows at a time (0: as many as it says), each for up to `limit` seconds.
     """
 
     device: str = "cpu"
@@ -25,6 +27,8 @@ class Place:
     threads: int = 1
     backend: str = "auto"
     keep_nulls: bool = False
+    at_once: int = 0
+    limit: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class ModelInfo:
     A run decides by these: `by_tokens`, whether prepared rows have lengths by which batches are cut; `call`, whether it
     is the user's own code, whose memory per row is unknown and which is compared as code; `on_gpu`, whether it runs on
     a GPU if there is one; `exportable`, whether its spec is a TextSpec and its kind a Transformer, so that ONNX Runtime
-    may replace torch.
+    may replace torch; `at_once`, for how many rows a model that answers row by row is asked at a time (0: it answers
+    batches).
     """
 
     name: str
@@ -59,6 +64,7 @@ class ModelInfo:
     call: Call | None = None
     on_gpu: bool = True
     exportable: bool = False
+    at_once: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,34 @@ class Model(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class RowModel(Model, Protocol):
+    """A loaded model that answers row by row and mostly waits, for an endpoint or a scheduler of its own: many rows are
+    in flight, of more than one batch, so that a slow answer keeps no other row from being asked for.
+
+    `predict` gives the answers to rows that were begun, and asks for others itself. Rows fail alone: it raises
+    SomeFailed with the exception of each.
+    """
+
+    def begin(self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None]) -> None:
+        """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
+        is called after each answer, in any thread.
+        """
+        ...
+
+    def waiting(self, prepared: Prepared, seconds: float) -> int:
+        """How many of the rows that were begun have no answer, once all have one or after so many seconds."""
+        ...
+
+    def drop(self, prepared: Prepared) -> None:
+        """Nobody needs the answers: ask for no more of these rows."""
+        ...
+
+    def leave(self) -> None:
+        """The run is being ended: drop everything. `close` is not called."""
+        ...
 
 
 class ModelKind(Protocol):

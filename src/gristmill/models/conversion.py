@@ -18,7 +18,7 @@ from gristmill.arrow.frompython import from_polars, from_python, is_from, pandas
 from gristmill.arrow.rows import picked
 from gristmill.arrow.schemas import plain
 from gristmill.arrow.topython import from_plain, lengths_of, to_plain, to_rows
-from gristmill.errors import BadOutput
+from gristmill.errors import ONE_FOR_EACH, BadOutput
 from gristmill.models.columns import numbers
 from gristmill.process.extras import require
 from gristmill.process.failure import SomeFailed
@@ -353,7 +353,7 @@ class _Found:
         self._size = (rows or 0) if given is None else given.num_rows
         self.failed: dict[int, BaseException] = {}
 
-    def error(self, what: str, rule: str = "it must return one row for each") -> BadOutput:
+    def error(self, what: str, rule: str = ONE_FOR_EACH) -> BadOutput:
         given = "" if self.rows is None else f"was given {_rows(self.rows)} and "
         return BadOutput(f"{self.name} {given}{what}: {rule}")
 

@@ -31,14 +31,22 @@ class SomeFailed(Exception):
     steps.
 
     `table` has only the others, in order; `failed` has the exceptions by number of the answer, and `lost` what else was
-    in those answers.
+    in those answers. They were `raised` by a call for each row, which may be the fault of what is called; otherwise a
+    call that worked has returned them.
     """
 
-    def __init__(self, table: pa.Table, failed: Mapping[int, BaseException], lost: pa.Table | None = None) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        failed: Mapping[int, BaseException],
+        lost: pa.Table | None = None,
+        raised: bool = False,
+    ) -> None:
         super().__init__(f"{len(failed)} rows failed")
         self.table = table
         self.failed = failed
         self.lost = lost
+        self.raised = raised
 
 
 def storable(text: str) -> str:

@@ -20,7 +20,8 @@ _WAITED_FOR = frozenset(
 
 def wait_for_imports() -> None:
     """From now on, a fork waits for a while until no other thread is in the middle of an import."""
-    # The hook registered last runs first: logging's holds a lock that imports need.
+    # The hook registered last runs first: logging's holds a lock that imports need. Registered while a fork waits, they
+    # would be run only after it, and release a lock that they had not taken.
     import logging  # noqa: F401
 
     if hasattr(os, "register_at_fork"):

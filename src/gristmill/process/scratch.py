@@ -9,8 +9,27 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
 
 from gristmill.process.locks import LockFile
+
+_PASSING: set[str] = set()
+
+
+@contextlib.contextmanager
+def passing() -> Iterator[str]:
+    """A temporary folder, removed afterwards, for results that nobody else reads."""
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+        _PASSING.add(os.path.realpath(folder))
+        try:
+            yield folder
+        finally:
+            _PASSING.discard(os.path.realpath(folder))
+
+
+def is_passing(path: str) -> bool:
+    """Whether a path is below such a folder, or a `Folder`, of this process."""
+    return any(path.startswith(folder + os.sep) for folder in list(_PASSING))
 
 
 class Folder:
@@ -23,6 +42,7 @@ class Folder:
         self.process = os.getpid()
         while True:
             self.path = tempfile.mkdtemp(prefix=prefix, dir=above)
+            _PASSING.add(os.path.realpath(self.path))
             try:
                 self._lock = LockFile(os.path.join(self.path, "lock"), "a+")
             except FileNotFoundError:
@@ -34,6 +54,7 @@ class Folder:
     def remove(self) -> None:
         """Remove it with its contents; not from a fork of its process."""
         if os.getpid() == self.process:
+            _PASSING.discard(os.path.realpath(self.path))
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
-from gristmill.commit.publication import Publication, published
+from gristmill.commit.publication import Publication, marking, published
 from gristmill.commit.publish import LISTED, MANIFEST, committed, strangers
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import CorruptStore
@@ -66,7 +66,9 @@ def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bo
     result = published(root, files)
     live = result.live()
     schema = decode_schema(result.body.output_schema)
-    wrong = [w for w in files.map(lambda f: _wrong(result, f, sink_format, schema), live) if w is not None]
+    marked = marking(result)
+    wrong = [] if marked is None else [marked]
+    wrong += [w for w in files.map(lambda f: _wrong(result, f, sink_format, schema), live) if w is not None]
     stray = strangers(root, {f.name for f in live}, files)
     wrong += _strays(result, stray) if stray else []
     wrong += [f"{name}: listed {n} times" for name, n in Counter(f.name for f in live).items() if n > 1]

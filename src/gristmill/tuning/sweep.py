@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from gristmill.job.job import JobSpec, Sink
 from gristmill.job.options import Gates
 from gristmill.job.specs import changed
 from gristmill.process import machine
+from gristmill.process.scratch import passing
 from gristmill.process.startup import import_path, starting
 from gristmill.shards import shard
 from gristmill.shards.shard import Piece, Shard
@@ -102,7 +102,7 @@ def tune(
     starting("a sweep")
     if spec.engine.workers == 0:
         raise BadJob("tune measures workers, and workers is 0: give a number, or auto")
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as folder, ExitStack() as open_benches:
+    with passing() as folder, ExitStack() as open_benches:
         ungated = replace(spec, gates=Gates(min_ok=0.0))  # nothing is published
         chosen = backends.settle(planning.resolve(ungated, folder))
         r = chosen.resolved

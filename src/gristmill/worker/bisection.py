@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 import pyarrow as pa
 
-from gristmill.errors import BadOutput, GristmillError
+from gristmill.errors import ONE_FOR_EACH, BadOutput, GristmillError
 from gristmill.process.failure import SomeFailed, failure_of
 from gristmill.process.messages import Failure
 
@@ -141,12 +141,16 @@ class Isolation:
         return found
 
     def _told(self, rows: np.ndarray, answer: SomeFailed, found: Scores) -> None:
-        """Rows that the function itself reports as failed: it is not called again for them."""
+        """Rows that failed alone: nothing is called again for them."""
         worked = np.setdiff1d(np.arange(len(rows)), list(answer.failed))
         if len(worked):
             self._doubt.worked()
             found.outputs.append((rows[worked], answer.table))
-        found.dead.extend(told_dead(int(rows[i]), self._stage, e, self._step) for i, e in sorted(answer.failed.items()))
+        for i, error in sorted(answer.failed.items()):
+            blamed = answer.raised and not len(worked)  # perhaps nothing works any more
+            found.dead.append(
+                self._blame(int(rows[i]), error) if blamed else told_dead(int(rows[i]), self._stage, error, self._step)
+            )
 
     def _blame(self, row: int, error: BaseException) -> DeadRow:
         try:
@@ -164,4 +168,4 @@ def told_dead(row: int, stage: Stage, error: BaseException, step: str = "") -> D
 
 def length_error(name: str, given: int, returned: int) -> BadOutput:
     """The error for a function that broke the row count."""
-    return BadOutput(f"{name} was given {given} rows and returned {returned}: it must return one row for each")
+    return BadOutput(f"{name} was given {given} rows and returned {returned}: {ONE_FOR_EACH}")

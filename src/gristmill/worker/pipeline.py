@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
+from gristmill.models.contract import RowModel
 from gristmill.process.liveness import LOADING
 from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick
 from gristmill.worker.bisection import ModelBroken, Stage
@@ -28,7 +29,7 @@ from gristmill.worker.heap import resident
 from gristmill.worker.identity import Identity
 from gristmill.worker.predict import Predict, Scored
 from gristmill.worker.prepare import Prepare, Window
-from gristmill.worker.recipe import Task
+from gristmill.worker.recipe import Task, most_begun
 from gristmill.worker.shardcommit import ShardCommit, fitting, output_rows
 from gristmill.worker.steps import Applied, LoadedStep, post_step
 from gristmill.worker.suspects import Suspects, killer, of_task
@@ -43,6 +44,7 @@ T = TypeVar("T")
 
 UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0, "answers": {}, "made": {}}
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
+BEGUN_BYTES = 4  # times `window_bytes`: rows in flight hold no more
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class ShardWorker:
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
+        self._rows = self._model if isinstance(self._model, RowModel) else None
+        if self._rows is not None:
+            self._watch.patience = 2.0  # a row that takes too long is ended alone, before that
         self._loaded.built("worker")  # steps may be built here, in step processes, or later
         self._prepare = Prepare(stages.recipe, self._model)
         self._predict = Predict(stages.recipe, self._model)
@@ -100,6 +105,8 @@ class ShardWorker:
         self._writing: float | None = None  # since when a write has been going on
         self._most = stages.recipe.running.worker_memory if stages.timed else None
         self._leaving = ""
+        self._room = threading.Condition()
+        self._begun = 0  # bytes of windows whose rows are in flight
         self._beside = None
         if stages.beside:
             from gristmill.worker.stepprocesses import Beside
@@ -121,7 +128,7 @@ class ShardWorker:
     def work(self, items: Iterator[Item], emit: Emit) -> None:
         """Run items to their outcomes. The calling thread predicts; two others prepare and write."""
         self._watch.say = lambda limit: emit(Alive(self._name, limit))
-        prepared: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
+        prepared: queue.Queue[_Parcel | None] = queue.Queue(self._most_begun() if self._rows is not None else AHEAD)
         scored: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
         if self._beside is not None:
             items = self._beside.ahead(items)
@@ -140,6 +147,8 @@ class ShardWorker:
                     break
         except Stopped:
             self._watch.rest()
+            if self._rows is not None:
+                self._rows.leave()
             _let_go(reading, prepared)
             return
         finally:
@@ -151,6 +160,10 @@ class ShardWorker:
         if self._leaving:
             emit(Left(self._name, reason=self._leaving))
         self._closed(emit)
+
+    def _most_begun(self) -> int:
+        """How many windows of a model that answers row by row are in flight."""
+        return max(2, most_begun(self._recipe.place.at_once) // self._recipe.batch.window)
 
     def _closed(self, emit: Emit) -> None:
         """Close the model. A failing `close` does not affect its rows: the error goes to stderr. If it does not return,
@@ -208,6 +221,8 @@ class ShardWorker:
                 suspects = of_task(item.value, self._files) if item.value.careful else None
                 for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
+                    if self._in_flight(parcel):
+                        self._begin(item, window)
                     self._handed(parcel, out)
                     while parcel.answered is not None and not parcel.answered.wait(0.5):
                         if self._stopping.is_set():  # a careful attempt waits here, one window at a time
@@ -219,6 +234,19 @@ class ShardWorker:
                 self._handed(_Parcel(item, _End(e)), out)
             self._at_hand -= here
         self._handed(None, out)
+
+    def _in_flight(self, parcel: _Parcel) -> bool:
+        """Whether a window's rows are begun before it is their turn; those of a careful attempt are not."""
+        return self._rows is not None and parcel.suspects is None and parcel.body.prepared.rows > 0
+
+    def _begin(self, item: Item, window: Window) -> None:
+        """Ask for a window's rows, once those in flight leave room in memory."""
+        size, most = window.rows.nbytes, BEGUN_BYTES * self._recipe.running.window_bytes
+        with self._room:
+            while self._begun and self._begun + size > most and not self._stopping.is_set():
+                self._room.wait(0.5)
+            self._begun += size
+        self._predict.begin(item.value, window, self._watch.beat)
 
     def _handed(self, parcel: _Parcel | None, out: queue.Queue[_Parcel | None]) -> None:
         """Hand a parcel to the predicting thread, which is gone if the worker is stopping."""
@@ -264,7 +292,19 @@ class ShardWorker:
         item, body = parcel.item, parcel.body
         if isinstance(body, _End):
             return None if item.key in self._dropped else parcel
+        try:
+            return self._answer_of(parcel, emit)
+        finally:
+            if self._in_flight(parcel):
+                with self._room:
+                    self._begun -= body.rows.nbytes
+                    self._room.notify()
+
+    def _answer_of(self, parcel: _Parcel, emit: Emit) -> _Parcel | None:
+        item, body = parcel.item, parcel.body
         if item.key in self._dropped:
+            if self._rows is not None and self._in_flight(parcel):
+                self._rows.drop(body.prepared)
             return None
         try:
             return _Parcel(item, self._scored(item, body, parcel.suspects, emit), parcel.answered)
@@ -281,9 +321,10 @@ class ShardWorker:
         scored, who = 0, window.identity
         end = (int(who.piece[-1]), int(who.position[-1])) if len(who.piece) else last
 
-        def tick(rows: int) -> None:
+        def tick(rows: int, alive: bool = True) -> None:
             nonlocal scored
-            self._watch.beat()
+            if alive:
+                self._watch.beat()
             scored += rows
             if time.monotonic() - self._ticked > 0.2:
                 share = scored / max(scored, window.rows.num_rows)  # steps may have changed the number of rows
@@ -296,11 +337,26 @@ class ShardWorker:
 
         self._watch.beat()
         if suspects is None:
+            seconds = 0.0
+            if self._rows is not None and window.prepared.rows:
+                seconds = self._waited(self._rows, window, tick)
+            scored = 0  # these rows' share is told again as they are scored
             done = self._predict.score(task, window, self._before, tick)
+            done.figures["model_seconds"] += seconds
         else:
             done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
         self._behind = (key, behind + window.counts.rows_in, end)
         return done
+
+    def _waited(self, model: RowModel, window: Window, tick: Callable[[int, bool], None]) -> float:
+        """Wait for the answers to a window's rows; the seconds that this took."""
+        begun = time.perf_counter()
+        left = window.rows.num_rows
+        while now := model.waiting(window.prepared, 0.2):
+            # A sign of life comes with each answer, of any window, and not while there is none.
+            tick(max(0, left - now), False)
+            left = min(left, now)
+        return time.perf_counter() - begun
 
     def _before(self, rows: np.ndarray) -> None:
         self._watch.beat()

@@ -19,6 +19,16 @@ from gristmill.shards.shard import Shard
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sources.contract import SourceFormat
 
+# Rows in flight and answered ones that wait for an earlier row, per row that is asked for at a time: enough that a row
+# that takes fifty times as long as the others keeps none of them waiting.
+BEGUN = 64
+LEAST_BEGUN = 1024
+
+
+def most_begun(at_once: int) -> int:
+    """For how many rows a worker has asked, of a model that answers row by row, before the first is handed on."""
+    return max(LEAST_BEGUN, BEGUN * at_once)
+
 
 @dataclass(frozen=True)
 class Reader:

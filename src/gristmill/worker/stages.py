@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from gristmill.process.messages import Emit, Item
 from gristmill.process.startup import thread_variables
 from gristmill.worker.heap import use_jemalloc
-from gristmill.worker.recipe import Recipe
+from gristmill.worker.recipe import LEAST_BEGUN, Recipe, most_begun
 
 if TYPE_CHECKING:
     pass
 from gristmill.worker.notes import warn_of_values
 from gristmill.worker.pipeline import ShardWorker
+
+LEAST_AHEAD = 4  # shards that a worker holds besides the one whose rows it waits for, if these are asked for row by row
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,10 @@ class ShardStages:
 
     @property
     def ahead(self) -> int:
-        """As in Stages: one in each step process."""
-        return max(1, self.beside)
+        """As in Stages: one in each step process; of models that answer row by row, as many as have rows in flight."""
+        at_once = self.recipe.place.at_once
+        begun = max(LEAST_AHEAD, most_begun(at_once) // LEAST_BEGUN) if at_once else 0
+        return max(1, self.beside, begun)
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`, for libraries that read them on loading."""

@@ -24,8 +24,8 @@ from gristmill.arrow.rows import picked
 from gristmill.arrow.topython import to_rows
 from gristmill.errors import BadOutput
 from gristmill.job.specs import Step
+from gristmill.models.calls import LoadedCall, load_call
 from gristmill.models.conversion import LACKS, ROW, ROWS, Habit, from_result, null_numbers, owned, to_batch, told_nulls
-from gristmill.models.function import LoadedCall, load_call
 from gristmill.models.passthrough import handed_back, same
 from gristmill.models.takes import takes_of
 from gristmill.process.failure import SomeFailed

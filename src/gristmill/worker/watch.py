@@ -32,11 +32,13 @@ def _end_after(seconds: float) -> None:
 class Watch:
     """A dump-and-exit timer that also ends a hang holding the GIL; every sign of life restarts it.
 
-    The limit is the larger of `least` seconds and 20 times the slowest stretch seen between two signs of life.
+    The limit is the larger of `patience` times `least` seconds and 20 times the slowest stretch seen between two signs
+    of life.
     """
 
     def __init__(self, least: float | None) -> None:
         self._least = least
+        self.patience = 1.0  # the limit is so many times as long
         self._slowest = 0.0
         self._said = 0.0
         self.say: Callable[[float], None] = _unheard  # called when the limit has grown, before it is used
@@ -46,7 +48,7 @@ class Watch:
 
     @property
     def limit(self) -> float:
-        return math.inf if self._least is None else max(self._least, SLOWEST * self._slowest)
+        return math.inf if self._least is None else max(self.patience * self._least, SLOWEST * self._slowest)
 
     def load(self) -> None:
         """From now on imports and models are being loaded, until the next call."""

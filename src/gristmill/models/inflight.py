@@ -1,0 +1,207 @@
+"""Calls of a user's function with one row each, many of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from gristmill.process.startup import UserCode
+
+SOON = 5.0  # seconds: what a function does when its call is cancelled should not take longer
+
+
+class Raised:
+    """The answer of a call that raised."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+_OPEN = object()
+DROPPED = Raised(RuntimeError("the call was dropped"))
+
+
+class Answers:
+    """The answers to some rows, on their way. `answered` is called after each, in any thread."""
+
+    def __init__(self, rows: Sequence[Any], answered: Callable[[], None]) -> None:
+        self.rows: list[Any] = list(rows)  # None once answered
+        self._found: list[Any] = [_OPEN] * len(self.rows)
+        self._left = len(self.rows)
+        self._answered = answered
+        self._changed = threading.Condition()
+        self.dropped = False
+
+    def put(self, place: int, answer: Any) -> None:
+        """The answer to a row, or `Raised`."""
+        with self._changed:
+            self.rows[place] = None
+            self._found[place] = answer
+            self._left -= 1
+            if not self._left:
+                self._changed.notify_all()
+        self._answered()
+
+    def wait(self, seconds: float | None = None) -> int:
+        """How many have not been answered, once all have been or after so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._left, seconds)
+            return self._left
+
+    def of(self, places: Sequence[int]) -> list[Any]:
+        """The answers to these rows. An exception stands for a call that raised it."""
+        found = [self._found[place] for place in places]
+        return [answer.error if isinstance(answer, Raised) else answer for answer in found]
+
+
+class Flight(Protocol):
+    """Calls a function with rows, in the order in which they were begun, up to a number at a time."""
+
+    def begin(self, answers: Answers) -> None: ...
+
+    def close(self, last: Callable[[], Any] | None = None) -> None:
+        """Drop what has not been answered; `last` is called after that."""
+        ...
+
+
+class Coroutines:
+    """Runs a coroutine function on an event loop in a thread of its own. A call that takes over `limit` seconds is
+    cancelled, and raises TimeoutError for its row.
+    """
+
+    def __init__(self, function: Callable[[Any], Awaitable[Any]], most: int, limit: float = math.inf) -> None:
+        self._function = function
+        self._most = most
+        self._limit = None if limit == math.inf else limit
+        self._waiting: deque[tuple[Answers, int]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._ending = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="gristmill-rows", daemon=True)
+        self._thread.start()
+
+    def begin(self, answers: Answers) -> None:
+        """Begin as soon as earlier rows leave room."""
+        self._loop.call_soon_threadsafe(self._add, answers)
+
+    def close(self, last: Callable[[], Any] | None = None) -> None:
+        """Cancel what is running; await `last` in the same loop; end the loop."""
+        if self._loop.is_closed():
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._ended(), self._loop).result()
+            if last is not None:
+                asyncio.run_coroutine_threadsafe(self._last(last), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _ended(self) -> None:
+        self._ending = True
+        self._fill()
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=SOON)
+
+    async def _last(self, last: Callable[[], Any]) -> None:
+        with UserCode():
+            found = last()
+            if asyncio.iscoroutine(found):
+                await found
+
+    def _add(self, answers: Answers) -> None:
+        self._waiting.extend((answers, place) for place in range(len(answers.rows)))
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._waiting and (len(self._running) < self._most or self._ending):
+            answers, place = self._waiting.popleft()
+            if answers.dropped or self._ending:
+                answers.put(place, DROPPED)
+                continue
+            task = self._loop.create_task(self._one(answers, place))
+            self._running.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._fill()
+
+    async def _one(self, answers: Answers, place: int) -> None:
+        try:
+            answer = await asyncio.wait_for(self._called(answers.rows[place]), self._limit)
+        except asyncio.TimeoutError:
+            answer = Raised(TimeoutError(f"no answer within {self._limit:g} s (batch_timeout)"))
+        except asyncio.CancelledError as e:  # by the function itself, or because all is being ended
+            answer = Raised(e)
+        answers.put(place, answer)
+
+    async def _called(self, row: Any) -> Any:
+        # Nothing but a cancellation may leave a task: SystemExit would end the loop, and with it all other calls.
+        try:
+            with UserCode():
+                return await self._function(row)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as e:
+            return Raised(e)
+
+
+class Threads:
+    """Runs a plain function in threads, which are started as rows need them."""
+
+    def __init__(self, function: Callable[[Any], Any], most: int) -> None:
+        self._function = function
+        self._most = most
+        self._waiting: queue.SimpleQueue[tuple[Answers, int] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, answers: Answers) -> None:
+        """Begin as soon as earlier rows leave room."""
+        for place in range(len(answers.rows)):
+            self._waiting.put((answers, place))
+        while len(self._threads) < self._most and not self._waiting.empty():
+            thread = threading.Thread(target=self._run, name=f"gristmill-row-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self, last: Callable[[], Any] | None = None) -> None:
+        """Drop what waits; call `last` once the calls that are running have returned, or after a while."""
+        with contextlib.suppress(queue.Empty):
+            while (found := self._waiting.get_nowait()) is not None:
+                found[0].put(found[1], DROPPED)
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join(SOON)
+        if last is not None:
+            with UserCode():
+                last()
+
+    def _run(self) -> None:
+        while (found := self._waiting.get()) is not None:
+            answers, place = found
+            if answers.dropped:
+                answers.put(place, DROPPED)
+                continue
+            try:
+                with UserCode():
+                    answer = self._function(answers.rows[place])
+            except BaseException as e:  # the row's own failure, whatever it is
+                answer = Raised(e)
+            answers.put(place, answer)

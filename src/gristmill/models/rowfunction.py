@@ -1,0 +1,93 @@
+"""A user's function of one row, called for many rows at a time: a coroutine function, or a plain one in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.arrow.rows import picked
+from gristmill.job.specs import FunctionModel
+from gristmill.models.batchfunction import LoadedFunction
+from gristmill.models.calls import is_async
+from gristmill.models.contract import Place, Prepared
+from gristmill.models.conversion import to_batch
+from gristmill.models.inflight import Answers, Coroutines, Flight, Threads
+
+
+class Begun:
+    """Rows whose answers are on their way: int64 [k], ascending, and the answers in that order."""
+
+    def __init__(self, rows: np.ndarray, answers: Answers) -> None:
+        self.rows = rows
+        self.answers = answers
+        self._taken = np.zeros(len(rows), dtype=bool)
+
+    def take(self, index: np.ndarray) -> list[Any] | None:
+        """The answers to the rows at `index`, once; None if one of them was not begun, or has been taken already: it
+        is to be asked for again.
+        """
+        places = np.searchsorted(self.rows, index)
+        places[places == len(self.rows)] = 0
+        if not len(self.rows) or (self.rows[places] != index).any() or self._taken[places].any():
+            return None
+        self._taken[places] = True
+        return self.answers.of(places.tolist())
+
+
+class LoadedRows(LoadedFunction):
+    """A function of one row at work; a RowModel. A row whose call raises fails alone."""
+
+    def __init__(self, spec: FunctionModel, place: Place) -> None:
+        super().__init__(spec, place, "rows")
+        function = self._call.function
+        coroutine = is_async(type(function) if self._call.built is not None else function)
+        self._flight: Flight = (
+            Coroutines(function, place.at_once, place.limit) if coroutine else Threads(function, place.at_once)
+        )
+
+    def begin(self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None]) -> None:
+        """See RowModel."""
+        prepared.inputs.begun = Begun(rows, self._asked(picked(prepared.inputs.rows, rows), answered))
+
+    def waiting(self, prepared: Prepared, seconds: float) -> int:
+        """See RowModel."""
+        return self._begun(prepared).answers.wait(seconds)
+
+    def drop(self, prepared: Prepared) -> None:
+        """See RowModel."""
+        self._begun(prepared).answers.dropped = True
+
+    def leave(self) -> None:
+        """See RowModel."""
+        self._flight.close()
+
+    def close(self) -> None:
+        """Calls the `close` method of a class that has one, or awaits its `aclose` or `close`."""
+        built = self._call.built
+        self._flight.close(getattr(built, "aclose", None) or getattr(built, "close", None))
+
+    def _result(self, prepared: Prepared, index: np.ndarray, given: pa.Table) -> Any:
+        begun: Begun | None = prepared.inputs.begun
+        if begun is not None:
+            begun.answers.wait()
+            if (found := begun.take(index)) is not None:
+                return found
+        answers = self._asked(given, _unheard)
+        answers.wait()
+        return answers.of(range(len(index)))
+
+    def _asked(self, given: pa.Table, answered: Callable[[], None]) -> Answers:
+        answers = Answers(to_batch(given, "rows"), answered)
+        self._flight.begin(answers)
+        return answers
+
+    def _begun(self, prepared: Prepared) -> Begun:
+        found: Begun = prepared.inputs.begun
+        return found
+
+
+def _unheard() -> None:
+    pass

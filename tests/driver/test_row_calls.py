@@ -1,0 +1,193 @@
+"""Functions of one row: many rows in flight, each answer at its row's place, each failure its own row's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import rowwise
+
+import gristmill as gm
+from gristmill.errors import BadJob, BadModel, RunFailed
+
+ROWS = 1500
+pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """A file of whole numbers in order."""
+    pq.write_table(pa.table({"x": range(ROWS)}), tmp_path / "rows.parquet", row_group_size=400)
+    return str(tmp_path / "rows.parquet")
+
+
+def of(sink: Path) -> dict[int, dict[str, Any]]:
+    """The rows of a sink, by the number that they came from; each only once."""
+    found = gm.read(str(sink)).to_pandas().to_dict("records")
+    assert len({row["x"] for row in found}) == len(found)
+    return {row["x"]: row for row in found}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_every_answer_is_at_its_row(rows: str, tmp_path: Path, workers: int) -> None:
+    """Whatever order they come in, and whatever other rows raise: of all kinds of exceptions."""
+    gates = {"min_ok": 0.9}
+    report = gm.apply(rows, tmp_path / "out", fn=rowwise.odd, keep=["x"], workers=workers, shard_rows=300, gates=gates)
+    bad = {x for x in range(ROWS) if x % 50 == 11 or x % 97 == 5 or x % 89 == 6}
+    assert {x: (row["y"], row["said"]) for x, row in of(tmp_path / "out").items()} == {
+        x: (x * 2, f"row {x}") for x in range(ROWS) if x not in bad
+    }
+    dead = gm.dead(str(tmp_path / "out")).to_pylist()
+    assert {json.loads(letter["payload"])["x"] for letter in dead} == bad and report.rows_dead == len(bad)
+    assert {letter["error"] for letter in dead} == {"ValueError", "SystemExit", "asyncio.exceptions.CancelledError"}
+    gm.verify(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_plain_function_is_called_in_threads(rows: str, tmp_path: Path, workers: int) -> None:
+    """With a concurrency; an interrupt that it raises itself is its row's failure."""
+    gm.apply(
+        rows, tmp_path / "out", fn=rowwise.in_threads, concurrency=8, keep=["x"], workers=workers, gates={"min_ok": 0.9}
+    )
+    found = of(tmp_path / "out")
+    assert {x: row["y"] for x, row in found.items()} == {x: 2 * x for x in range(ROWS) if x != 13}
+    assert 2 <= len({row["thread"] for row in found.values()}) <= 8
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_more_are_in_flight_than_asked_for(rows: str, tmp_path: Path, workers: int) -> None:
+    """In all workers together; and nearly as many are; what a class opened is closed in its loop."""
+    (tmp_path / "seen").mkdir()
+    gm.apply(
+        gm.source(rows, limit=600), tmp_path / "out", fn=rowwise.Beside, args={"folder": str(tmp_path / "seen")},
+        concurrency=12, workers=workers, keep=["x"], output="y", shard_rows=200,
+    )  # fmt: skip
+    assert {x: row["y"] for x, row in of(tmp_path / "out").items()} == {x: 2 * x for x in range(600)}
+    most = [int(line) for file in (tmp_path / "seen").glob("most-*") for line in file.read_text().split()]
+    assert 12 // workers <= max(most) <= 12
+    asked, closed = ({p.name.partition("-")[2] for p in (tmp_path / "seen").glob(f"{n}-*")} for n in ("most", "closed"))
+    assert asked and asked <= closed  # a worker may have come too late for any row
+
+
+def test_a_slow_row_keeps_no_other_waiting(rows: str, tmp_path: Path) -> None:
+    """Rows of later batches, windows and shards are asked for meanwhile: the last one long before the slow one is
+    answered.
+    """
+    order = tmp_path / "order"
+
+    async def ask(row: dict[str, Any]) -> int:
+        import asyncio
+
+        if row["x"] == 40:
+            await asyncio.sleep(3)
+        with open(order, "a") as file:
+            file.write(f"{row['x']}\n")
+        return int(row["x"])
+
+    source = gm.source(rows, limit=900)
+    gm.apply(source, tmp_path / "out", fn=ask, concurrency=16, workers=1, shard_rows=300, keep=["x"])
+    assert [int(x) for x in order.read_text().split()][-1] == 40
+    assert len(of(tmp_path / "out")) == 900
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_row_without_an_answer_is_given_up_alone(rows: str, tmp_path: Path, workers: int) -> None:
+    """After batch_timeout, while all others are answered; no worker dies for it."""
+    gates = {"min_ok": 0.9}
+    report = gm.apply(
+        rows, tmp_path / "out", fn=rowwise.stuck, keep=["x"], workers=workers, batch_timeout=1, gates=gates
+    )
+    assert report.rows_ok == ROWS - 1
+    assert "no answer within 1 s" in gm.dead(str(tmp_path / "out")).to_pylist()[0]["message"]
+
+
+def test_an_endpoint_that_is_down_stops_the_job(rows: str, tmp_path: Path) -> None:
+    """With the error that every row had, and not with dead letters for all of them."""
+    with pytest.raises(RunFailed, match="fails on every one of the first rows: ConnectionError: refused"):
+        gm.apply(rows, tmp_path / "out", fn=rowwise.fails, workers=1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_endpoint_that_goes_down_stops_the_job(
+    rows: str, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle: the next run scores the rest, and none of it is a dead letter."""
+    monkeypatch.chdir(tmp_path)
+    job = gm.Job(
+        rows, gm.model(rowwise.at_first, folder="."), gm.sink(str(tmp_path / "out"), keep=["x"]),
+        workers=workers, shard_rows=300, gates={"min_ok": 0.5},
+    )  # fmt: skip
+    with pytest.raises(RunFailed, match="ConnectionError: refused"):
+        job.run()
+    (tmp_path / "again").touch()
+    report = job.run()
+    assert report.rows_dead == 0 and report.shards_resumed > 0
+    assert {x: row["output"] for x, row in of(tmp_path / "out").items()} == {x: 3 * x for x in range(ROWS)}
+
+
+def test_a_row_that_ends_its_process_is_found(rows: str, tmp_path: Path) -> None:
+    """By careful attempts, which ask for few rows at a time."""
+    gates = {"min_ok": 0.9}
+    report = gm.apply(rows, tmp_path / "out", fn=rowwise.deadly, workers=1, keep=["x"], shard_rows=500, gates=gates)
+    assert {json.loads(d["payload"])["x"] for d in gm.dead(str(tmp_path / "out")).to_pylist()} == {301}
+    assert report.rows_ok == ROWS - 1
+    assert all(row["output"] == x + 1 for x, row in of(tmp_path / "out").items())
+
+
+def test_what_was_probed_is_not_asked_for_again(rows: str, tmp_path: Path) -> None:
+    """Each row is asked for once in a run, and the answers of a number of rows are as those of one."""
+    gm.apply(rows, tmp_path / "out", fn=rowwise.asked, args={"file": str(tmp_path / "asked")}, workers=1)
+    assert sorted(map(int, (tmp_path / "asked").read_text().split())) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupt_waits_for_no_answer(rows: str, tmp_path: Path, workers: int) -> None:
+    """Ctrl-C ends the run within seconds, although each row takes half a minute."""
+    script = (
+        "import sys, gristmill as gm, rowwise\n"
+        f"gm.apply({rows!r}, {str(tmp_path / 'out')!r}, fn=rowwise.slow, workers={workers})\n"
+    )
+    here = str(Path(__file__).parent)
+    run = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n{script}"], stderr=subprocess.PIPE
+    )
+    time.sleep(4)
+    assert run.poll() is None
+    begun = time.monotonic()
+    run.send_signal(2)
+    run.communicate(timeout=30)
+    assert time.monotonic() - begun < 15 and run.returncode != 0
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    """A source without any."""
+    none = {"x": pa.array([], pa.int64())}
+    gates = {"allow_empty": True}
+    assert gm.apply(none, fn=rowwise.asked, args={"file": "-"}, workers=0, gates=gates).num_rows == 0
+
+
+def test_what_does_not_fit_is_said_at_once(rows: str) -> None:
+    """A batch format for a function of one row, an async step, an async generator."""
+
+    async def made(row: dict[str, Any]) -> Any:
+        yield row
+
+    with pytest.raises(BadModel, match="called with one row as a dict: leave out batch_format"):
+        gm.plan(gm.Job(rows, gm.model(rowwise.odd, batch_format="pandas"), "out"))
+    with pytest.raises(BadJob, match=r"concurrency is 4: .* leave out batch_format"):
+        gm.model(rowwise.in_threads, batch_format="arrow", concurrency=4)
+    with pytest.raises(BadJob, match=r"concurrency is 0: give a whole number of at least 1"):
+        gm.model(rowwise.in_threads, concurrency=0)
+    with pytest.raises(BadModel, match="async function: give a plain one"):
+        gm.apply(rows, fn=made)
+    with pytest.raises(BadModel, match="async function: give a plain one"):
+        gm.apply(rows, fn=rowwise.in_threads, concurrency=2, steps=[rowwise.odd], workers=0)
+    with pytest.raises(BadJob, match="batch_format row is for models: use rows"):
+        gm.step(rowwise.in_threads, batch_format="row")
