@@ -331,10 +331,10 @@ def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, s
 # ---------------------------------------------------------------- Python
 
 GROUPS = {
-    "Jobs": ("Job", "embed", "classify", "predict", "apply", "run", "plan", "tune", "load_job", "schema"),
+    "Jobs": ("Job", "embed", "classify", "predict", "prompt", "apply", "run", "plan", "tune", "load_job", "schema"),
     "Results": ("read", "dead", "retry_dead", "status", "verify", "Report"),
     "Sources, sinks and steps": ("source", "sink", "Source", "Sink", "step", "filter", "flat_map", "Gates"),
-    "Models": ("model", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel", "TorchScriptModel"),
+    "Models": ("model", "Prompt", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel", "TorchScriptModel"),
     "Engines": ("local", "ray"),
     "The parallel map": ("remote_parallel_map", "map", "detached"),
     "Dynamic batching": ("dynamically",),
@@ -377,7 +377,14 @@ def python_page() -> str:
 
 def _documented(shown: str, place: str) -> str:
     options = {"heading": shown, "toc_label": shown}
-    if place.rpartition(".")[2] in ("embed", "classify", "predict", "apply"):  # what they return depends on the sink
+    # What they return depends on the sink.
+    if place.rpartition(".")[2] in (
+        "embed",
+        "classify",
+        "predict",
+        "prompt",
+        "apply",
+    ):
         options |= {"show_overloads": "true", "overloads_only": "true"}
     lines = [f"::: {place}", "    options:", *(f"      {k}: {v}" for k, v in options.items()), ""]
     return "\n".join([*lines, _options(OPTIONS[place])] if place in OPTIONS else lines)

@@ -19,6 +19,7 @@ _HOME = {
     "embed": "gristmill.api",
     "classify": "gristmill.api",
     "predict": "gristmill.api",
+    "prompt": "gristmill.api",
     "apply": "gristmill.api",
     "run": "gristmill.api",
     "load_job": "gristmill.api",
@@ -40,6 +41,7 @@ _HOME = {
     "model": "gristmill.job.specs",
     "TextEmbedder": "gristmill.job.specs",
     "TextClassifier": "gristmill.job.specs",
+    "Prompt": "gristmill.job.prompts",
     "OnnxModel": "gristmill.job.specs",
     "TorchScriptModel": "gristmill.job.specs",
     "SklearnModel": "gristmill.job.specs",
@@ -98,6 +100,7 @@ __all__ = [
     "NewerFormat",
     "OnnxModel",
     "PlanChanged",
+    "Prompt",
     "QueueFull",
     "RemoteError",
     "Report",
@@ -127,6 +130,7 @@ __all__ = [
     "model",
     "plan",
     "predict",
+    "prompt",
     "ray",
     "read",
     "remote_parallel_map",
@@ -168,6 +172,7 @@ if TYPE_CHECKING:
         load_job,
         plan,
         predict,
+        prompt,
         read,
         retry_dead,
         run,
@@ -203,6 +208,7 @@ if TYPE_CHECKING:
     )
     from gristmill.job.job import Sink, Source, sink, source
     from gristmill.job.options import Gates, local, ray
+    from gristmill.job.prompts import Prompt
     from gristmill.job.specs import (
         OnnxModel,
         SklearnModel,

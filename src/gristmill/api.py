@@ -19,12 +19,14 @@ from gristmill.job.keywords import (
     JobOptions,
     OutputOptions,
     PredictOptions,
+    PromptOptions,
     RowOptions,
     Verbs,
     named,
     names_of,
 )
 from gristmill.job.options import Gates, as_engine, default_engine
+from gristmill.job.prompts import Prompt
 from gristmill.job.specs import (
     OnnxModel,
     SklearnModel,
@@ -281,6 +283,23 @@ def predict(source: Any, sink: Place | None = None, *, model: Path, **options: U
     names = {name for kind in (SklearnModel, OnnxModel, TorchScriptModel) for name in options_of(kind)}
     chosen = {k: given.pop(k) for k in list(given) if k in names}
     return _run(source, sink, saved_model(os.fspath(model), **chosen), given, keeps=True)
+
+
+@overload
+def prompt(
+    source: Any, sink: None = None, *, prompt: str, model: str, **options: Unpack[PromptOptions]
+) -> pa.Table: ...
+@overload
+def prompt(source: Any, sink: Place, *, prompt: str, model: str, **options: Unpack[PromptOptions]) -> Report: ...
+@named("prompt", PromptOptions)
+def prompt(source: Any, sink: Place | None = None, *, prompt: str, model: str, **options: Unpack[PromptOptions]) -> Any:
+    """Ask a language model a prompt for each row: adds `answer`, or the columns of `returns`. Otherwise like `embed`;
+    the options are those of `Prompt`.
+    """
+    given: dict[str, Any] = dict(options)
+    names = options_of(Prompt).keys() - {"prompt", "llm"}
+    spec = Prompt(prompt, model, **{k: given.pop(k) for k in list(given) if k in names})
+    return _run(source, sink, spec, given, keeps=True)
 
 
 @overload

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import gristmill as gm
+from llmserver import KEY as KEY_OF_CHAT
+from llmserver import ChatServer
 from s3server import KEY, SECRET, S3Server
 from snippets import DOCS, PAGES, ROOT, Reader, blocks
 
@@ -23,6 +25,7 @@ NOT_RUN = {
     "docs/tutorial.md": 1,
 }
 STORES = "docs/object-stores.md"
+PROMPTS = "docs/language-models.md"
 ELSEWHERE = "docs/extending.md"  # whose files are those of a package that tests/extending installs
 PROSE = {
     ELSEWHERE,
@@ -35,7 +38,7 @@ PROSE = {
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in (STORES, ELSEWHERE)])
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in (STORES, PROMPTS, ELSEWHERE)])
 def test_the_snippets_of_the_page(page: str, reader: Callable[[str], Reader]) -> None:
     """Each does what it says, in the order in which they stand there."""
     read(page, reader(page))
@@ -49,6 +52,14 @@ def test_the_snippets_about_stores(
     for name, value in {"S3_ENDPOINT": store.address, "S3_KEY": KEY, "S3_SECRET": SECRET}.items():
         monkeypatch.setenv(name, value)
     read(STORES, reader(STORES))
+
+
+def test_the_snippets_about_language_models(reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, with an endpoint that the environment names."""
+    with ChatServer(model="gpt-4.1-mini", answer="auto") as server:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY_OF_CHAT)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        read(PROMPTS, reader(PROMPTS))
 
 
 def read(page: str, session: Reader) -> None:

@@ -133,9 +133,25 @@ class Loud(str):
     __hash__ = str.__hash__
 
 
+class Weight(float):
+    """A number with more in it."""
+
+    __slots__ = ("__unit", "bias")
+    bias: float
+
+    def __new__(cls, value: float, bias: float, unit: str = "kg") -> Weight:
+        self = super().__new__(cls, value)
+        self.bias, self.__unit = bias, unit
+        return self
+
+    def __reduce__(self) -> Any:
+        return Weight, (float(self), self.bias, self.__unit)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        (Weight(2, 0), Weight(2, 1), Weight(2, 0, "g"), 2.0),
         (Linear(1), Quadratic(1), (1,)),
         ([Linear(1)], [Quadratic(1)]),
         ({"a": Linear(1)}, {"a": Quadratic(1)}),

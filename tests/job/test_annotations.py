@@ -19,7 +19,7 @@ from gristmill import aio, inference
 from gristmill.cli.app import gristmill as group
 from gristmill.cli.flags import SECTIONS
 from gristmill.dynamic import settings
-from gristmill.job import job, keywords, options, specs
+from gristmill.job import job, keywords, options, prompts, specs
 from gristmill.job.annotations import Option, options_of
 from gristmill.jobfile.sections import json_schema
 from gristmill.observe.events import Observer
@@ -33,6 +33,7 @@ BATCHING = {
 }
 CLASSES = [cls for classes in SECTIONS.values() for cls in classes]
 NO_OPTIONS = {(job.Source, "data"), (specs.FunctionModel, "call")}  # what Python alone has, and what has options inside
+OWN = {("prompt", "--prompt")}  # what a command is about; the flag of that name is another option of other commands
 SOURCE = Path(gm.__file__).parent
 
 
@@ -84,7 +85,7 @@ def test_every_flag_is_that_of_an_option() -> None:
                 assert (typed, parameter.help) == said[key]
                 assert parameter.default in (None, ()) or "UNSET" in repr(parameter.default), f"{name} {typed}"
                 seen.add(key)
-            else:
+            elif (name, typed) not in OWN:
                 assert typed not in [flag for flag, _ in said.values()], f"{name} {typed} is said in a second place"
     assert seen == set(said)
 
@@ -114,6 +115,7 @@ def test_every_range_is_checked(cls: type[Any], option: Option) -> None:
         job.Source: {"uri": ("in.csv",)},
         job.Sink: {"uri": "out"},
         specs.FunctionModel: {"call": specs.Call("m:f")},
+        prompts.Prompt: {"prompt": "p", "llm": "m"},
     }
     limits = option.range
     assert limits is not None
@@ -163,6 +165,7 @@ def test_checkers_are_told_the_types_of_the_options() -> None:
         (keywords.EmbedOptions, (specs.TextEmbedder,)),
         (keywords.ClassifyOptions, (specs.TextClassifier,)),
         (keywords.PredictOptions, (specs.SklearnModel, specs.OnnxModel, specs.TorchScriptModel)),
+        (keywords.PromptOptions, (prompts.Prompt,)),
         (keywords.ApplyOptions, (specs.Call, specs.FunctionModel)),
     ):
         told = typing.get_type_hints(kind, localns=names)

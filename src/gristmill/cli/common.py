@@ -9,6 +9,7 @@ import click
 
 from gristmill.cli.flags import SECTIONS, Flag, Pair, flags_of, ordered
 from gristmill.cli.helptext import GroupedOption
+from gristmill.job.prompts import Prompt
 from gristmill.job.specs import Call, FunctionModel, TextClassifier, TextEmbedder
 from gristmill.observe.progress import KINDS
 
@@ -27,6 +28,7 @@ def _model(*kinds: type[Any]) -> tuple[Flag, ...]:
 EMBED = _model(TextEmbedder)
 CLASSIFY = _model(TextClassifier)
 APPLY = _model(Call, FunctionModel)
+PROMPT = _model(Prompt)
 PREDICT = _model(*(kind for kind in SECTIONS["model"] if hasattr(kind, "suffixes")))
 PLACE = tuple(flag for flag in _model() if flag.name in ("--device", "--dtype", "--backend"))  # of any job's model
 

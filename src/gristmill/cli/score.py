@@ -15,6 +15,7 @@ from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, default_engine
+from gristmill.job.prompts import Prompt
 from gristmill.job.specs import (
     Call,
     FunctionModel,
@@ -127,6 +128,35 @@ def predict(**given: Any) -> int:
     return perform(described("predict", given), given)
 
 
+PROMPT = """
+gristmill prompt reviews/ liked/ --prompt 'Is it friendly? {{ text }}' --choices yes,no --model gpt-4.1-mini
+gristmill prompt reviews/ facts/ --prompt @facts.txt --returns film=string --model qwen3 --base-url http://gpu:8000/v1
+gristmill prompt reviews/ short/ --prompt 'In five words: {{ text }}' --model qwen3 --max-tokens 30 --preview 5
+gristmill prompt reviews/ short/ --prompt @short.txt --model qwen3 --concurrency 100 --requests-per-minute 500
+"""
+
+
+@click.command(cls=Command, examples=PROMPT)
+@SOURCES
+@SINK
+@words.option("--prompt", group="Model", required=True, metavar="TEMPLATE|@FILE",
+              help="The prompt: a Jinja template over the row's columns, as {{ text }}, or a file of it")  # fmt: skip
+@words.option("--model", "model_path", group="Model", required=True, metavar="NAME",
+              help="The name of the language model at its endpoint")  # fmt: skip
+@options(words.PROMPT)
+@options(words.COMMON)
+@words.verbs
+@words.sets
+@words.showing
+def prompt(**given: Any) -> int:
+    """Ask a language model a prompt for each row: adds its answers to the rows of the folder SINK.
+
+    The endpoint speaks OpenAI's chat form; its key is in OPENAI_API_KEY. Many rows are in flight at a time. What may
+    succeed later is sent again; a row that is refused is a dead letter; a wrong key or model stops the job.
+    """
+    return perform(described("prompt", given), given)
+
+
 APPLY = """
 gristmill apply rows.parquet scores/ --fn scoring:score --keep id
 gristmill apply rows/ scores/ --fn score.py:Scorer --arg threshold=0.3 --arg weights=model.bin
@@ -188,4 +218,6 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
         return TextClassifier(given["model_path"], given["at_model__text"]), words.CLASSIFY
     if command == "predict":
         return saved_model(given["model_path"]), words.PREDICT
+    if command == "prompt":
+        return Prompt(given["prompt"], given["model_path"]), words.PROMPT
     return FunctionModel(Call(given["fn"])), words.APPLY

@@ -22,7 +22,7 @@ from typing import Any
 
 from gristmill.fingerprint import lazyfiles
 from gristmill.fingerprint.randomness import Drawn
-from gristmill.job.secret import SECRET_NAME
+from gristmill.job.secret import SECRET_NAME, Secret
 from gristmill.job.uris import redact
 
 _SCALARS = (bool, int, float, str, bytes)
@@ -204,11 +204,26 @@ def _container(value: Any, walk: Walk, exact: bool) -> str:
 
 def _subclass(value: Any, text: str, walk: Walk) -> str:
     """A value of a built-in type, or of a subclass, which may hold more than that."""
-    more = {**getattr(value, "__dict__", {}), "default": getattr(value, "default_factory", None)}
+    more = {**_slots(value), **getattr(value, "__dict__", {}), "default": getattr(value, "default_factory", None)}
     more = {name: item for name, item in more.items() if item is not None}
     kind = type(value)
     own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
     return own + text + (walk.text(more, exact=True) if more else "")
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """What a value holds in `__slots__`; of a Secret nothing, whose text stands for it."""
+    if isinstance(value, Secret):
+        return {}
+    found: dict[str, Any] = {}
+    for cls in type(value).__mro__:
+        names = cls.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            held = f"_{cls.__name__.lstrip('_')}{name}" if private else name
+            if name not in ("__dict__", "__weakref__") and hasattr(value, held):
+                found.setdefault(held, getattr(value, held))
+    return found
 
 
 def is_plain(value: Any) -> bool:
@@ -261,7 +276,7 @@ def _parts(value: Any) -> Iterable[Any]:
         return ()
     if isinstance(value, (Mapping, list, tuple, set, frozenset, collections.deque)):
         held = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
-        return [*held, *vars(value).values()] if hasattr(value, "__dict__") else held
+        return [*held, *_slots(value).values(), *getattr(value, "__dict__", {}).values()]
     package = _package(value)
     if package in _LAZY:
         return lazyfiles.parts(value)

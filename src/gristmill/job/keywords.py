@@ -265,6 +265,26 @@ class PredictOptions(ScoreOptions, total=False):
     sha256: str | None
 
 
+class PromptOptions(ScoreOptions, total=False):
+    """Options of `prompt`. See `Prompt`."""
+
+    base_url: str | None
+    system: str | None
+    returns: Mapping[str, str] | None
+    choices: Names | None
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    request: Mapping[str, Any]
+    output: str
+    keep_usage: bool
+    api_key: str | None
+    concurrency: int
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    timeout: float
+
+
 class ApplyOptions(ScoreOptions, total=False):
     """Options of `apply`. See `gm.model`."""
 

@@ -147,7 +147,9 @@ _PLACE = "where a model runs does not change what it answers"
 
 # What fields of these names mean, in every kind of model.
 _TEXT = Help("The column that holds the text", "COLUMN")
-_OUTPUT = Help("The name of the result column", "NAME", group="Output")
+OUTPUT = Help("The name of the result column", "NAME", group="Output")
+RETURNS = Help("Output columns and their types, for example {score: float32}", "NAME=TYPE", usual=True)
+AT_ONCE = Help("Rows in flight at a time in the whole run, each one call, or one request (default 32)", usual=True)
 _FEATURES = Help("The feature columns, in the model's order")
 _INPUTS = Help("Graph inputs and the columns that feed them", flag=None)
 _MAX_LENGTH = Help("Cut texts after N tokens (default: as the folder says)")
@@ -167,15 +169,12 @@ class FunctionModel:
     not_shaping: ClassVar[Mapping[str, str]] = {"concurrency": "how many rows are asked for at a time"}
 
     call: Call
-    returns: Annotated[
-        Mapping[str, str] | None,
-        Help("Output columns and their types, for example {score: float32}", "NAME=TYPE", usual=True),
-    ] = None
-    output: Annotated[str | None, _OUTPUT] = None
+    returns: Annotated[Mapping[str, str] | None, RETURNS] = None
+    output: Annotated[str | None, OUTPUT] = None
     concurrency: Annotated[
         int | None,
         whole(1),
-        Help("Call it with one row each, for up to N rows at a time in the whole run (default for async def: 32)"),
+        AT_ONCE,
     ] = None
 
     def __post_init__(self) -> None:
@@ -208,7 +207,7 @@ class TextEmbedder:
 
     model: Annotated[str, Help("A sentence-transformers folder or a hub id", flag=None)]
     text: Annotated[str, _TEXT]
-    output: Annotated[str, _OUTPUT] = "embedding"
+    output: Annotated[str, OUTPUT] = "embedding"
     prompt: Annotated[str | None, Help("Text put before every text", "TEXT")] = None
     prompt_name: Annotated[str | None, Help("One of the model folder's own prompts", "NAME")] = None
     pooling: Annotated[
@@ -256,7 +255,7 @@ class TextClassifier:
 
     model: Annotated[str, Help("A Hugging Face sequence classifier: a folder or a hub id", flag=None)]
     text: Annotated[str, _TEXT]
-    output: Annotated[str | None, _OUTPUT] = None
+    output: Annotated[str | None, OUTPUT] = None
     all_scores: Annotated[bool, Help("Also write the scores of all labels")] = False
     max_length: Annotated[int | None, _MAX_LENGTH] = None
     backend: Annotated[str, _BACKEND] = "auto"
@@ -289,7 +288,7 @@ class OnnxModel:
     outputs: Annotated[Mapping[str, str] | None, Help("Graph outputs and the columns that they become", flag=None)] = (
         None
     )
-    output: Annotated[str | None, _OUTPUT] = None
+    output: Annotated[str | None, OUTPUT] = None
     device: Annotated[str, _DEVICE] = "auto"
     sha256: Annotated[str | None, _SHA256] = None
 
@@ -311,7 +310,7 @@ class TorchScriptModel:
     model: Annotated[str, Help("A TorchScript file over feature columns", flag=None)]
     features: Annotated[tuple[str, ...] | None, _FEATURES] = None
     inputs: Annotated[tuple[Any, ...] | None, _INPUTS] = None
-    output: Annotated[str | None, _OUTPUT] = None
+    output: Annotated[str | None, OUTPUT] = None
     dtype: Annotated[str, replace(_DTYPE, flag=None)] = "auto"
     device: Annotated[str, _DEVICE] = "auto"
     sha256: Annotated[str | None, _SHA256] = None
@@ -347,7 +346,7 @@ class SklearnModel:
         str | int | float | bool | None,
         Help("With predict_proba: write the probability of this class alone, as one number", "CLASS"),
     ] = None
-    output: Annotated[str | None, _OUTPUT] = None
+    output: Annotated[str | None, OUTPUT] = None
     allow_pickle: Annotated[bool, Help("Allow a file that can run code when it is loaded; needs sha256")] = False
     sha256: Annotated[str | None, _SHA256] = None
 
@@ -367,6 +366,7 @@ MODELS: Registry[type[Any]] = Registry(
         "onnx": f"{__name__}:OnnxModel",
         "torchscript": f"{__name__}:TorchScriptModel",
         "sklearn": f"{__name__}:SklearnModel",
+        "prompt": "gristmill.job.prompts:Prompt",
         "call": f"{__name__}:FunctionModel",
     },
     needs=("__dataclass_fields__", "home", "not_shaping", "name"),
@@ -377,7 +377,7 @@ def kind_in(section: Mapping[str, Any]) -> str | None:
     """The kind of a mapping, such as a job file's `model:`, by one of its keys; None if no key names one. Other
     packages' kinds are searched only if none of ours fits.
     """
-    ours = next((key for key in section if key in MODELS.ours), None)
+    ours = next((key for key in MODELS.ours if key in section), None)  # `embed` may have a `prompt`
     return ours if ours is not None else next((key for key in section if key in MODELS), None)
 
 

@@ -248,7 +248,10 @@ def _check_kinds(document: Document) -> None:
     """A model or a step must have exactly one of the keys that name its kind; pydantic would only say "no match"."""
     model = document.value.get("model")
     if isinstance(model, dict):
-        _one_of(document, ("model",), model, tuple(MODELS.ours) if kind_in(model) in MODELS.ours else MODELS.names)
+        kind = kind_in(model)
+        names = tuple(MODELS.ours) if kind in MODELS.ours else MODELS.names
+        fields = () if kind is None else options_of(MODELS.get(kind))  # `embed` may have a `prompt`
+        _one_of(document, ("model",), model, tuple(name for name in names if name == kind or name not in fields))
     for name in ("steps", "post"):
         steps = document.value.get(name)
         for i, step in enumerate(steps if isinstance(steps, list) else ()):

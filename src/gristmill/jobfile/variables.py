@@ -29,6 +29,8 @@ SECRET_PLACES: tuple[Path, ...] = (
     ("sink", "options"),
     ("sink", "storage"),
     ("model", "args"),
+    ("model", "api_key"),
+    ("model", "base_url"),
     ("steps", "*", "args"),
     ("post", "*", "args"),
     ("engine",),
@@ -140,7 +142,8 @@ class Scope:
                 return
         raise BadJob(
             f"{self.document.place(path)}: {dotted(path)} uses ${{{name}}}, a value of the environment: "
-            "these are secrets, allowed only in uri, storage, options, args and engine; give other values with --var"
+            "these are secrets, allowed only in uri, storage, options, args, api_key, base_url and engine; give other "
+            "values with --var"
         )
 
     def check_unused(self, given: Mapping[str, str]) -> None:

@@ -146,6 +146,9 @@ class Isolation:
         if len(worked):
             self._doubt.worked()
             found.outputs.append((rows[worked], answer.table))
+        for error in answer.failed.values():
+            if isinstance(error, GristmillError):  # which is about more than its row
+                raise error
         for i, error in sorted(answer.failed.items()):
             blamed = answer.raised and not len(worked)  # perhaps nothing works any more
             found.dead.append(

@@ -1,0 +1,91 @@
+"""Language models over rows, as a job names them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from gristmill.errors import BadJob
+from gristmill.job.annotations import Help, Range, whole
+from gristmill.job.keywords import option_fields
+from gristmill.job.specs import AT_ONCE, OUTPUT, RETURNS
+
+_PLACE = "where and how fast it is asked, not what"
+_SECONDS = Range("give seconds, more than 0", above=0)
+_SHARE = Range("give a number from 0 to 1", 0, 1)
+
+
+@option_fields()
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt a row, answered by a language model behind an endpoint that speaks OpenAI's chat form. Adds `output`,
+    or the columns of `returns`.
+
+    `prompt` and `system` are Jinja templates over the row's columns (`{{ text }}`, or `{{ row["a b"] }}`), or `@FILE`.
+    With `returns` the answer is a JSON object with these columns, and with `choices` one of these texts: sent as
+    structured output where the endpoint takes that, validated in any case, and asked for once more with what was wrong
+    if it does not fit. Rows are in flight across batches and shards; limits are those of the whole run.
+    """
+
+    home: ClassVar[str] = "gristmill.models.prompt"
+    not_shaping: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("base_url", "api_key", "concurrency", "requests_per_minute", "tokens_per_minute", "timeout"), _PLACE
+    )
+
+    prompt: Annotated[str, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)]
+    llm: Annotated[str, Help("The language model, as its endpoint names it", flag=None)]
+    base_url: Annotated[
+        str | None,
+        Help("The endpoint, or several with commas between (default: OPENAI_BASE_URL, else OpenAI)", "URL", usual=True),
+    ] = None
+    system: Annotated[str | None, Help("The system prompt: a template, or @FILE", "TEMPLATE", usual=True)] = None
+    output: Annotated[str, OUTPUT] = "answer"
+    returns: Annotated[Mapping[str, str] | None, RETURNS] = None
+    choices: Annotated[tuple[str, ...] | None, Help("The answer is one of these texts")] = None
+    temperature: Annotated[
+        float | None, Range("give a number of at least 0", least=0), Help("0: the likeliest token each time")
+    ] = None
+    top_p: Annotated[float | None, _SHARE, Help("Only tokens that make up so much of the probability")] = None
+    max_tokens: Annotated[int | None, whole(1), Help("Tokens of an answer at most")] = None
+    request: Annotated[
+        Mapping[str, Any], Help("Other fields of the request, for example {reasoning_effort: low}", flag="--request")
+    ] = field(default_factory=dict)
+    keep_usage: Annotated[
+        bool, Help("Also write prompt_tokens, completion_tokens and finish_reason, after the output's name")
+    ] = False
+    api_key: Annotated[
+        str | None, Help("Its key, as ${env:NAME} (default: the environment's OPENAI_API_KEY)", flag=None)
+    ] = None
+    concurrency: Annotated[int, whole(1), AT_ONCE] = 32
+    requests_per_minute: Annotated[int | None, whole(1), Help("Requests a minute at most, in the whole run")] = None
+    tokens_per_minute: Annotated[
+        int | None, whole(1), Help("Tokens a minute at most, of prompts and answers, in the whole run")
+    ] = None
+    timeout: Annotated[float, _SECONDS, Help("Seconds that one request may take; it is then sent again", "SECONDS")] = (
+        120.0
+    )
+
+    def __post_init__(self) -> None:
+        if self.choices is not None and self.returns is not None:
+            raise BadJob("choices and returns are two forms of an answer: leave one of them out")
+        if self.choices is not None and (len(self.choices) < 2 or len({*self.choices}) < len(self.choices)):
+            raise BadJob(f"choices is {list(self.choices)}: give two or more different texts")
+        for name in ("model", "messages", "stream", "n"):
+            if name in self.request:
+                raise BadJob(f"request has {name!r}, which is not an option: gristmill sets it")
+
+    @property
+    def name(self) -> str:
+        """How errors and reports call it."""
+        return f"prompt {self.llm}"
+
+
+def text_of(template: str, what: str) -> str:
+    """A template's text, read from its file if it is `@FILE`. Raises BadJob."""
+    if not template.startswith("@"):
+        return template
+    try:
+        with open(os.path.expanduser(template[1:]), encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadJob(f"{what} {template}: cannot be read ({e}); a text that begins with @ names a file") from e

@@ -1,0 +1,207 @@
+"""A server that speaks OpenAI's chat form, in a process of its own: it answers by rules, limits, delays, refuses, cuts
+connections, talks nonsense, and counts what it was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter, deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+KEY = "sk-open-sesame"
+
+
+class ChatServer:
+    """Runs until it is stopped. `options` are those of `Chat`; `set` changes them while it runs."""
+
+    def __init__(self, **options: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), json.dumps(options)], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    def __enter__(self) -> ChatServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def told(self) -> dict[str, Any]:
+        """What it was asked: `requests`, `answered` prompts by text with their numbers, `most` at once, `rate`."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/told") as reply:
+            found: dict[str, Any] = json.load(reply)
+            return found
+
+    def set(self, **options: Any) -> None:
+        """Change options."""
+        data = json.dumps(options).encode()
+        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{self.port}/set", data=data)).close()
+
+
+class Chat:
+    """What it does. `slow` of the requests take `times` as long; `busy`, `broken`, `cut`, `nonsense` are shares of them
+    that fail so; `limit` is of requests a second, over which it answers 429; `structured` that it takes a schema.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.latency, self.slow, self.times = 0.0, 0.0, 100.0
+        self.busy = self.broken = self.cut = self.nonsense = 0.0
+        self.limit: float | None = None
+        self.key: str | None = KEY
+        self.model = "m"
+        self.structured = True
+        self.down = False
+        self.answer = "echo"
+        self.seed = 0
+        self.retry_after: float | None = None
+        for name, value in options.items():
+            assert hasattr(self, name), name
+            setattr(self, name, value)
+        self.random = random.Random(self.seed)
+        self.requests, self.at_once, self.most = 0, 0, 0
+        self.answered: Counter[str] = Counter()
+        self.statuses: Counter[int] = Counter()
+        self.times_of: deque[float] = deque()
+        self.rate = 0  # the most requests let through in a second
+        self.bodies: list[Any] = []
+
+    async def chat(self, request: Any) -> Any:
+        from aiohttp import web
+
+        self.requests += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            status, body, headers = await self._answer(request, await request.json())
+        finally:
+            self.at_once -= 1
+        self.statuses[status] += 1
+        if status == 0:
+            request.transport.close()
+            return web.Response()
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(status=status, text=text, headers=headers, content_type="application/json")
+
+    async def _answer(self, request: Any, body: Any) -> tuple[int, Any, dict[str, str]]:
+        def error(status: int, message: str, code: str = "", **headers: str) -> tuple[int, Any, dict[str, str]]:
+            return status, {"error": {"message": message, "code": code}}, headers
+
+        if self.down:
+            return 0, "", {}
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            return error(401, "Incorrect API key provided", "invalid_api_key")
+        if body["model"] != self.model:
+            return error(404, f"The model `{body['model']}` does not exist", "model_not_found")
+        if "response_format" in body and not self.structured:
+            return error(400, "response_format is not supported")
+        now = time.monotonic()
+        if self.limit is not None:
+            while self.times_of and self.times_of[0] <= now - 1:
+                self.times_of.popleft()
+            if len(self.times_of) >= self.limit:
+                return error(429, "Rate limit reached", "rate_limit_exceeded")
+            self.times_of.append(now)
+            self.rate = max(self.rate, len(self.times_of))
+        drawn = self.random.random()
+        for share, failure in (
+            (self.busy, error(429, "Too many requests", **self._after())), (self.broken, error(500, "Something broke")),
+            (self.cut, (0, "", {})), (self.nonsense, (200, "<html>proxy</html>", {})),
+        ):  # fmt: skip
+            if drawn < share:
+                return failure
+            drawn -= share
+        said = body["messages"][-1]["content"]
+        if "too long" in said:
+            return error(400, "This model's maximum context length is 8 tokens", "context_length_exceeded")
+        slow = self.random.random() < self.slow
+        await asyncio.sleep(self.latency * (self.times if slow else 1.0))
+        self.answered[said] += 1
+        if len(self.bodies) < 100:
+            self.bodies.append(body)
+        reason = "content_filter" if "forbidden" in said else "stop"
+        content = self._said(said, body)
+        usage = {"prompt_tokens": len(said.split()), "completion_tokens": len(content.split()), "total_tokens": 0}
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
+        return 200, {"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}, {}
+
+    def _after(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+    def _said(self, prompt: str, body: Any) -> str:
+        words = prompt.split()
+        if self.answer == "echo":
+            return f"<{prompt}>"
+        if self.answer == "auto":  # whatever the schema asks for
+            schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
+            return f"<{prompt}>" if schema is None else json.dumps(_of(schema, prompt))
+        if self.answer == "second":  # fits only when asked again
+            asked_again = len(body["messages"]) > 2
+            return json.dumps({"n": len(words), "word": words[0]}) if asked_again else json.dumps({"n": "many"})
+        if self.answer == "never":
+            return "I would rather not say."
+        if self.answer == "choice":
+            found = "yes" if len(words) % 2 else "no"
+            return json.dumps({"choice": found}) if "response_format" in body else f" {found.title()}.\n"
+        assert self.answer == "json"
+        return "```json\n" + json.dumps({"n": len(words), "word": words[0], "all": words}) + "\n```"
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests, "answered": dict(self.answered), "most": self.most, "rate": self.rate,
+            "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies,
+        }  # fmt: skip
+
+
+def _of(schema: Any, prompt: str) -> Any:
+    """Some value of a schema."""
+    if "enum" in schema:
+        return schema["enum"][len(prompt) % len(schema["enum"])]
+    if schema["type"] == "object":
+        return {name: _of(inner, prompt) for name, inner in schema["properties"].items()}
+    if schema["type"] == "array":
+        return [_of(schema["items"], prompt)]
+    return {"string": prompt[:20], "integer": len(prompt), "number": 0.5, "boolean": True}[schema["type"]]
+
+
+def main() -> None:
+    from aiohttp import web
+
+    chat = Chat(**json.loads(sys.argv[1]))
+
+    async def told(request: Any) -> Any:
+        return web.json_response(chat.told())
+
+    async def change(request: Any) -> Any:
+        for name, value in (await request.json()).items():
+            setattr(chat, name, value)
+        return web.Response()
+
+    async def serve() -> None:
+        app = web.Application()
+        app.add_routes([web.post("/v1/chat/completions", chat.chat), web.get("/told", told), web.post("/set", change)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
+        await site.start()
+        print(runner.addresses[0][1], flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Prompts over rows: every row answered once at its place, whatever the endpoint does; limits; forms of answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.errors import BadJob, BadModel, RunFailed
+from gristmill.models.pace import Pace
+from gristmill.models.template import Template
+from llmserver import KEY, ChatServer
+
+ROWS = 400
+pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    """A server, its address and its key in the environment."""
+    with ChatServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        yield server
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    return pa.table({"id": range(rows), "text": [f"row {n} is here" for n in range(rows)]})
+
+
+def answers(sink: Any) -> dict[int, str]:
+    """By the row's number, each once."""
+    found = gm.read(str(sink)).to_table().to_pylist()
+    assert len({row["id"] for row in found}) == len(found)
+    return {row["id"]: row["answer"] for row in found}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_row_has_its_answer(chat: ChatServer, tmp_path: Path, workers: int) -> None:
+    """Of an endpoint that is busy, breaks, cuts connections and talks nonsense now and then; answered once each."""
+    chat.set(busy=0.05, broken=0.02, cut=0.02, nonsense=0.02, latency=0.005)
+    report = gm.prompt(
+        table(), tmp_path / "out", prompt="Say {{ text }}", model="m", keep=["id"], workers=workers, keep_usage=True
+    )
+    assert report.rows_ok == ROWS
+    assert answers(tmp_path / "out") == {n: f"<Say row {n} is here>" for n in range(ROWS)}
+    usage = gm.read(str(tmp_path / "out")).to_table().to_pylist()[0]
+    assert (usage["answer_prompt_tokens"], usage["answer_completion_tokens"]) == (5, 5)
+    assert usage["answer_finish_reason"] == "stop"
+    told = chat.told()
+    assert set(told["answered"].values()) == {1} and {"429", "500", "0"} <= set(told["statuses"])
+    assert told["most"] <= 32
+
+
+def test_a_row_that_is_refused_is_a_dead_letter_alone(chat: ChatServer, tmp_path: Path) -> None:
+    """In the endpoint's words; nothing that cannot succeed is sent again, except by the run what its probe sent."""
+    rows = pa.table({"id": range(6), "text": ["a", "too long b", "c", "forbidden d", "", None]})
+    gm.prompt(rows, tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], gates={"min_ok": 0})
+    assert answers(tmp_path / "out") == {0: "<a>", 2: "<c>", 4: "<>"}
+    dead = {json.loads(d["payload"])["id"]: d for d in gm.dead(str(tmp_path / "out")).to_pylist()}
+    assert {n: d["error"].rpartition(".")[2] for n, d in dead.items()} == {1: "Refused", 3: "Refused", 5: "NullColumn"}
+    assert "maximum context length is 8 tokens" in dead[1]["message"] and "content filter" in dead[3]["message"]
+    assert chat.told()["requests"] == 5 + 2
+
+
+def test_what_no_row_would_be_answered_for_is_said_after_one_request(chat: ChatServer, tmp_path: Path) -> None:
+    """A wrong key, an unknown model, an address where nobody is, or none at all."""
+    for options, said, requests in (
+        ({"model": "gone"}, r"refuses the address or the model: 404: The model `gone` does not exist", 1),
+        ({"api_key": "wrong"}, "refuses the key: 401: Incorrect API key provided", 1),
+        ({"base_url": "http://127.0.0.1:9/v1"}, r"http://127.0.0.1:9/v1: no answer: .* is this the endpoint", 0),
+        ({"base_url": "nowhere"}, "base_url 'nowhere' is not an address", 0),
+    ):
+        before = chat.told()["requests"]
+        with pytest.raises(BadModel, match=said) as e:
+            gm.prompt(table(), tmp_path / "out", prompt="{{ text }}", **{"model": "m", **options})  # type: ignore[arg-type]
+        assert e.value.exit_code == 2 and chat.told()["requests"] - before == requests
+
+
+def test_a_bad_prompt_is_said_before_any_request(chat: ChatServer, tmp_path: Path) -> None:
+    """With the nearest name, the line, the field."""
+    (tmp_path / "latin.txt").write_bytes("für {{ text }}".encode("latin-1"))
+    bad: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+        ({"prompt": "{{ txt }}"}, BadModel, r"has a prompt with 'txt', which the source does not have: .*'text'\?"),
+        ({"prompt": '{{ row["txt"] }}'}, BadModel, r"did you mean 'text'\?"),
+        ({"prompt": "a\n{{ text "}, BadModel, "prompt, line 2: unexpected end of template"),
+        ({"system": "{% if %}", "prompt": "x"}, BadModel, "system, line 1: "),
+        ({"prompt": "@gone.txt"}, BadJob, "prompt @gone.txt: cannot be read"),
+        ({"prompt": f"@{tmp_path / 'latin.txt'}"}, BadJob, "latin.txt: cannot be read .*utf-8"),
+        ({"prompt": "x", "choices": ["a"]}, BadJob, "give two or more different texts"),
+        ({"prompt": "x", "choices": ["a", "b"], "returns": {"y": "string"}}, BadJob, "leave one of them out"),
+        ({"prompt": "x", "returns": {"y": "timestamp[us]"}}, BadModel, "'y' the type timestamp.* JSON does not have"),
+        ({"prompt": "x", "request": {"model": "y"}}, BadJob, "request has 'model', which is not an option"),
+        ({"prompt": "x", "temperature": -1}, BadJob, "temperature is -1: give a number of at least 0"),
+        ({"prompt": "x", "max_token": 3}, BadJob, "did you mean 'max_tokens'"),
+    )
+    for options, kind, said in bad:
+        with pytest.raises(kind, match=said):
+            gm.prompt(table(), tmp_path / "out", model="m", **options)
+    assert chat.told()["requests"] == 0
+
+
+def test_a_key_that_is_withdrawn_stops_the_job(chat: ChatServer, tmp_path: Path) -> None:
+    """With exit 1, and no row a dead letter; with a good key the next run asks for the rest."""
+    chat.set(latency=0.02)
+    job = gm.Job(
+        table(2000), gm.Prompt("{{ text }}", "m"), gm.sink(str(tmp_path / "out"), keep=["id"]), workers=1,
+        shard_rows=200,
+    )  # fmt: skip
+
+    def withdraw() -> None:
+        while not list((tmp_path / "out").glob("_gristmill/g*/receipts/*.json")):
+            time.sleep(0.02)
+        chat.set(key="another")
+
+    withdrawn = threading.Thread(target=withdraw, daemon=True)
+    withdrawn.start()
+    try:
+        with pytest.raises(RunFailed, match="the endpoint refuses the key now: 401"):
+            job.run()
+    finally:
+        withdrawn.join()
+    asked = chat.told()["requests"]
+    chat.set(key=KEY)
+    report = job.run()
+    assert (report.rows_ok, report.rows_dead) == (2000, 0)
+    assert report.shards_resumed > 0 and asked < 2000
+    assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(2000)}
+
+
+def test_slow_answers_keep_no_other_waiting(chat: ChatServer, tmp_path: Path) -> None:
+    """1 % take 100 times as long: a loop that waits for each batch of 32 takes over three times as long."""
+    chat.set(latency=0.01, slow=0.01, seed=3)
+    begun = time.monotonic()
+    gm.prompt(table(1600), tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], workers=0)
+    took = time.monotonic() - begun
+    assert took < 8, took  # 50 batches of which 14 hold such a row: 14 s
+    assert len(answers(tmp_path / "out")) == 1600
+
+
+def test_a_limit_of_requests_holds(chat: ChatServer, tmp_path: Path) -> None:
+    """In two workers together: none of them is answered 429 by a server of that limit."""
+    chat.set(limit=105)
+    begun = time.monotonic()
+    gm.prompt(
+        table(300), tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], workers=2, requests_per_minute=6000
+    )
+    took, told = time.monotonic() - begun, chat.told()
+    assert "429" not in told["statuses"] and took > 2.0
+    assert told["rate"] <= 105 and len(answers(tmp_path / "out")) == 300
+
+
+def test_answers_with_columns(chat: ChatServer, tmp_path: Path) -> None:
+    """A JSON object, in a fence or not; of these types; structured where the endpoint takes it, described where not."""
+    returns = {"n": "int64", "word": "string", "all": "list<string>"}
+    chat.set(answer="json")
+    for structured in (True, False):
+        chat.set(structured=structured)
+        found = gm.prompt(table(3), prompt="{{ text }}", model="m", returns=returns)
+        words = [f"row {n} is here".split() for n in range(3)]
+        more = [] if structured else [["Answer", "with", "a", "JSON", "object", "of", "this", "schema"]]
+        assert [row["word"] for row in found.to_pylist()] == ["row"] * 3
+        assert found.schema.field("all").type == pa.list_(pa.string())
+        assert all(row["all"][:4] == w for row, w in zip(found.to_pylist(), words, strict=True))
+        assert bool(more) == (found["n"][0].as_py() > 4)
+    bodies = chat.told()["bodies"]
+    schema = bodies[0]["response_format"]["json_schema"]["schema"]
+    assert schema["required"] == ["n", "word", "all"] and schema["properties"]["n"] == {"type": "integer"}
+    assert "response_format" not in bodies[-1]
+
+
+def test_an_answer_that_does_not_fit_is_asked_for_once_more(chat: ChatServer, tmp_path: Path) -> None:
+    """With what was wrong; then the row is a dead letter with the answer in it."""
+    chat.set(answer="second")
+    found = gm.prompt(table(2), prompt="{{ text }}", model="m", returns={"n": "int64", "word": "string"})
+    assert found["word"].to_pylist() == ["That", "That"]  # of the words that say what was wrong
+    assert "it has no 'word'" in chat.told()["bodies"][-1]["messages"][-1]["content"]
+    chat.set(answer="never")
+    gm.prompt(
+        table(2), tmp_path / "out", prompt="{{ text }}", model="m", returns={"n": "int64"}, keep=["id"],
+        gates={"min_ok": 0, "allow_empty": True},
+    )  # fmt: skip
+    letters = gm.dead(str(tmp_path / "out")).to_pylist()
+    assert len(letters) == 2 and all("I would rather not say." in letter["message"] for letter in letters)
+
+
+def test_one_of_some_choices(chat: ChatServer) -> None:
+    """As it was written in choices, however the model writes it."""
+    chat.set(answer="choice")
+    rows = pa.table({"text": ["one", "one two"]})
+    for structured in (True, False):
+        chat.set(structured=structured)
+        found = gm.prompt(rows, prompt="{{ text }}", model="m", choices=["yes", "no"], output="odd")
+        assert found["odd"].to_pylist() == ["yes", "no"] or not structured
+        assert set(found["odd"].to_pylist()) <= {"yes", "no"}
+
+
+def test_a_null_is_decided_by_on_null(chat: ChatServer) -> None:
+    """As for text models: a dead letter, left out, or given to the template."""
+    rows = pa.table({"id": [1, 2], "text": ["a", None]})
+    prompt = "{% if text is none %}nothing{% else %}{{ text }}{% endif %}"
+    kept = gm.prompt(rows, prompt=prompt, model="m", keep=["id"], on_null="keep")
+    assert kept["answer"].to_pylist() == ["<a>", "<nothing>"]
+    assert gm.prompt(rows, prompt=prompt, model="m", keep=["id"], on_null="skip")["answer"].to_pylist() == ["<a>"]
+
+
+def test_the_key_is_nowhere(chat: ChatServer, tmp_path: Path) -> None:
+    """Neither in the sink nor in what is printed; a job file names the variable."""
+    (tmp_path / "ask.txt").write_text("Repeat: {{ text }}")
+    pq.write_table(table(5), tmp_path / "rows.parquet")
+    (tmp_path / "job.yaml").write_text(
+        "source: rows.parquet\nmodel: {prompt: '@ask.txt', llm: m, api_key: '${env:OTHER}'}\n"
+        "sink: {uri: out, keep: [id]}\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "gristmill", "run", "job.yaml"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "OTHER": KEY, "OPENAI_API_KEY": "wrong"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert answers(tmp_path / "out")[2] == "<Repeat: row 2 is here>"
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert files and not [path for path in files if KEY.encode() in path.read_bytes()] and KEY not in run.stderr
+    (tmp_path / "ask.txt").write_text("Say: {{ text }}")
+    again = subprocess.run(
+        [sys.executable, "-m", "gristmill", "run", "job.yaml"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "OTHER": KEY},
+    )  # fmt: skip
+    assert again.returncode == 4 and "model.prompt" in again.stderr, again.stderr
+
+
+def test_the_command(chat: ChatServer, tmp_path: Path) -> None:
+    """As its help shows it; with another endpoint or other limits it is the same job."""
+    pq.write_table(table(40), tmp_path / "rows.parquet")
+    typed = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}"]
+    typed += ["--model", "m", "--keep", "id", "--system", "Be brief about {{ id }}"]
+    done = subprocess.run([*typed, "--preview", "2"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "<row 1 is here>" in done.stdout, done.stderr
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert answers(tmp_path / "out")[39] == "<row 39 is here>"
+    assert chat.told()["bodies"][-1]["messages"][0]["content"].startswith("Be brief about ")
+    with ChatServer() as other:
+        more = ["--base-url", other.url, "--concurrency", "3", "--requests-per-minute", "100", "--timeout", "3"]
+        again = subprocess.run([*typed, *more], cwd=tmp_path, capture_output=True, text=True)
+        assert again.returncode == 0 and "nothing to do" in again.stdout + again.stderr
+    again = subprocess.run([*typed, "--temperature", "0"], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 4 and "model.temperature" in again.stderr
+
+
+def test_addresses_share_the_load_and_stand_in_for_each_other(chat: ChatServer, tmp_path: Path) -> None:
+    """One dies in the middle: the other answers, and no row is lost."""
+    chat.set(latency=0.02)
+    with ChatServer(latency=0.02) as other:
+        urls = f"{chat.url},{other.url}"
+        gm.prompt(table(200), tmp_path / "a", prompt="{{ text }}", model="m", base_url=urls, keep=["id"])
+        assert min(chat.told()["requests"], other.told()["requests"]) > 50
+        other.set(down=True)
+        gm.prompt(table(200), tmp_path / "b", prompt="{{ text }}", model="m", base_url=urls, keep=["id"])
+    assert len(answers(tmp_path / "a")) == len(answers(tmp_path / "b")) == 200
+
+
+def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
+    """Every row has its answer, and shards that were done are not asked for again."""
+    pq.write_table(table(1500), tmp_path / "rows.parquet")
+    chat.set(latency=0.02)
+    typed = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}"]
+    typed += ["--model", "m", "--keep", "id", "--set", "running.shard_rows=100", "--workers", "1"]
+    for _ in range(2):
+        run = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        time.sleep(2.0)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(1500)}
+    assert gm.verify(str(tmp_path / "out")).ok
+
+
+def test_templates_name_what_they_read() -> None:
+    """Columns by name, by `row["…"]`, in loops and conditions; `row` itself reads all."""
+    assert Template("{{ a }} {% if b %}{{ c.d }}{% endif %}{% for x in e %}{{ x }}{% endfor %}", "p").columns == (
+        "a", "b", "c", "e",
+    )  # fmt: skip
+    odd = Template('{{ row["a b"] }}', "p")
+    assert (odd.columns, odd.whole, odd.of({"a b": 1})) == (("a b",), False, "1")
+    assert Template("{{ row }}", "p").whole and Template("{% for k in row %}{{ row[k] }}{% endfor %}", "p").whole
+    for unkind in ("{{ a.__class__.__mro__ }}", "{{ a.append(1) }}"):
+        with pytest.raises(Exception, match=r"unsafe|not safely callable|has no attribute|is unsafe"):
+            Template(unkind, "p").of({"a": [1]})
+
+
+def test_units_come_evenly() -> None:
+    """Never more than the rate allows in any stretch of time, whatever is corrected afterwards."""
+    pace = Pace(60)
+    assert [pace.turn(10.0) for _ in range(3)] == [10.0, 11.0, 12.0]
+    assert pace.turn(20.0, 5) == 20.0 and pace.turn(20.0) == 25.0
+    pace.more(-1)
+    assert pace.turn(20.0) == 25.0
+    pace.pause(100.0)
+    assert pace.turn(30.0) == 100.0 and Pace(None).turn(3.0, 1e9) == 3.0
