@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -272,20 +272,29 @@ def test_addresses_share_the_load_and_stand_in_for_each_other(chat: ChatServer, 
 
 
 def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
-    """Every row has its answer, and shards that were done are not asked for again."""
+    """Every row has its answer, and only requests that were in flight are sent again."""
     pq.write_table(table(1500), tmp_path / "rows.parquet")
     chat.set(latency=0.02)
     typed = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}"]
-    typed += ["--model", "m", "--keep", "id", "--set", "running.shard_rows=100", "--workers", "1"]
-    for _ in range(2):
+    typed += ["--model", "m", "--keep", "id", "--set", "running.shard_rows=500", "--workers", "1"]
+    kills, before = 4, 0
+    for _ in range(kills):
         run = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.DEVNULL)
-        time.sleep(2.0)
-        run.send_signal(signal.SIGKILL)
+        while chat.told()["requests"] < before + 200 and run.poll() is None:
+            time.sleep(0.02)
+        for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
+            process.kill()
         run.wait()
+        time.sleep(0.1)
+        before = chat.told()["requests"]
     done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(1500)}
     assert gm.verify(str(tmp_path / "out")).ok
+    again = chat.told()["requests"] - 1500
+    # In flight, and the first rows of a run that was killed before it had a plan.
+    assert 0 <= again <= kills * 32 + 32, again
+    assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
 
 
 def test_templates_name_what_they_read() -> None:

@@ -67,6 +67,11 @@ class Generation:
         return join(self.folder, "receipts")
 
     @property
+    def journal(self) -> str:
+        """Where answers to rows of shards that are not committed are (commit/journal.py)."""
+        return join(self.folder, "journal")
+
+    @property
     def suspects(self) -> str:
         """Where attempts note what they are about to predict."""
         return join(self.folder, "suspects")

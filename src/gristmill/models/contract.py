@@ -106,6 +106,22 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
+class Journal(Protocol):
+    """Keeps answers of a shard that is not committed yet, for an attempt that comes after this one."""
+
+    def key(self, row: Any) -> bytes:
+        """A digest of the row that a function is given."""
+        ...
+
+    def earlier(self, key: bytes) -> tuple[bool, Any]:
+        """Whether an earlier attempt was answered for such a row, and the answer: each serves one row."""
+        ...
+
+    def put(self, key: bytes, answer: Any) -> None:
+        """Keep an answer, if it is of plain values. Called in any thread."""
+        ...
+
+
 @runtime_checkable
 class RowModel(Model, Protocol):
     """A loaded model that answers row by row and mostly waits, for an endpoint or a scheduler of its own: many rows are
@@ -115,9 +131,11 @@ class RowModel(Model, Protocol):
     SomeFailed with the exception of each.
     """
 
-    def begin(self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None]) -> None:
+    def begin(
+        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+    ) -> None:
         """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
-        is called after each answer, in any thread.
+        is called after each answer, in any thread. What `journal` has is not asked for; it is given what is answered.
         """
         ...
 

@@ -28,9 +28,11 @@ DROPPED = Raised(RuntimeError("the call was dropped"))
 
 
 class Answers:
-    """The answers to some rows, on their way. `answered` is called after each, in any thread."""
+    """The answers to some rows, on their way. `answered` is called after each, in any thread, with the row's number
+    and its answer, if it has one.
+    """
 
-    def __init__(self, rows: Sequence[Any], answered: Callable[[], None]) -> None:
+    def __init__(self, rows: Sequence[Any], answered: Callable[[int, Any], None]) -> None:
         self.rows: list[Any] = list(rows)  # None once answered
         self._found: list[Any] = [_OPEN] * len(self.rows)
         self._left = len(self.rows)
@@ -40,13 +42,17 @@ class Answers:
 
     def put(self, place: int, answer: Any) -> None:
         """The answer to a row, or `Raised`."""
+        self._answered(place, answer)
         with self._changed:
             self.rows[place] = None
             self._found[place] = answer
             self._left -= 1
             if not self._left:
                 self._changed.notify_all()
-        self._answered()
+
+    def open(self) -> list[int]:
+        """The rows that have no answer yet."""
+        return [place for place, answer in enumerate(self._found) if answer is _OPEN]
 
     def wait(self, seconds: float | None = None) -> int:
         """How many have not been answered, once all have been or after so many seconds."""
@@ -125,7 +131,7 @@ class Coroutines:
                 await found
 
     def _add(self, answers: Answers) -> None:
-        self._waiting.extend((answers, place) for place in range(len(answers.rows)))
+        self._waiting.extend((answers, place) for place in answers.open())
         self._fill()
 
     def _fill(self) -> None:
@@ -173,7 +179,7 @@ class Threads:
 
     def begin(self, answers: Answers) -> None:
         """Begin as soon as earlier rows leave room."""
-        for place in range(len(answers.rows)):
+        for place in answers.open():
             self._waiting.put((answers, place))
         while len(self._threads) < self._most and not self._waiting.empty():
             thread = threading.Thread(target=self._run, name=f"gristmill-row-{len(self._threads)}", daemon=True)

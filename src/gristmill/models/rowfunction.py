@@ -12,9 +12,9 @@ from gristmill.arrow.rows import picked
 from gristmill.job.specs import FunctionModel
 from gristmill.models.batchfunction import LoadedFunction
 from gristmill.models.calls import is_async
-from gristmill.models.contract import Place, Prepared
+from gristmill.models.contract import Journal, Place, Prepared
 from gristmill.models.conversion import to_batch
-from gristmill.models.inflight import Answers, Coroutines, Flight, Threads
+from gristmill.models.inflight import Answers, Coroutines, Flight, Raised, Threads
 
 
 class Begun:
@@ -48,9 +48,12 @@ class LoadedRows(LoadedFunction):
             Coroutines(function, place.at_once, place.limit) if coroutine else Threads(function, place.at_once)
         )
 
-    def begin(self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None]) -> None:
+    def begin(
+        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+    ) -> None:
         """See RowModel."""
-        prepared.inputs.begun = Begun(rows, self._asked(picked(prepared.inputs.rows, rows), answered))
+        given = picked(prepared.inputs.rows, rows)
+        prepared.inputs.begun = Begun(rows, self._asked(given, answered, journal))
 
     def waiting(self, prepared: Prepared, seconds: float) -> int:
         """See RowModel."""
@@ -79,8 +82,23 @@ class LoadedRows(LoadedFunction):
         answers.wait()
         return answers.of(range(len(index)))
 
-    def _asked(self, given: pa.Table, answered: Callable[[], None]) -> Answers:
-        answers = Answers(to_batch(given, "rows"), answered)
+    def _asked(self, given: pa.Table, answered: Callable[[], None], journal: Journal | None = None) -> Answers:
+        rows = to_batch(given, "rows")
+        keys = [] if journal is None else [journal.key(row) for row in rows]
+        known: set[int] = set()
+
+        def heard(place: int, answer: Any) -> None:
+            if journal is not None and place not in known and not isinstance(answer, Raised):
+                journal.put(keys[place], answer)
+            answered()
+
+        answers = Answers(rows, heard)
+        for place, key in enumerate(keys):
+            assert journal is not None
+            there, answer = journal.earlier(key)
+            if there:
+                known.add(place)
+                answers.put(place, answer)
         self._flight.begin(answers)
         return answers
 

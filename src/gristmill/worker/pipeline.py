@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import secrets
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
+from gristmill.commit.journal import Journal
 from gristmill.models.contract import RowModel
 from gristmill.process.liveness import LOADING
 from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick
@@ -107,6 +109,7 @@ class ShardWorker:
         self._leaving = ""
         self._room = threading.Condition()
         self._begun = 0  # bytes of windows whose rows are in flight
+        self._journals: dict[str, Journal] = {}  # of shards that are in flight, by item
         self._beside = None
         if stages.beside:
             from gristmill.worker.stepprocesses import Beside
@@ -246,7 +249,10 @@ class ShardWorker:
             while self._begun and self._begun + size > most and not self._stopping.is_set():
                 self._room.wait(0.5)
             self._begun += size
-        self._predict.begin(item.value, window, self._watch.beat)
+        task: Task = item.value
+        if task.kind == "score" and item.key not in self._journals:
+            self._journals[item.key] = Journal(task.folder, task.shard.number, secrets.token_hex(6), self._files)
+        self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
 
     def _handed(self, parcel: _Parcel | None, out: queue.Queue[_Parcel | None]) -> None:
         """Hand a parcel to the predicting thread, which is gone if the worker is stopping."""
@@ -372,6 +378,8 @@ class ShardWorker:
                 self._dropped.add(key)
                 if (broken := commits.pop(key, None)) is not None:
                     broken.abort()
+                if (journal := self._journals.pop(key, None)) is not None:
+                    journal.close()
                 if not isinstance(error, Elsewhere) or error.failure is not None:
                     emit(Outcome(self._name, key, None, scrubbed(classified(error), self._recipe.secrets)))
             self._writing = None
@@ -400,6 +408,8 @@ class ShardWorker:
                 self._folder = task.folder
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
+                if (journal := self._journals.pop(item.key, None)) is not None:
+                    journal.remove()
         except BaseException as e:  # crosses to the outcome, where the driver decides
             return e
         return None

@@ -15,7 +15,7 @@ import pyarrow as pa
 from gristmill.arrow.casts import Lossy, fitted, is_list, together
 from gristmill.arrow.rows import picked
 from gristmill.errors import BadOutput
-from gristmill.models.contract import Model, Prepared, Refusal, RowModel
+from gristmill.models.contract import Journal, Model, Prepared, Refusal, RowModel
 from gristmill.models.conversion import ROWS
 from gristmill.models.passthrough import same
 from gristmill.shards.counts import Counts
@@ -132,13 +132,13 @@ class Predict:
                 tick(len(batch))
         return self._finished(task, window, refused, outputs, dead, figures, post)
 
-    def begin(self, task: Task, window: Window, answered: Callable[[], None]) -> None:
+    def begin(self, task: Task, window: Window, answered: Callable[[], None], journal: Journal | None) -> None:
         """Ask a model that answers row by row for the rows that `score` will be given."""
         assert isinstance(self._model, RowModel)
         alive = np.ones(window.rows.num_rows, dtype=bool)
         for gone in ([r.row for r in window.prepared.refused], *(index for index, _ in self._from_probe(task, window))):
             alive[np.asarray(gone, dtype=np.int64)] = False
-        self._model.begin(window.prepared, np.flatnonzero(alive), answered)
+        self._model.begin(window.prepared, np.flatnonzero(alive), answered, journal)
 
     # ------------------------------------------------ the probe
 

@@ -1,0 +1,130 @@
+"""What a model that answers row by row has answered for a shard that is not committed yet, so that it is not asked for
+again: an append-only file an attempt beside the receipts, gone once the shard is committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+import threading
+import zlib
+from collections import deque
+from typing import Any
+
+from gristmill.files.contract import Files
+from gristmill.files.disk import LocalFiles, join
+
+SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once
+_HEAD = struct.Struct("<16sII")  # the row's digest, and length and CRC-32 of the answer
+_KEPT = (str, int, float, bool, type(None))
+
+
+class Journal:
+    """The answers of one attempt at a shard, and those of earlier attempts. `folder` is the generation's."""
+
+    def __init__(self, folder: str, shard: int, attempt: str, files: Files) -> None:
+        self._files = files
+        self._folder = join(folder, "journal")
+        self._shard = f"{shard:07d}."
+        self._path = join(self._folder, f"{self._shard}{attempt}")
+        self._lock = threading.Lock()
+        self._out: Any = None
+        self._ended = False
+        self._waiting: list[bytes] = []
+        self._segments = 0
+        self._timer: threading.Timer | None = None
+        self._earlier: dict[bytes, deque[bytes]] = {}
+        for name in sorted(files.names(self._folder)):
+            if name.startswith(self._shard) and not name.endswith(".tmp"):
+                for key, answer in _records(files.read(join(self._folder, name))):
+                    self._earlier.setdefault(key, deque()).append(answer)
+
+    def key(self, row: Any) -> bytes:
+        """A digest of the row that a function is given, 16 bytes: plain values, of which the text tells all."""
+        return hashlib.blake2b(repr(row).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def earlier(self, key: bytes) -> tuple[bool, Any]:
+        """See models.contract.Journal."""
+        found = self._earlier.get(key)
+        return (False, None) if not found else (True, json.loads(found.popleft()))
+
+    def put(self, key: bytes, answer: Any) -> None:
+        """Keep an answer, if it is of plain values: texts, numbers, lists and dicts of these. If it cannot be written,
+        that is said once: the shard's own files will show whether the sink can be written.
+        """
+        if not _plain(answer):
+            return
+        data = json.dumps(answer).encode("utf-8", "surrogatepass")
+        record = _HEAD.pack(key, len(data), zlib.crc32(data)) + data
+        with self._lock:
+            if self._ended:
+                return
+            if not isinstance(self._files, LocalFiles):
+                self._waiting.append(record)
+                if self._timer is None:
+                    self._timer = threading.Timer(SOON, self._stored)
+                    self._timer.daemon = True
+                    self._timer.start()
+                return
+            try:
+                if self._out is None:
+                    self._files.make_folder(self._folder)
+                    self._out = open(self._path, "ab", buffering=0)  # noqa: SIM115 - until the shard is committed
+                self._out.write(record)
+            except OSError as e:
+                self._stop(e)
+
+    def close(self) -> None:
+        """No more answers come."""
+        with self._lock:
+            self._ended = True
+            if self._out is not None:
+                self._out.close()
+
+    def remove(self) -> None:
+        """The shard is committed: its answers are in its files."""
+        self.close()
+        for name in self._files.names(self._folder):
+            if name.startswith(self._shard):
+                self._files.remove(join(self._folder, name))
+
+    def _stored(self) -> None:
+        with self._lock:
+            records, self._waiting, self._timer = b"".join(self._waiting), [], None
+            self._segments += 1
+            ended = self._ended
+        try:
+            if records and not ended:
+                self._files.note(f"{self._path}-{self._segments:06d}", records)
+        except OSError as e:
+            self._stop(e)
+
+    def _stop(self, error: OSError) -> None:
+        self._ended = True
+        print(
+            f"{self._folder}: answers cannot be kept there ({error}); a kill would have them asked for again",
+            file=sys.stderr,
+        )
+
+
+def _records(data: bytes) -> list[tuple[bytes, bytes]]:
+    """The whole records of a file whose writer may have been killed in the middle of the last one."""
+    found, at = [], 0
+    while at + _HEAD.size <= len(data):
+        key, length, crc = _HEAD.unpack_from(data, at)
+        answer = data[at + _HEAD.size : at + _HEAD.size + length]
+        if len(answer) < length or zlib.crc32(answer) != crc:
+            break
+        found.append((key, answer))
+        at += _HEAD.size + length
+    return found
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON gives the same value back."""
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str and _plain(item) for key, item in value.items())
+    return all(map(_plain, value)) if kind is list else kind in _KEPT

@@ -1,0 +1,84 @@
+"""Journals of answers: whole after a kill at any byte, each answer for one row, of plain values alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.commit import journal as journals
+from gristmill.commit.journal import Journal
+from gristmill.files.disk import LOCAL
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 3), PLAIN), max_size=8), cut=st.integers(0, 400))
+def test_what_was_written_is_there_as_it_was(tmp_path_factory: Any, rows: list[tuple[int, Any]], cut: int) -> None:
+    """Up to the record in which the writer was killed; answers to equal rows are given in their order."""
+    folder = str(tmp_path_factory.mktemp("g"))
+    first = Journal(folder, 7, "a", LOCAL)
+    for row, answer in rows:
+        first.put(first.key({"x": row}), answer)
+    first.close()
+    whole = len(rows)
+    for path in Path(folder, "journal").glob("*"):
+        data = path.read_bytes()
+        path.write_bytes(data[: max(0, len(data) - cut)])
+        whole = len(journals._records(path.read_bytes()))
+    assert whole == len(rows) or cut > 0
+    again = Journal(folder, 7, "b", LOCAL)
+    for row, answer in rows[:whole]:
+        assert again.earlier(again.key({"x": row})) == (True, answer)
+    assert all(again.earlier(again.key({"x": row})) == (False, None) for row in range(4))
+    assert Journal(folder, 8, "c", LOCAL).earlier(again.key({"x": 0})) == (False, None)
+    again.remove()
+    assert LOCAL.names(str(Path(folder, "journal"))) == []
+
+
+def test_other_values_are_not_kept(tmp_path: Path) -> None:
+    """Those that JSON would change: tuples, bytes, keys that are no text."""
+    journal = Journal(str(tmp_path), 0, "a", LOCAL)
+    for n, answer in enumerate([(1, 2), b"x", {1: 2}, {"a": {1}}, float]):
+        journal.put(journal.key(n), answer)
+    assert LOCAL.names(str(tmp_path / "journal")) == []
+
+
+class Store:
+    """A store's files, of which journals need these."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def names(self, folder: str) -> list[str]:
+        return [path.rpartition("/")[2] for path in self.held if path.startswith(f"{folder}/")]
+
+    def read(self, path: str) -> bytes:
+        return self.held[path]
+
+    def note(self, path: str, data: bytes) -> None:
+        self.held[path] = data
+
+    def remove(self, path: str) -> None:
+        del self.held[path]
+
+
+def test_in_a_store_answers_are_kept_soon(tmp_path: Path) -> None:
+    """In few objects, each within a second."""
+    store: Any = Store()
+    journal = Journal("s3://b/g", 3, "a", store)
+    for n in range(100):
+        journal.put(journal.key(n), {"y": n})
+    time.sleep(3 * journals.SOON)
+    assert len(store.held) == 1
+    again = Journal("s3://b/g", 3, "b", store)
+    assert all(again.earlier(again.key(n)) == (True, {"y": n}) for n in range(100))
+    again.remove()
+    assert store.held == {}
