@@ -701,7 +701,8 @@ def test_code_that_each_worker_brings_along_is_told_by_what_it_says(
 
 
 OPENING = """
-import functools, os, pathlib, pickle
+import asyncio, functools, os, pathlib, pickle
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -724,6 +725,17 @@ class Model:
 
     def __call__(self, batch):
         return {"y": batch["id"] * self.w}
+
+class Pooled(Model):
+    \"\"\"Reads several files at once.\"\"\"
+
+    def __init__(self):
+        with ThreadPoolExecutor() as pool:
+            (self.w,) = pool.map(np.load, [os.path.join(HERE, "w.npy")])
+
+async def aside(row):
+    w = await asyncio.to_thread(np.load, os.path.join(HERE, "w.npy"))
+    return {"y": row["id"] * int(w)}
 
 class Fills(Model):
     \"\"\"Writes beside the answers, in place.\"\"\"
@@ -753,7 +765,7 @@ class Keeps(Model):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["late", "Model", "Keeps", "Fills"])
+@pytest.mark.parametrize("what", ["late", "Model", "Keeps", "Fills", "Pooled", "aside"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_weights_that_code_opens_by_itself_count(
     what: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

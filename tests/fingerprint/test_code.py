@@ -133,6 +133,35 @@ class Loud(str):
     __hash__ = str.__hash__
 
 
+class Rules(type(Path())):  # type: ignore[misc]
+    """A path with a method."""
+
+    def factor(self) -> int:
+        """Of one."""
+        return 1
+
+
+class Laws(type(Path())):  # type: ignore[misc]
+    """A path with another one."""
+
+    def factor(self) -> int:
+        """Of two."""
+        return 2
+
+
+class Tree(dict[str, Any]):
+    """Makes what is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.setdefault(name, Tree())
+
+
+class Dotted(dict[str, Any]):
+    """Raises what an attribute does not."""
+
+    __getattr__ = dict.__getitem__
+
+
 class Weight(float):
     """A number with more in it."""
 
@@ -152,6 +181,8 @@ class Weight(float):
     "arguments",
     [
         (Weight(2, 0), Weight(2, 1), Weight(2, 0, "g"), 2.0),
+        (Rules("v1"), Laws("v1"), Rules("v2"), Path("v1")),
+        (Tree(a=1), Tree(a=2), Dotted(a=1), {"a": 1}),
         (Linear(1), Quadratic(1), (1,)),
         ([Linear(1)], [Quadratic(1)]),
         ({"a": Linear(1)}, {"a": Quadratic(1)}),
@@ -165,6 +196,8 @@ class Weight(float):
 def test_arguments_that_do_other_things_differ(arguments: tuple[Any, ...]) -> None:
     """By their classes, even if they hold the same; as in `callables`, one alone is always the same."""
     found = [tuple(digests(Call(base, {"w": value})).items()) for value in arguments]
+    for value in arguments:
+        assert not isinstance(value, Tree) or list(value) == ["a"]  # looking at it has not changed it
     assert len(set(found)) == len(found) and found == [
         tuple(digests(Call(base, {"w": value})).items()) for value in arguments
     ]

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import sysconfig
+import threading
 import time
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -298,7 +299,9 @@ def _stats(path: str) -> Stats:
 
 
 def _asked_by_users() -> bool:
-    """Whether the user's code, and not Gristmill, has led here."""
+    """Whether the user's code, and not Gristmill, has led here. A thread of a library's pool, which does not tell who
+    gave it its work, does the user's: Gristmill's own threads have frames of its own.
+    """
     frame: types.FrameType | None = sys._getframe(3)
     while frame is not None:
         if modules.is_ours(str(frame.f_globals.get("__name__"))):
@@ -306,7 +309,7 @@ def _asked_by_users() -> bool:
         if not _is_installed(frame.f_code.co_filename):
             return True
         frame = frame.f_back
-    return False
+    return threading.current_thread() is not threading.main_thread()
 
 
 def _hold(file: str) -> None:

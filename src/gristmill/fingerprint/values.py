@@ -147,10 +147,10 @@ def _text(value: Any, walk: Walk, exact: bool) -> str:
     if isinstance(value, os._Environ):
         return "environment"  # it differs between shells, and between machines
     if isinstance(value, pathlib.PurePath):
-        return f"{kind.__name__}:{value}"
-    if hasattr(value, "__wrapped__") and not walk.local(
-        kind.__module__
-    ):  # compiled, or counted: the wrapper is installed code
+        text = f"{kind.__name__}:{value}"
+        return text if kind.__module__.partition(".")[0] == "pathlib" else _subclass(value, text, walk)
+    # Compiled, or counted: the wrapper is installed code. Asking a value of the user's class would run its code.
+    if not walk.local(kind.__module__) and hasattr(value, "__wrapped__"):
         return walk.named(kind) + walk.text(value.__wrapped__, exact=True)
     if isinstance(value, types.CellType):
         return "cell" + walk.text(value.cell_contents, exact=True)
@@ -204,25 +204,36 @@ def _container(value: Any, walk: Walk, exact: bool) -> str:
 
 def _subclass(value: Any, text: str, walk: Walk) -> str:
     """A value of a built-in type, or of a subclass, which may hold more than that."""
-    more = {**_slots(value), **getattr(value, "__dict__", {}), "default": getattr(value, "default_factory", None)}
+    more = {**_slots(value), **_own(value)}
+    if isinstance(value, collections.defaultdict):
+        more["default"] = vars(collections.defaultdict)["default_factory"].__get__(value)
     more = {name: item for name, item in more.items() if item is not None}
     kind = type(value)
     own = walk.text(kind, exact=True) if walk.local(kind.__module__) else walk.named(kind)
     return own + text + (walk.text(more, exact=True) if more else "")
 
 
-def _slots(value: Any) -> dict[str, Any]:
-    """What a value holds in `__slots__`; of a Secret nothing, whose text stands for it."""
-    if isinstance(value, Secret):
+def _own(value: Any) -> dict[str, Any]:
+    """A value's attributes, without asking its class, whose `__getattr__` may do anything."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        return found
+    except AttributeError:
         return {}
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """What a value holds in `__slots__` of classes that are not Python's; of a Secret nothing, whose text stands for
+    it.
+    """
     found: dict[str, Any] = {}
-    for cls in type(value).__mro__:
-        names = cls.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            private = name.startswith("__") and not name.endswith("__")
-            held = f"_{cls.__name__.lstrip('_')}{name}" if private else name
-            if name not in ("__dict__", "__weakref__") and hasattr(value, held):
-                found.setdefault(held, getattr(value, held))
+    for cls in () if isinstance(value, Secret) else type(value).__mro__:
+        if cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        for name, slot in vars(cls).items():
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # it was not given a value
+                    found.setdefault(name, slot.__get__(value))
     return found
 
 
@@ -276,7 +287,7 @@ def _parts(value: Any) -> Iterable[Any]:
         return ()
     if isinstance(value, (Mapping, list, tuple, set, frozenset, collections.deque)):
         held = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
-        return [*held, *_slots(value).values(), *getattr(value, "__dict__", {}).values()]
+        return [*held, *_slots(value).values(), *_own(value).values()]
     package = _package(value)
     if package in _LAZY:
         return lazyfiles.parts(value)
