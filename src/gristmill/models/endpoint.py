@@ -61,6 +61,7 @@ class Endpoint:
         *,
         timeout: float,
         limit: float,
+        at_once: int,
         requests: float | None,
         tokens: float | None,
     ) -> None:
@@ -71,9 +72,11 @@ class Endpoint:
             self._headers["authorization"] = f"Bearer {key}"
         self._timeout = timeout
         self._limit = limit
+        self._most = at_once
         self._requests, self._tokens = Pace(requests), Pace(tokens)
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Lock | None = None
+        self._slots: asyncio.Semaphore | None = None
         self._answered = False
         self._over: GristmillError | None = None
 
@@ -98,15 +101,17 @@ class Endpoint:
 
     async def _asked(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
         begun, tries = time.monotonic(), 0
+        self._slots = self._slots or asyncio.Semaphore(self._most)  # of the loop that it is used in
         data = json.dumps(body).encode()
         while True:
-            if self._over is not None:
-                raise self._over
-            await self._turn(tokens)
-            address = self._address()
             tries += 1
             try:
-                found = await self._sent(address, data)
+                async with self._slots:  # not held by what waits to be sent again
+                    if self._over is not None:
+                        raise self._over
+                    await self._turn(tokens)
+                    address = self._address()
+                    found = await self._sent(address, data)
             except Later as later:
                 await self._wait(later, tries, begun, address)
                 continue
@@ -134,7 +139,7 @@ class Endpoint:
         if not self._answered and tries >= FIRST_TRIES:
             self._over = BadModel(f"{address.url}: no answer: {later.why}: is this the endpoint (base_url)?")
             raise self._over
-        wait = random.uniform(0, min(MOST, BASE * 2.0 ** min(tries, 10)))
+        wait = random.uniform(0, min(MOST, BASE * 2.0 ** min(tries - 1, 10)))
         if later.after is not None:
             wait = later.after + random.uniform(0, 0.1)
         if now + wait - begun > self._limit:

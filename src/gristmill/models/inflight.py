@@ -149,23 +149,37 @@ class Coroutines:
         self._fill()
 
     async def _one(self, answers: Answers, place: int) -> None:
-        try:
-            answer = await asyncio.wait_for(self._called(answers.rows[place]), self._limit)
-        except asyncio.TimeoutError:
-            answer = Raised(TimeoutError(f"no answer within {self._limit:g} s (batch_timeout)"))
-        except asyncio.CancelledError as e:  # by the function itself, or because all is being ended
-            answer = Raised(e)
-        answers.put(place, answer)
-
-    async def _called(self, row: Any) -> Any:
-        # Nothing but a cancellation may leave a task: SystemExit would end the loop, and with it all other calls.
+        late = _Deadline(self._loop, self._limit)
+        # Nothing may leave a task: SystemExit would end the loop, and with it all other calls.
         try:
             with UserCode():
-                return await self._function(row)
-        except asyncio.CancelledError:
-            raise
+                answer = await self._function(answers.rows[place])
+        except asyncio.CancelledError as e:  # too late, by the function itself, or because all is being ended
+            over = TimeoutError(f"no answer within {self._limit or 0:g} s (batch_timeout)")
+            answer = Raised(over if late.over else e)
         except BaseException as e:
-            return Raised(e)
+            answer = Raised(e)
+        late.stop()
+        answers.put(place, answer)
+
+
+class _Deadline:
+    """Cancels the task that makes it after so many seconds. Cheaper than `asyncio.wait_for`, which makes another."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
+        self.over = False
+        self._task = asyncio.current_task(loop)
+        self._timer = None if seconds is None else loop.call_later(seconds, self._cancel)
+
+    def stop(self) -> None:
+        """There is an answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _cancel(self) -> None:
+        self.over = True
+        assert self._task is not None
+        self._task.cancel()
 
 
 class Threads:

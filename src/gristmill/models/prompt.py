@@ -22,6 +22,7 @@ from gristmill.models.rowfunction import LoadedRows
 from gristmill.models.template import Template
 
 OPENAI = "https://api.openai.com/v1"
+WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 CHOICE = "choice"
 
@@ -69,12 +70,12 @@ def open_model(spec: Prompt, place: Place) -> LoadedRows:
     columns = [column for template in templates for column in template.columns]
     at_once = place.at_once or spec.concurrency
     share = at_once / spec.concurrency  # of the run's limits: that of this worker
-    call = Call(Asker, {"spec": spec, "share": share, "limit": place.limit}, "row")
+    call = Call(Asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row")
     if not whole:
         call = replace(call, takes=dict.fromkeys(columns, "not null"))
     outputs = _schema(spec)
     returns = {field.name: str(field.type) for field in outputs}
-    return LoadedRows(_Asked(call, returns, label=spec.name), replace(place, at_once=at_once))
+    return LoadedRows(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once))
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ _USAGE = {"prompt_tokens": pa.int64(), "completion_tokens": pa.int64(), "finish_
 class Asker:
     """Asks an endpoint for one row at a time; called for many at once, in one event loop."""
 
-    def __init__(self, spec: Prompt, share: float, limit: float) -> None:
+    def __init__(self, spec: Prompt, share: float, at_once: int, limit: float) -> None:
         self._spec = spec
         self._prompt, *system = _templates(spec)
         self._system = system[0] if system else None
@@ -122,7 +123,7 @@ class Asker:
         urls = str(reveal(spec.base_url)).split(",")
         self._endpoint = Endpoint(
             [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-            timeout=spec.timeout, limit=0.9 * limit,
+            timeout=spec.timeout, limit=0.9 * limit, at_once=at_once,
             requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute),
         )  # fmt: skip
 

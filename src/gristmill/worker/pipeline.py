@@ -187,7 +187,9 @@ class ShardWorker:
         self._watch.beat()
         try:
             self._model.close()
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # also SystemExit
             print(f"{self._name}: the model's close() failed; its rows are done:", file=sys.stderr)
             traceback.print_exc()
         finally:
