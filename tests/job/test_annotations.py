@@ -115,7 +115,7 @@ def test_every_range_is_checked(cls: type[Any], option: Option) -> None:
         job.Source: {"uri": ("in.csv",)},
         job.Sink: {"uri": "out"},
         specs.FunctionModel: {"call": specs.Call("m:f")},
-        prompts.Prompt: {"prompt": "p", "llm": "m"},
+        prompts.Prompt: {"prompt": "p", "llm": "m", "price": {"input": "1/1M", "output": "1/1M"}},
     }
     limits = option.range
     assert limits is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -295,6 +296,36 @@ def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
     # In flight, and the first rows of a run that was killed before it had a plan.
     assert 0 <= again <= kills * 32 + 32, again
     assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
+
+
+def test_what_it_cost_is_told_and_bounded(chat: ChatServer, tmp_path: Path) -> None:
+    """Tokens as the endpoint counts them, by the prices given; over several runs a dollar is not crossed by any."""
+    price = {"input": "100/1K", "output": "$0.5/token"}  # 4 tokens each: 2.40 a row
+    chat.set(latency=0.005)
+    job = gm.Job(
+        table(300), gm.Prompt("{{ text }}", "m", price=price, max_cost=300.0, concurrency=8),
+        gm.sink(str(tmp_path / "out"), keep=["id"]), workers=1, shard_rows=50,
+    )  # fmt: skip
+    for run in range(1, 4):
+        with contextlib.suppress(RunFailed):
+            job.run()
+        assert chat.told()["requests"] <= 125 * run + 8
+    report = job.run()
+    assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(300)}
+    assert chat.told()["requests"] <= 300 + 3 * 32 and report.rows_ok == 300
+    told = gm.prompt(table(10), tmp_path / "b", prompt="{{ text }}", model="m", price=price, keep=["id"])
+    assert dict(told.used) == {
+        "requests": 10,
+        "prompt_tokens": 40,
+        "completion_tokens": 40,
+        "cost": pytest.approx(24.0),
+    }
+    assert "10 requests, 40 tokens in, 40 out, $24.0000" in str(told)
+    for wrong in ({"input": "0.4", "output": "1/1M"}, {"input": "1/1M"}, {**price, "cached": "1/1M"}):
+        with pytest.raises(BadJob, match="price has"):
+            gm.Prompt("x", "m", price=wrong)
+    with pytest.raises(BadJob, match="max_cost needs price"):
+        gm.Prompt("x", "m", max_cost=1.0)
 
 
 def test_templates_name_what_they_read() -> None:

@@ -13,6 +13,7 @@ from gristmill.driver.opening import Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scored, Scoring
 from gristmill.driver.tally import Tallied
+from gristmill.models.contract import USED
 from gristmill.observe.report import Report
 from gristmill.shards.counts import Counts
 
@@ -85,6 +86,7 @@ def finished(scored: Scored, whole: Whole) -> Report:
         held_back=_held_back(own, time) if time >= SHORT else {},
         padding=1 - figures["tokens"] / padded if padded else None,
         tokens=int(figures["tokens"]) if figures.get("tokens") else None,
+        used={name: figures[name] for name in USED if name in figures},
         errors={k: int(v) for k, v in whole.errors.items()},
     )
 

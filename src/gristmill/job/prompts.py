@@ -1,6 +1,7 @@
 """Language models over rows, as a job names them."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -29,7 +30,17 @@ class Prompt:
 
     home: ClassVar[str] = "gristmill.models.prompt"
     not_shaping: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("base_url", "api_key", "concurrency", "requests_per_minute", "tokens_per_minute", "timeout"), _PLACE
+        (
+            "base_url",
+            "api_key",
+            "concurrency",
+            "requests_per_minute",
+            "tokens_per_minute",
+            "price",
+            "max_cost",
+            "timeout",
+        ),
+        _PLACE,
     )
 
     prompt: Annotated[str, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)]
@@ -61,6 +72,15 @@ class Prompt:
     tokens_per_minute: Annotated[
         int | None, whole(1), Help("Tokens a minute at most, of prompts and answers, in the whole run")
     ] = None
+    price: Annotated[
+        Mapping[str, str] | None,
+        Help("Dollars for tokens, as input=0.40/1M and output=1.60/1M: the report then says what the run cost"),
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        Range("give dollars, more than 0", above=0),
+        Help("Stop before the run has cost so many dollars; the next run goes on (needs price)", "DOLLARS"),
+    ] = None
     timeout: Annotated[float, _SECONDS, Help("Seconds that one request may take; it is then sent again", "SECONDS")] = (
         120.0
     )
@@ -70,6 +90,10 @@ class Prompt:
             raise BadJob("choices and returns are two forms of an answer: leave one of them out")
         if self.choices is not None and (len(self.choices) < 2 or len({*self.choices}) < len(self.choices)):
             raise BadJob(f"choices is {list(self.choices)}: give two or more different texts")
+        if self.price is not None:
+            prices(self.price)
+        elif self.max_cost is not None:
+            raise BadJob("max_cost needs price, as input=0.40/1M and output=1.60/1M")
         for name in ("model", "messages", "stream", "n"):
             if name in self.request:
                 raise BadJob(f"request has {name!r}, which is not an option: gristmill sets it")
@@ -78,6 +102,25 @@ class Prompt:
     def name(self) -> str:
         """How errors and reports call it."""
         return f"prompt {self.llm}"
+
+
+_PRICE = re.compile(r"\$?(\d+(?:\.\d*)?|\.\d+)\s*/\s*(1M|1K|token)", re.IGNORECASE)
+_TOKENS = {"1m": 1e6, "1k": 1e3, "token": 1.0}
+
+
+def prices(price: Mapping[str, str]) -> tuple[float, float]:
+    """Dollars for a token of a prompt and of an answer. Raises BadJob for a price without a unit, or another name."""
+    found = []
+    for name in ("input", "output"):
+        text = str(price.get(name, ""))
+        if (match := _PRICE.fullmatch(text.strip())) is None:
+            raise BadJob(
+                f"price has {name} as {text!r}: write dollars and for how many tokens, as 0.40/1M (1M, 1K, token)"
+            )
+        found.append(float(match[1]) / _TOKENS[match[2].lower()])
+    if other := [name for name in price if name not in ("input", "output")]:
+        raise BadJob(f"price has {other[0]!r}: it has input and output")
+    return found[0], found[1]
 
 
 def text_of(template: str, what: str) -> str:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from gristmill.models.encoder import EncoderFiles
 
 
+USED = ("requests", "prompt_tokens", "completion_tokens", "cost")  # what endpoints are asked for, and dollars
+
+
 @dataclass(frozen=True)
 class Place:
     """Where and how a model runs, decided by the run. `device` is "cpu", "cuda", "cuda:0" or "mps". With `keep_nulls`,
@@ -145,6 +148,10 @@ class RowModel(Model, Protocol):
 
     def drop(self, prepared: Prepared) -> None:
         """Nobody needs the answers: ask for no more of these rows."""
+        ...
+
+    def used(self) -> dict[str, float]:
+        """What answers have cost since this was last asked (USED), for the report; nothing for functions."""
         ...
 
     def leave(self) -> None:

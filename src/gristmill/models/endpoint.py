@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.models.pace import Pace
@@ -93,6 +93,11 @@ class Endpoint:
 
     def _is_first(self) -> bool:
         return not self._answered
+
+    def stop(self, error: GristmillError) -> NoReturn:
+        """No more requests, for this reason, which is raised."""
+        self._over = self._over or error
+        raise self._over
 
     async def close(self) -> None:
         """Close the connections."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from gristmill.errors import BadModel
-from gristmill.job.prompts import Prompt, text_of
+from gristmill.errors import BadModel, RunFailed
+from gristmill.job.prompts import Prompt, prices, text_of
 from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel
 from gristmill.models.columns import check_columns
@@ -62,7 +64,7 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     )
 
 
-def open_model(spec: Prompt, place: Place) -> LoadedRows:
+def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
     """The model, as a function of one row that asks the endpoint."""
     spec = resolve(spec)
     templates = _templates(spec)
@@ -75,7 +77,16 @@ def open_model(spec: Prompt, place: Place) -> LoadedRows:
         call = replace(call, takes=dict.fromkeys(columns, "not null"))
     outputs = _schema(spec)
     returns = {field.name: str(field.type) for field in outputs}
-    return LoadedRows(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once))
+    return LoadedPrompt(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once))
+
+
+class LoadedPrompt(LoadedRows):
+    """A prompt at work; a RowModel."""
+
+    def used(self) -> dict[str, float]:
+        """See RowModel."""
+        asker: Asker = self._call.built
+        return asker.used()
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,9 @@ class Asker:
         self._system = system[0] if system else None
         self._form = _Form(spec)
         self._structured = self._form.schema is not None  # until the endpoint refuses it
+        self._prices = None if spec.price is None else prices(spec.price)
+        self._most = None if spec.max_cost is None else spec.max_cost * share
+        self._spent = _Spent()
 
         def shared(rate: int | None) -> float | None:
             return None if rate is None else rate * share
@@ -152,6 +166,10 @@ class Asker:
             return {**found, **self._usage(reply, choice)}
         raise AssertionError("the second answer fits or does not")
 
+    def used(self) -> dict[str, float]:
+        """What was asked for since the last call."""
+        return self._spent.taken()
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._endpoint.close()
@@ -165,20 +183,77 @@ class Asker:
         tokens = sum(len(m["content"]) for m in messages) / LETTERS + (spec.max_tokens or 0)
         if self._structured:
             try:
-                return await self._endpoint.ask({**body, "response_format": self._form.response_format}, tokens)
+                return await self._paid({**body, "response_format": self._form.response_format}, tokens)
             except Refused as e:
                 if not any(word in str(e) for word in ("response_format", "json_schema", "structured")):
                     raise
                 self._structured = False
         if self._form.words:
             body["messages"] = [*messages[:-1], {**messages[-1], "content": self._form.asked(messages[-1]["content"])}]
-        return await self._endpoint.ask(body, tokens)
+        return await self._paid(body, tokens)
+
+    async def _paid(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
+        """An answer, counted; not asked for if it might cost more than is left."""
+        if self._most is not None and self._spent.might_cost() > self._most:
+            whose = "" if self._most == self._spec.max_cost else " by this worker"
+            self._endpoint.stop(
+                RunFailed(
+                    f"max_cost {self._spec.max_cost:g}: ${self._spent.cost:.4f} are spent{whose}, and the requests in "
+                    "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
+                )
+            )
+        with self._spent.one():
+            reply = await self._endpoint.ask(body, tokens)
+            self._spent.add(reply.get("usage") or {}, self._prices)
+        return reply
 
     def _usage(self, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
         if not self._spec.keep_usage:
             return {}
         used = {**(reply.get("usage") or {}), "finish_reason": choice.get("finish_reason")}
         return {f"{self._spec.output}_{name}": used.get(name) for name in _USAGE}
+
+
+class _Spent:
+    """Requests, tokens and dollars of a worker: added to in its loop, and taken by the thread that reports."""
+
+    def __init__(self) -> None:
+        self.cost = 0.0
+        self._answers = 0
+        self._flying = 0
+        self._new: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """A request, in flight meanwhile."""
+        self._flying += 1
+        try:
+            yield
+        finally:
+            self._flying -= 1
+
+    def might_cost(self) -> float:
+        """What is spent, and what the requests in flight and one more cost if they are like the others."""
+        return self.cost + (self._flying + 1) * self.cost / max(1, self._answers)
+
+    def add(self, usage: Mapping[str, Any], prices: tuple[float, float] | None) -> None:
+        """Count an answer."""
+        given, made = (float(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        new = {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made}
+        if prices is not None:
+            new["cost"] = given * prices[0] + made * prices[1]
+            self.cost += new["cost"]
+        self._answers += 1
+        with self._lock:
+            for name, value in new.items():
+                self._new[name] = self._new.get(name, 0.0) + value
+
+    def taken(self) -> dict[str, float]:
+        """What is new since the last call."""
+        with self._lock:
+            found, self._new = self._new, {}
+        return found
 
 
 class _Form:

@@ -63,6 +63,10 @@ class LoadedRows(LoadedFunction):
         """See RowModel."""
         self._begun(prepared).answers.dropped = True
 
+    def used(self) -> dict[str, float]:
+        """See RowModel."""
+        return {}
+
     def leave(self) -> None:
         """See RowModel."""
         self._flight.close()

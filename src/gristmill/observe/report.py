@@ -46,6 +46,7 @@ class Report:
     """A finished (or stopped) run. `rows_*` and `errors` cover all live generations of the sink (for a run that has not
     published: what it committed itself), `shards` are the run's own; times are in seconds, sizes in bytes.
 
+    `used` is what an endpoint was asked for (requests, prompt_tokens, completion_tokens, and cost in dollars),
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
     `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and for the rest;
     empty if the run was too short to tell.
@@ -69,6 +70,7 @@ class Report:
     held_back: Mapping[str, float] = field(default_factory=dict)
     padding: float | None = None
     tokens: int | None = None
+    used: Mapping[str, float] = field(default_factory=dict)
     rows_run: int = 0
     shards_done: int = 0
     per_worker: tuple[WorkerPace, ...] = ()
@@ -196,6 +198,8 @@ def summary_rows(report: Report) -> list[Row]:
         rows += _paces(report)
     digest = report.digest.removeprefix("sha256:")[:DIGEST]
     rows.append(("model", "", f"{report.model} {digest}".strip()))
+    if report.used:
+        rows.append(("asked", "", _used(report.used)))
     if runs_on := report.details.get("runs_on"):
         rows.append(("on", "", _runs_on(runs_on)))
     return rows
@@ -266,6 +270,13 @@ def _held_back(report: Report) -> str:
     what, share = max(report.held_back.items(), key=lambda item: item[1])
     names = {"rows": "waiting for rows", "writing": "waiting for the sink", "start and end": "starting and ending"}
     return f" ({names[what]} {units.percent(share)})"
+
+
+def _used(used: Mapping[str, float]) -> str:
+    """`1,204 requests, 310,221 tokens in, 40,112 out, $0.1882`."""
+    tokens = [units.count(int(used.get(name, 0))) for name in ("prompt_tokens", "completion_tokens")]
+    parts = [units.plural(int(used.get("requests", 0)), "request"), f"{tokens[0]} tokens in", f"{tokens[1]} out"]
+    return ", ".join([*parts, *([f"${used['cost']:.4f}"] if "cost" in used else [])])
 
 
 def _runs_on(told: Mapping[str, Any]) -> str:

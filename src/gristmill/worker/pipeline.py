@@ -351,6 +351,8 @@ class ShardWorker:
             scored = 0  # these rows' share is told again as they are scored
             done = self._predict.score(task, window, self._before, tick)
             done.figures["model_seconds"] += seconds
+            if self._rows is not None and task.kind == "score":  # a probe's answers are those of shard 0
+                done.figures.update(self._rows.used())
         else:
             done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
         self._behind = (key, behind + window.counts.rows_in, end)
