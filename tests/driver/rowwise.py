@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -87,3 +88,32 @@ async def at_first(row, folder):
     if calls.stat().st_size > 900 and not (Path(folder) / "again").exists():
         raise ConnectionError("refused")
     return row["x"] * 3
+
+
+class Closing:
+    """Ends badly."""
+
+    def __init__(self, how):
+        self.how = how
+
+    async def __call__(self, row):
+        return row["x"] * 2
+
+    async def aclose(self):
+        if self.how == "exits":
+            sys.exit(5)
+        if self.how == "raises":
+            raise OSError("no")
+        task = asyncio.create_task(asyncio.sleep(1000))
+        task.cancel()
+        await task
+
+
+class BatchClosing:
+    """Ends badly, and takes batches."""
+
+    def __call__(self, batch):
+        return batch["x"] * 2
+
+    def close(self):
+        sys.exit(0)

@@ -166,6 +166,15 @@ def test_an_interrupt_waits_for_no_answer(rows: str, tmp_path: Path, workers: in
     assert time.monotonic() - begun < 15 and run.returncode != 0
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("how", ["exits", "raises", "is cancelled", "exits, of a batch"])
+def test_a_close_that_fails_harms_no_row(tmp_path: Path, workers: int, how: str) -> None:
+    """All of them are committed by then."""
+    fn = rowwise.Closing if how != "exits, of a batch" else rowwise.BatchClosing
+    found = gm.apply({"x": [1, 2, 3]}, fn=fn, args={} if "batch" in how else {"how": how}, workers=workers, output="y")
+    assert found["y"].to_pylist() == [2, 4, 6]
+
+
 def test_no_rows(tmp_path: Path) -> None:
     """A source without any."""
     none = {"x": pa.array([], pa.int64())}

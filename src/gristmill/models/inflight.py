@@ -103,7 +103,9 @@ class Coroutines:
         try:
             asyncio.run_coroutine_threadsafe(self._ended(), self._loop).result()
             if last is not None:
-                asyncio.run_coroutine_threadsafe(self._last(last), self._loop).result()
+                found = asyncio.run_coroutine_threadsafe(self._last(last), self._loop).result()
+                if found is not None:
+                    raise found.error
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -124,11 +126,15 @@ class Coroutines:
         if self._running:
             await asyncio.wait(self._running, timeout=SOON)
 
-    async def _last(self, last: Callable[[], Any]) -> None:
-        with UserCode():
-            found = last()
-            if asyncio.iscoroutine(found):
-                await found
+    async def _last(self, last: Callable[[], Any]) -> Raised | None:
+        try:
+            with UserCode():
+                found = last()
+                if asyncio.iscoroutine(found):
+                    await found
+        except BaseException as e:  # which would end the loop, and be lost
+            return Raised(e)
+        return None
 
     def _add(self, answers: Answers) -> None:
         self._waiting.extend((answers, place) for place in answers.open())
