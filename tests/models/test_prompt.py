@@ -328,6 +328,37 @@ def test_what_it_cost_is_told_and_bounded(chat: ChatServer, tmp_path: Path) -> N
         gm.Prompt("x", "m", max_cost=1.0)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_equal_prompts_are_asked_once(chat: ChatServer, tmp_path: Path, workers: int) -> None:
+    """All their rows have the answer, also if the first request for it fails."""
+    chat.set(latency=0.02, broken=0.1)
+    rows = pa.table({"id": range(500), "text": [f"word {n % 7}" for n in range(500)]})
+    report = gm.prompt(
+        rows, tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], dedupe=True, workers=workers
+    )
+    assert answers(tmp_path / "out") == {n: f"<word {n % 7}>" for n in range(500)}
+    assert chat.told()["answered"] == {f"word {n}": 1 for n in range(7)} and report.used["requests"] == 7
+
+
+def test_a_cache_keeps_answers_across_runs(chat: ChatServer, tmp_path: Path) -> None:
+    """A restart pays nothing; another prompt, temperature or model does; two workers share it."""
+    cache = str(tmp_path / "kept")
+
+    def asked(**options: Any) -> int:
+        before = chat.told()["requests"]
+        given = {"prompt": "{{ text }}", "model": "m", **options}
+        report = gm.prompt(table(100), tmp_path / "out", keep=["id"], cache=cache, workers=2, restart=True, **given)
+        assert report.rows_ok == 100
+        return int(chat.told()["requests"]) - before
+
+    assert [asked(), asked(), asked(temperature=0.5), asked(temperature=0.5)] == [100, 0, 100, 0]
+    assert asked(prompt="Say {{ text }}", concurrency=5) == 100 and asked() == 0
+    assert answers(tmp_path / "out")[7] == "<row 7 is here>"
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadModel, match=r"cache .*file/inside: cannot be used"):
+        gm.prompt(table(2), prompt="x", model="m", cache=str(tmp_path / "file" / "inside"))
+
+
 def test_templates_name_what_they_read() -> None:
     """Columns by name, by `row["…"]`, in loops and conditions; `row` itself reads all."""
     assert Template("{{ a }} {% if b %}{{ c.d }}{% endif %}{% for x in e %}{{ x }}{% endfor %}", "p").columns == (

@@ -282,6 +282,8 @@ class PromptOptions(ScoreOptions, total=False):
     concurrency: int
     requests_per_minute: int | None
     tokens_per_minute: int | None
+    dedupe: bool
+    cache: str | None
     price: Mapping[str, str] | None
     max_cost: float | None
     timeout: float

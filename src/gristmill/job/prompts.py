@@ -36,6 +36,7 @@ class Prompt:
             "concurrency",
             "requests_per_minute",
             "tokens_per_minute",
+            "cache",
             "price",
             "max_cost",
             "timeout",
@@ -71,6 +72,14 @@ class Prompt:
     requests_per_minute: Annotated[int | None, whole(1), Help("Requests a minute at most, in the whole run")] = None
     tokens_per_minute: Annotated[
         int | None, whole(1), Help("Tokens a minute at most, of prompts and answers, in the whole run")
+    ] = None
+    dedupe: Annotated[bool, Help("Ask for equal prompts once: all their rows have that answer")] = False
+    cache: Annotated[
+        str | None,
+        Help(
+            "A folder on this machine that keeps answers across runs, by all that is sent: they are not paid for again",
+            "FOLDER",
+        ),
     ] = None
     price: Annotated[
         Mapping[str, str] | None,

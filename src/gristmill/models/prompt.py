@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ from gristmill.errors import BadModel, RunFailed
 from gristmill.job.prompts import Prompt, prices, text_of
 from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel
+from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.endpoint import Endpoint, Refused
@@ -25,6 +28,7 @@ from gristmill.models.template import Template
 
 OPENAI = "https://api.openai.com/v1"
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
+MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 CHOICE = "choice"
 
@@ -41,6 +45,7 @@ def resolve(spec: Prompt) -> Prompt:
         prompt=text_of(spec.prompt, "prompt"),
         system=None if spec.system is None else text_of(spec.system, "system"),
         base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
+        cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
         api_key=spec.api_key or (None if key is None else Secret("${env:OPENAI_API_KEY}", key)),
     )
 
@@ -130,6 +135,8 @@ class Asker:
         self._prices = None if spec.price is None else prices(spec.price)
         self._most = None if spec.max_cost is None else spec.max_cost * share
         self._spent = _Spent()
+        self._cache = None if spec.cache is None else AnswerCache(spec.cache)
+        self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
 
         def shared(rate: int | None) -> float | None:
             return None if rate is None else rate * share
@@ -173,6 +180,8 @@ class Asker:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._endpoint.close()
+        if self._cache is not None:
+            self._cache.close()
 
     async def _asked(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         spec = self._spec
@@ -193,6 +202,31 @@ class Asker:
         return await self._paid(body, tokens)
 
     async def _paid(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
+        """An answer that is kept from before, or that an equal request in flight gets, or a new one."""
+        if not self._spec.dedupe and self._cache is None:
+            return await self._new(body, tokens)
+        key = digest_of(body)
+        if self._cache is not None and (kept := self._cache.get(key)) is not None:
+            return kept
+        if not self._spec.dedupe:
+            return self._kept(key, await self._new(body, tokens))
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = asyncio.ensure_future(self._new(body, tokens))
+            known.add_done_callback(partial(self._asked_once, key))
+            if len(self._known) > MOST_KNOWN:
+                self._known.pop(next(iter(self._known)))
+        return self._kept(key, await asyncio.shield(known))
+
+    def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
+        if known.cancelled() or known.exception() is not None:
+            self._known.pop(key, None)  # the next row asks again
+
+    def _kept(self, key: bytes, reply: dict[str, Any]) -> dict[str, Any]:
+        if self._cache is not None:
+            self._cache.put(key, reply)
+        return reply
+
+    async def _new(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
         """An answer, counted; not asked for if it might cost more than is left."""
         if self._most is not None and self._spent.might_cost() > self._most:
             whose = "" if self._most == self._spec.max_cost else " by this worker"

@@ -1,0 +1,51 @@
+"""Answers of endpoints kept across runs, by the digest of the request: a SQLite file in a folder of the user's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.errors import BadModel
+
+PATIENCE = 30.0  # seconds: other workers may be writing
+
+
+def digest_of(request: Mapping[str, Any]) -> bytes:
+    """Of everything that is sent, except to whom and with which key."""
+    return hashlib.blake2b(json.dumps(request, sort_keys=True).encode(), digest_size=20).digest()
+
+
+class AnswerCache:
+    """Used in one thread; several processes of one machine may share a folder. Raises BadModel if it cannot be used."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(os.path.expanduser(folder), "answers.sqlite")
+        try:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            self._held = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            self._held.execute("PRAGMA journal_mode=WAL")
+            # After a power failure the last answers may be gone, and are asked for again; the file is whole.
+            self._held.execute("PRAGMA synchronous=NORMAL")
+            self._held.execute(
+                "CREATE TABLE IF NOT EXISTS answers (request BLOB PRIMARY KEY, answer TEXT) WITHOUT ROWID"
+            )
+        except (OSError, sqlite3.Error) as e:
+            raise BadModel(f"cache {folder}: cannot be used ({e}): give a folder on this machine") from e
+
+    def get(self, key: bytes) -> dict[str, Any] | None:
+        """The answer to a request; None if it is not known."""
+        row = self._held.execute("SELECT answer FROM answers WHERE request = ?", (key,)).fetchone()
+        found: dict[str, Any] | None = None if row is None else json.loads(row[0])
+        return found
+
+    def put(self, key: bytes, answer: Mapping[str, Any]) -> None:
+        """Keep an answer; the first one stays."""
+        self._held.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._held.close()
