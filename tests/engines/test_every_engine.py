@@ -22,6 +22,7 @@ from heard import Heard
 from places import Place
 
 import gristmill as gm
+from llmserver import KEY, ChatServer
 
 IDS = list(range(200))
 
@@ -65,6 +66,18 @@ def test_steps_dead_letters_and_ids(place: Place, numbers: str, tmp_path: Path) 
 def twice(row: dict[str, Any]) -> list[dict[str, Any]]:
     """One row as two."""
     return [{"x": row["x"]}, {"x": -row["x"]}]
+
+
+def test_a_prompt_a_row(place: Place, numbers: str, tmp_path: Path) -> None:
+    """Each has its answer, asked for once; no more requests are in flight in the whole run than it was told."""
+    with ChatServer(latency=0.02) as server:
+        prompt = gm.Prompt("{{ id }}", "m", base_url=server.url, api_key=KEY, concurrency=8)
+        sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+        report = gm.Job(numbers, prompt, sink, engine=jobs.engine_of(place.engine), shard_rows=50).run()
+        told = server.told()
+    found = {row["id"]: row["answer"] for row in gm.read(tmp_path / "out").to_table().to_pylist()}
+    assert found == {n: f"<{n}>" for n in IDS} and report.rows_ok == 200
+    assert (set(told["answered"].values()), told["requests"], told["most"] <= 8) == ({1}, 200, True)
 
 
 def test_a_worker_is_killed(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:

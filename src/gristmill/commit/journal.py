@@ -77,7 +77,11 @@ class Journal:
                 self._stop(e)
 
     def close(self) -> None:
-        """No more answers come."""
+        """No more answers come; those that are there are for a later attempt."""
+        self._stored()
+        self._end()
+
+    def _end(self) -> None:
         with self._lock:
             self._ended = True
             if self._out is not None:
@@ -85,7 +89,7 @@ class Journal:
 
     def remove(self) -> None:
         """The shard is committed: its answers are in its files."""
-        self.close()
+        self._end()
         for name in self._files.names(self._folder):
             if name.startswith(self._shard):
                 self._files.remove(join(self._folder, name))

@@ -252,7 +252,8 @@ class ShardWorker:
                 self._room.wait(0.5)
             self._begun += size
         task: Task = item.value
-        if task.kind == "score" and item.key not in self._journals:
+        # A probe's rows are the first ones of shard 0, which perhaps another worker scores.
+        if task.kind != "proof" and item.key not in self._journals:
             self._journals[item.key] = Journal(task.folder, task.shard.number, secrets.token_hex(6), self._files)
         self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
 
@@ -442,6 +443,8 @@ class ShardWorker:
                 emit(Printed(self._name, text, "warning"))
             self._predict.unwritten.clear()
             return
+        if (journal := self._journals.pop(item.key, None)) is not None:
+            journal.close()
         emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
 
 
