@@ -4,6 +4,7 @@ from gristmill.engines.contract import EngineKind, Sized
 from gristmill.engines.local import Local
 from gristmill.engines.ray import Ray
 from gristmill.engines.spark import Spark
+from gristmill.job.prompts import Prompt
 from gristmill.job.specs import (
     FunctionModel,
     ModelSpec,
@@ -14,8 +15,10 @@ from gristmill.job.specs import (
     TextSpec,
     TorchScriptModel,
 )
-from gristmill.models import function, onnx_model, sklearn, text_classifier, text_embedder, torchscript
-from gristmill.models.contract import ModelKind, Transformer
+from gristmill.models import function, onnx_model, prompt, sklearn, text_classifier, text_embedder, torchscript
+from gristmill.models.contract import ModelKind, RowModel, Transformer
+from gristmill.models.prompt import LoadedPrompt
+from gristmill.models.rowfunction import LoadedRows
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sinks.jsonl import JsonlSink
 from gristmill.sinks.npy import NpySink
@@ -33,9 +36,10 @@ SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
 MAPS: tuple[Sized, ...] = (Ray,)
 TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)
-MODELS: tuple[type[ModelSpec], ...] = (*TEXTS, OnnxModel, TorchScriptModel, SklearnModel, FunctionModel)
+MODELS: tuple[type[ModelSpec], ...] = (*TEXTS, OnnxModel, TorchScriptModel, SklearnModel, Prompt, FunctionModel)
 TRANSFORMERS: tuple[Transformer, ...] = (text_embedder, text_classifier)
-KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, function)
+KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, function)
+ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedPrompt)
 
 
 def wrapped(source: SourceFormat, sink: SinkFormat) -> tuple[SourceFormat, SinkFormat]:
