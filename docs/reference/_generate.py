@@ -309,13 +309,15 @@ KINDS = {
     "onnx": "OnnxModel",
     "torchscript": "TorchScriptModel",
     "sklearn": "SklearnModel",
+    "prompt": "Prompt",
     "call": "model",
 }
+COMMANDS = {"embed": "embed", "classify": "classify", "prompt": "prompt", "call": "apply"}  # of one kind of model
 
 
 def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, str]) -> str:
     """Flags are those of the command of that name; models without a command are named by a job file."""
-    made, command = KINDS.get(kind, kind), {"embed": "embed", "classify": "classify", "call": "apply"}.get(kind)
+    made, command = KINDS.get(kind, kind), COMMANDS.get(kind)
     known = commands()[command].params if command else []
     has = {parameter.name for parameter in known}
     rows = []
@@ -323,7 +325,9 @@ def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, s
         python = f"gm.{made}(…)" if name == kind else f"gm.{made}(…, {name}=…)"
         flag = typed.get(f"model.{name}", "") if f"at_model__{name}" in has else ""
         if name == kind and command:
-            flag = "--fn" if command == "apply" else "--model"
+            flag = {"apply": "--fn", "prompt": "--prompt"}.get(command, "--model")
+        elif (kind, name) == ("prompt", "llm"):
+            flag = "--model"
         rows.append((code(name), code(python), code(f"model: {{{name}: …}}"), code(flag)))
     return table(("option", "Python", "job file", f"`gristmill {command}`" if command else "command line"), rows)
 
