@@ -312,12 +312,12 @@ KINDS = {
     "prompt": "Prompt",
     "call": "model",
 }
-COMMANDS = {"embed": "embed", "classify": "classify", "prompt": "prompt", "call": "apply"}  # of one kind of model
+COMMAND_OF = {"embed": "embed", "classify": "classify", "prompt": "prompt", "call": "apply"}  # of one kind of model
 
 
 def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, str]) -> str:
     """Flags are those of the command of that name; models without a command are named by a job file."""
-    made, command = KINDS.get(kind, kind), COMMANDS.get(kind)
+    made, command = KINDS.get(kind, kind), COMMAND_OF.get(kind)
     known = commands()[command].params if command else []
     has = {parameter.name for parameter in known}
     rows = []
