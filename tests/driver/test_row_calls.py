@@ -86,7 +86,7 @@ def test_a_slow_row_keeps_no_other_waiting(rows: str, tmp_path: Path) -> None:
         import asyncio
 
         if row["x"] == 40:
-            await asyncio.sleep(3)
+            await asyncio.sleep(5)
         with open(order, "a") as file:
             file.write(f"{row['x']}\n")
         return int(row["x"])
