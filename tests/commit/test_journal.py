@@ -46,7 +46,9 @@ def test_what_was_written_is_there_as_it_was(tmp_path_factory: Any, rows: list[t
 def test_other_values_are_not_kept(tmp_path: Path) -> None:
     """Those that JSON would change: tuples, bytes, keys that are no text."""
     journal = Journal(str(tmp_path), 0, "a", LOCAL)
-    for n, answer in enumerate([(1, 2), b"x", {1: 2}, {"a": {1}}, float]):
+    endless: list[Any] = []
+    endless.append(endless)
+    for n, answer in enumerate([(1, 2), b"x", {1: 2}, {"a": {1}}, float, 10**5000, endless]):
         journal.put(journal.key(n), answer)
     assert LOCAL.names(str(tmp_path / "journal")) == []
 

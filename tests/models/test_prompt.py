@@ -210,6 +210,13 @@ def test_one_of_some_choices(chat: ChatServer) -> None:
         assert set(found["odd"].to_pylist()) <= {"yes", "no"}
 
 
+def test_a_prompt_from_a_file_is_its_text(chat: ChatServer, tmp_path: Path) -> None:
+    """Whatever it begins with."""
+    (tmp_path / "at.txt").write_text("@all: {{ text }}")
+    found = gm.prompt(table(2), prompt=f"@{tmp_path / 'at.txt'}", model="m", keep=["id"])
+    assert found["answer"].to_pylist() == ["<@all: row 0 is here>", "<@all: row 1 is here>"]
+
+
 def test_a_null_is_decided_by_on_null(chat: ChatServer) -> None:
     """As for text models: a dead letter, left out, or given to the template."""
     rows = pa.table({"id": [1, 2], "text": ["a", None]})

@@ -4,6 +4,7 @@ again: an append-only file an attempt beside the receipts, gone once the shard i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -38,8 +39,9 @@ class Journal:
         self._earlier: dict[bytes, deque[bytes]] = {}
         for name in sorted(files.names(self._folder)):
             if name.startswith(self._shard) and not name.endswith(".tmp"):
-                for key, answer in _records(files.read(join(self._folder, name))):
-                    self._earlier.setdefault(key, deque()).append(answer)
+                with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
+                    for key, answer in _records(files.read(join(self._folder, name))):
+                        self._earlier.setdefault(key, deque()).append(answer)
 
     def key(self, row: Any) -> bytes:
         """A digest of the row that a function is given, 16 bytes: plain values, of which the text tells all."""
@@ -54,9 +56,12 @@ class Journal:
         """Keep an answer, if it is of plain values: texts, numbers, lists and dicts of these. If it cannot be written,
         that is said once: the shard's own files will show whether the sink can be written.
         """
-        if not _plain(answer):
+        try:
+            if not _plain(answer):
+                return
+            data = json.dumps(answer).encode("utf-8", "surrogatepass")
+        except (ValueError, RecursionError):  # whole numbers of thousands of digits; lists in lists without end
             return
-        data = json.dumps(answer).encode("utf-8", "surrogatepass")
         record = _HEAD.pack(key, len(data), zlib.crc32(data)) + data
         with self._lock:
             if self._ended:
@@ -102,10 +107,10 @@ class Journal:
         try:
             if records and not ended:
                 self._files.note(f"{self._path}-{self._segments:06d}", records)
-        except OSError as e:
+        except Exception as e:  # whatever a store's library raises: the rows do not depend on it
             self._stop(e)
 
-    def _stop(self, error: OSError) -> None:
+    def _stop(self, error: Exception) -> None:
         self._ended = True
         print(
             f"{self._folder}: answers cannot be kept there ({error}); a kill would have them asked for again",

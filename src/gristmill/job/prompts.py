@@ -138,6 +138,7 @@ def text_of(template: str, what: str) -> str:
         return template
     try:
         with open(os.path.expanduser(template[1:]), encoding="utf-8") as file:
-            return file.read()
+            text = file.read()
+        return f"{{##}}{text}" if text.startswith("@") else text  # an empty comment: this text names no file
     except (OSError, UnicodeDecodeError) as e:
         raise BadJob(f"{what} {template}: cannot be read ({e}); a text that begins with @ names a file") from e

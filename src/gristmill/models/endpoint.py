@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 BASE, MOST = 0.5, 30.0  # seconds: the first wait before a request is sent again, and the longest (full jitter)
-FIRST_TRIES = 3  # of the very first request: an endpoint that does not answer is told at once
+FIRST_TRIES = 4  # of the very first request: an endpoint that does not answer is told at once
 LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
 # What is refused for all rows.
 NOBODY = {401: "the key", 402: "the account", 403: "the key", 404: "the address or the model"}

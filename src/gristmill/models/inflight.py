@@ -42,13 +42,15 @@ class Answers:
 
     def put(self, place: int, answer: Any) -> None:
         """The answer to a row, or `Raised`."""
-        self._answered(place, answer)
-        with self._changed:
-            self.rows[place] = None
-            self._found[place] = answer
-            self._left -= 1
-            if not self._left:
-                self._changed.notify_all()
+        try:
+            self._answered(place, answer)
+        finally:  # somebody waits for it, whatever listeners do
+            with self._changed:
+                self.rows[place] = None
+                self._found[place] = answer
+                self._left -= 1
+                if not self._left:
+                    self._changed.notify_all()
 
     def open(self) -> list[int]:
         """The rows that have no answer yet."""

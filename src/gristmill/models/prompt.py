@@ -93,6 +93,10 @@ class LoadedPrompt(LoadedRows):
         asker: Asker = self._call.built
         return asker.used()
 
+    def leave(self) -> None:
+        """See RowModel."""
+        self._flight.close(self._call.built.aclose)
+
 
 @dataclass(frozen=True)
 class _Asked(FunctionModel):

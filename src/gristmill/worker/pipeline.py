@@ -413,11 +413,19 @@ class ShardWorker:
                 self._folder = task.folder
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
-                if (journal := self._journals.pop(item.key, None)) is not None:
-                    journal.remove()
+                self._forget(item.key)
         except BaseException as e:  # crosses to the outcome, where the driver decides
             return e
         return None
+
+    def _forget(self, key: str) -> None:
+        """Remove the answers of a shard that is committed. If that fails, publishing removes them."""
+        if (journal := self._journals.pop(key, None)) is None:
+            return
+        try:
+            journal.remove()
+        except Exception as e:
+            print(f"{self._name}: answers of a committed shard could not be removed ({e})", file=sys.stderr)
 
     def _probed(self, item: Item, body: Scored | _End, emit: Emit) -> None:
         """Build the answer to a probe or a proof: the schema of its output rows, and how long they took."""
