@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,20 @@ def test_other_values_are_not_kept(tmp_path: Path) -> None:
     for n, answer in enumerate([(1, 2), b"x", {1: 2}, {"a": {1}}, float, 10**5000, endless]):
         journal.put(journal.key(n), answer)
     assert LOCAL.names(str(tmp_path / "journal")) == []
+
+
+class Odd:
+    """What an extension type of somebody's may give: no text tells one from another."""
+
+    def __repr__(self) -> str:
+        return "odd"
+
+
+def test_a_row_that_no_text_tells_from_others_has_no_key(tmp_path: Path) -> None:
+    """Its answer is not kept, as another row would be given it."""
+    journal = Journal(str(tmp_path), 0, "a", LOCAL)
+    assert journal.key({"x": Odd()}) == journal.key({"x": [{"y": Odd()}]}) == journal.key({"x": np.arange(2)}) == b""
+    assert journal.key({"x": [1, (b"a", None)]}) != journal.key({"x": [1, (b"b", None)]})
 
 
 class Store:

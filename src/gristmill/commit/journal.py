@@ -5,6 +5,8 @@ again: an append-only file an attempt beside the receipts, gone once the shard i
 from __future__ import annotations
 
 import contextlib
+import datetime
+import decimal
 import hashlib
 import json
 import struct
@@ -20,6 +22,10 @@ from gristmill.files.disk import LocalFiles, join
 SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once
 _HEAD = struct.Struct("<16sII")  # the row's digest, and length and CRC-32 of the answer
 _KEPT = (str, int, float, bool, type(None))
+# What rows are made of (arrow.topython); an extension type of the user's may give anything.
+_TOLD = {
+    *_KEPT, bytes, decimal.Decimal, datetime.datetime, datetime.date, datetime.time, datetime.timedelta,
+}  # fmt: skip
 
 
 class Journal:
@@ -44,7 +50,9 @@ class Journal:
                         self._earlier.setdefault(key, deque()).append(answer)
 
     def key(self, row: Any) -> bytes:
-        """A digest of the row that a function is given, 16 bytes: plain values, of which the text tells all."""
+        """See models.contract.Journal: 16 bytes; none for a row with a value whose text may be that of another one."""
+        if not _told(row):
+            return b""
         return hashlib.blake2b(repr(row).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def earlier(self, key: bytes) -> tuple[bool, Any]:
@@ -129,6 +137,14 @@ def _records(data: bytes) -> list[tuple[bytes, bytes]]:
         found.append((key, answer))
         at += _HEAD.size + length
     return found
+
+
+def _told(value: Any) -> bool:
+    """Whether a value's text tells it from every other one."""
+    kind = type(value)
+    if kind is dict:
+        return all(_told(key) and _told(item) for key, item in value.items())
+    return all(map(_told, value)) if kind in (list, tuple) else kind in _TOLD
 
 
 def _plain(value: Any) -> bool:

@@ -29,20 +29,11 @@ class Prompt:
     """
 
     home: ClassVar[str] = "gristmill.models.prompt"
-    not_shaping: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "base_url",
-            "api_key",
-            "concurrency",
-            "requests_per_minute",
-            "tokens_per_minute",
-            "cache",
-            "price",
-            "max_cost",
-            "timeout",
-        ),
-        _PLACE,
-    )
+    not_shaping: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("base_url", "api_key", "concurrency"), _PLACE),
+        **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "timeout"), _PLACE),
+        **dict.fromkeys(("cache", "price", "max_cost"), "what answers cost, not what they are"),
+    }
 
     prompt: Annotated[str, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)]
     llm: Annotated[str, Help("The language model, as its endpoint names it", flag=None)]

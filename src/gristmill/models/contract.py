@@ -113,7 +113,7 @@ class Journal(Protocol):
     """Keeps answers of a shard that is not committed yet, for an attempt that comes after this one."""
 
     def key(self, row: Any) -> bytes:
-        """A digest of the row that a function is given."""
+        """A digest of the row that a function is given; empty if it cannot be told from others."""
         ...
 
     def earlier(self, key: bytes) -> tuple[bool, Any]:

@@ -77,6 +77,7 @@ class Endpoint:
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Lock | None = None
         self._slots: asyncio.Semaphore | None = None
+        self._queue: asyncio.Lock | None = None
         self._answered = False
         self._over: GristmillError | None = None
 
@@ -129,10 +130,12 @@ class Endpoint:
             return found
 
     async def _turn(self, tokens: float) -> None:
-        now = time.monotonic()
-        begin = max(self._requests.turn(now), self._tokens.turn(now, tokens))
-        if begin > now:
-            await asyncio.sleep(begin - now)
+        self._queue = self._queue or asyncio.Lock()
+        async with self._queue:  # one after the other: what a stall held up does not leave all at once
+            now = time.monotonic()
+            begin = max(self._requests.turn(now), self._tokens.turn(now, tokens))
+            if begin > now:
+                await asyncio.sleep(begin - now)
 
     def _address(self) -> Address:
         now = time.monotonic()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+SLACK = 0.01  # seconds by which units that come late may be closer together than their time: a hundredth of a second
+
 
 class Pace:
-    """At most `rate` units a minute, evenly: a unit may come once those before it have had their time (GCRA without a
-    burst, as in ITU-T I.371). Times are seconds of any clock.
+    """At most `rate` units a minute, evenly: a unit may come once those before it have had their time (the generic cell
+    rate algorithm of ITU-T I.371, with a tolerance of SLACK). Times are seconds of any clock.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -13,10 +15,12 @@ class Pace:
         self._next = 0.0
 
     def turn(self, now: float, units: float = 1.0) -> float:
-        """When these units may be sent: now or later. They are taken to be sent then."""
-        begin = max(now, self._next)
+        """When these units may be sent: now or later. They are taken to be sent then, so whoever asks next has waited
+        for that.
+        """
+        begin = max(self._next, now - SLACK)
         self._next = begin + units * self._each
-        return begin
+        return max(now, begin)
 
     def more(self, units: float) -> None:
         """So many more units were used than were taken (or, if less than 0, fewer)."""

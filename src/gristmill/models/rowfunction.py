@@ -92,14 +92,13 @@ class LoadedRows(LoadedFunction):
         known: set[int] = set()
 
         def heard(place: int, answer: Any) -> None:
-            if journal is not None and place not in known and not isinstance(answer, Raised):
+            if journal is not None and keys[place] and place not in known and not isinstance(answer, Raised):
                 journal.put(keys[place], answer)
             answered()
 
         answers = Answers(rows, heard)
         for place, key in enumerate(keys):
-            assert journal is not None
-            there, answer = journal.earlier(key)
+            there, answer = journal.earlier(key) if journal is not None and key else (False, None)
             if there:
                 known.add(place)
                 answers.put(place, answer)

@@ -21,7 +21,6 @@ class Template:
         from jinja2 import meta, nodes
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        self._what = what
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
         try:
             tree = environment.parse(text)
@@ -29,18 +28,13 @@ class Template:
         except jinja2.TemplateSyntaxError as e:
             raise BadModel(f"{what}, line {e.lineno}: {e.message}: {_cut(text)!r}") from e
         names = meta.find_undeclared_variables(tree) - set(environment.globals)
-        read = {
-            node.arg.value
+        read = [
+            str(node.arg.value)
             for node in tree.find_all(nodes.Getitem)
             if isinstance(node.node, nodes.Name) and node.node.name == ROW and isinstance(node.arg, nodes.Const)
-        }
-        uses = sum(node.name == ROW for node in tree.find_all(nodes.Name))
-        by_name = sum(
-            isinstance(node.node, nodes.Name) and node.node.name == ROW and isinstance(node.arg, nodes.Const)
-            for node in tree.find_all(nodes.Getitem)
-        )
-        self.whole = uses > by_name
-        self.columns = tuple(sorted((names - {ROW}) | {str(name) for name in read}))
+        ]
+        self.whole = sum(node.name == ROW for node in tree.find_all(nodes.Name)) > len(read)
+        self.columns = tuple(sorted((names - {ROW}).union(read)))
 
     def of(self, row: Mapping[str, Any]) -> str:
         """The text for a row. Raises what the template raises: jinja2.UndefinedError, TypeError, …"""

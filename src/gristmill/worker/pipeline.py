@@ -252,10 +252,20 @@ class ShardWorker:
                 self._room.wait(0.5)
             self._begun += size
         task: Task = item.value
-        # A probe's rows are the first ones of shard 0, which perhaps another worker scores.
-        if task.kind != "proof" and item.key not in self._journals:
-            self._journals[item.key] = Journal(task.folder, task.shard.number, secrets.token_hex(6), self._files)
-        self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
+        try:
+            # A probe's rows are the first ones of shard 0, which perhaps another worker scores.
+            if task.kind != "proof" and item.key not in self._journals:
+                self._journals[item.key] = Journal(task.folder, task.shard.number, secrets.token_hex(6), self._files)
+            self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
+        except BaseException:
+            self._ended(window)
+            raise
+
+    def _ended(self, window: Window) -> None:
+        """A window's rows are no longer in flight."""
+        with self._room:
+            self._begun -= window.rows.nbytes
+            self._room.notify()
 
     def _handed(self, parcel: _Parcel | None, out: queue.Queue[_Parcel | None]) -> None:
         """Hand a parcel to the predicting thread, which is gone if the worker is stopping."""
@@ -305,9 +315,7 @@ class ShardWorker:
             return self._answer_of(parcel, emit)
         finally:
             if self._in_flight(parcel):
-                with self._room:
-                    self._begun -= body.rows.nbytes
-                    self._room.notify()
+                self._ended(body)
 
     def _answer_of(self, parcel: _Parcel, emit: Emit) -> _Parcel | None:
         item, body = parcel.item, parcel.body
