@@ -559,3 +559,25 @@ def test_a_lazy_frame_that_does_not_tell_its_files_is_named(rows: Path, tmp_path
     lazy = polars.scan_pyarrow_dataset(dataset.dataset(str(tmp_path / "a.parquet")))
     report = gm.Job(str(rows), gm.model(Priced, prices=lazy), str(tmp_path / "out"), workers=0).run()
     assert any("changes of these values are not detected: argument prices" in note for note in report.notes)
+
+
+class Weighted(np.ndarray):
+    """An array with an attribute, which its pickle leaves out."""
+
+    weight: int = 1
+
+
+def weigh(batch: dict[str, Any], by: Any) -> dict[str, Any]:
+    """A model that reads that attribute."""
+    return {"y": batch["a"] * by.weight}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_model_sees_of_an_argument_what_counts_as_the_job(workers: int) -> None:
+    """What pickle leaves out of an argument is neither compared nor given to the model, in whichever process it is:
+    else other values would be appended to a result as if they came from the same job.
+    """
+    by = np.arange(2).view(Weighted)
+    by.weight = 10
+    found = gm.apply(pa.table({"a": [1, 2]}), fn=weigh, args={"by": by}, workers=workers)
+    assert found["y"].to_pylist() == [1, 2]

@@ -266,5 +266,7 @@ def _shipped(at: Chosen) -> ShardStages:
         others = [entry for entry in loaded if entry.startswith(BUILT) or changed({entry: loaded[entry]})]
         loaded = {entry: told for entry, told in loaded.items() if entry not in others}
     recipe = replace(shipping.recipe(r, at.sink, at.files, at.batch), loaded=loaded)
+    if r.workers == 0:
+        recipe = shipping.as_sent(recipe)
     beside = at.spec.engine.steps_workers if r.workers > 0 else 0
     return ShardStages(recipe, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)

@@ -20,7 +20,8 @@ from gristmill.fingerprint.pins import named_pins, pins
 from gristmill.job.job import Sink
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import secrets_in
-from gristmill.job.specs import ModelSpec, changed
+from gristmill.job.specs import Call, ModelSpec, changed
+from gristmill.process.pickling import by_value, from_value
 from gristmill.result.reading import beside, readable_dataset
 from gristmill.shards import shard
 from gristmill.shards.shard import Piece
@@ -43,6 +44,28 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret, r.fingerprint.looked),
         held=r.fingerprint.held,
     )  # fmt: skip
+
+
+def as_sent(recipe: Recipe) -> Recipe:
+    """The recipe with the arguments of functions as other processes would be sent them. What pickle leaves out of an
+    object does not count as part of the job, so it must not reach the model in this process either. Arguments that
+    cannot be pickled stay as they are.
+    """
+    steps, post = (tuple(_arguments_sent(step) for step in steps) for steps in (recipe.steps, recipe.post))
+    return replace(recipe, steps=steps, post=post, model=_arguments_sent(recipe.model))
+
+
+def _arguments_sent(spec: Any) -> Any:
+    call = getattr(spec, "call", None)
+    if not isinstance(call, Call) or not call.args:
+        return spec
+    args = {}
+    for name, value in call.args.items():
+        try:
+            args[name] = from_value(by_value(value))
+        except Exception:  # whatever pickling calls: with processes, the job would be refused
+            args[name] = value
+    return changed(spec, call=replace(call, args=args))
 
 
 def reader(r: Resolved) -> Reader:

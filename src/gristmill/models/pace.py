@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-SLACK = 0.01  # seconds by which units that come late may be closer together than their time: a hundredth of a second
+SLACK = 0.01  # seconds by which units that come late may be closer together than their time
+MARGIN = 0.97  # of the rate: in no second do more than 0.98 of it leave, and delays on the way may bring some together
 
 
 class Pace:
-    """At most `rate` units a minute, evenly: a unit may come once those before it have had their time (the generic cell
-    rate algorithm of ITU-T I.371, with a tolerance of SLACK). Times are seconds of any clock.
+    """Nearly `rate` units a minute (MARGIN), evenly: a unit may come once those before it have had their time (the
+    generic cell rate algorithm of ITU-T I.371, with a tolerance of SLACK). Times are seconds of any clock.
     """
 
     def __init__(self, rate: float | None) -> None:
-        self._each = 0.0 if rate is None else 60.0 / rate
+        self._each = 0.0 if rate is None else 60.0 / (MARGIN * rate)
         self._next = 0.0
 
     def turn(self, now: float, units: float = 1.0) -> float:
