@@ -279,7 +279,7 @@ class PromptOptions(ScoreOptions, total=False):
     output: str
     keep_usage: bool
     api_key: str | None
-    concurrency: int
+    concurrency: int | Literal["auto"]
     requests_per_minute: int | None
     tokens_per_minute: int | None
     dedupe: bool

@@ -9,8 +9,10 @@ from typing import Annotated, Any, ClassVar
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Range, whole
 from gristmill.job.keywords import option_fields
-from gristmill.job.specs import AT_ONCE, OUTPUT, RETURNS
+from gristmill.job.options import Auto
+from gristmill.job.specs import OUTPUT, RETURNS
 
+MOST = 256  # requests in flight, if nobody says how many
 _PLACE = "where and how fast it is asked, not what"
 _SECONDS = Range("give seconds, more than 0", above=0)
 _SHARE = Range("give a number from 0 to 1", 0, 1)
@@ -59,7 +61,13 @@ class Prompt:
     api_key: Annotated[
         str | None, Help("Its key, as ${env:NAME} (default: the environment's OPENAI_API_KEY)", flag=None)
     ] = None
-    concurrency: Annotated[int, whole(1), AT_ONCE] = 32
+    concurrency: Annotated[
+        int | Auto,
+        whole(1),
+        Help(
+            f"Requests in flight in the whole run; auto: as many as make more answers a second, to {MOST}", usual=True
+        ),
+    ] = "auto"
     requests_per_minute: Annotated[int | None, whole(1), Help("Requests a minute at most, in the whole run")] = None
     tokens_per_minute: Annotated[
         int | None, whole(1), Help("Tokens a minute at most, of prompts and answers, in the whole run")
@@ -97,6 +105,11 @@ class Prompt:
         for name in ("model", "messages", "stream", "n"):
             if name in self.request:
                 raise BadJob(f"request has {name!r}, which is not an option: gristmill sets it")
+
+    @property
+    def most(self) -> int:
+        """Requests in flight at most."""
+        return MOST if self.concurrency == "auto" else self.concurrency
 
     @property
     def name(self) -> str:

@@ -7,12 +7,14 @@ import email.utils
 import json
 import random
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.models.pace import Pace
+from gristmill.models.room import Room
 from gristmill.process.extras import require
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 BASE, MOST = 0.5, 30.0  # seconds: the first wait before a request is sent again, and the longest (full jitter)
 FIRST_TRIES = 4  # of the very first request: an endpoint that does not answer is told at once
 LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
+FULL = frozenset({429, 503})
 # What is refused for all rows.
 NOBODY = {401: "the key", 402: "the account", 403: "the key", 404: "the address or the model"}
 QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
@@ -36,10 +39,11 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True)
 class Later(Exception):
-    """What is worth another try, not before `after` seconds if the endpoint says so."""
+    """What is worth another try, not before `after` seconds if the endpoint says so; `full`: it has too much to do."""
 
     why: str
     after: float | None = None
+    full: bool = False
 
 
 @dataclass
@@ -49,6 +53,36 @@ class Address:
     url: str
     flying: int = 0
     rests_until: float = 0.0
+
+
+class Slots:
+    """Room for requests in flight, in the order in which they ask for it; as `async with`. Used in one event loop."""
+
+    def __init__(self, room: Room) -> None:
+        self.flying = 0
+        self._room = room
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self.flying < self._room.limit and not self._waiting:
+            self.flying += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # cancelled after it was given its place
+                await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.flying -= 1
+        while self._waiting and self.flying < self._room.limit:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.flying += 1
+                turn.set_result(None)
 
 
 class Endpoint:
@@ -61,7 +95,7 @@ class Endpoint:
         *,
         timeout: float,
         limit: float,
-        at_once: int,
+        room: Room,
         requests: float | None,
         tokens: float | None,
     ) -> None:
@@ -72,11 +106,11 @@ class Endpoint:
             self._headers["authorization"] = f"Bearer {key}"
         self._timeout = timeout
         self._limit = limit
-        self._most = at_once
+        self._room = room
+        self._slots = Slots(room)
         self._requests, self._tokens = Pace(requests), Pace(tokens)
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Lock | None = None
-        self._slots: asyncio.Semaphore | None = None
         self._queue: asyncio.Lock | None = None
         self._answered = False
         self._over: GristmillError | None = None
@@ -107,7 +141,6 @@ class Endpoint:
 
     async def _asked(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
         begun, tries = time.monotonic(), 0
-        self._slots = self._slots or asyncio.Semaphore(self._most)  # of the loop that it is used in
         data = json.dumps(body).encode()
         while True:
             tries += 1
@@ -117,14 +150,18 @@ class Endpoint:
                         raise self._over
                     await self._turn(tokens)
                     address = self._address()
+                    sent = time.monotonic()
                     found = await self._sent(address, data)
             except Later as later:
+                if later.full:
+                    self._room.refused(time.monotonic(), sent)
                 await self._wait(later, tries, begun, address)
                 continue
             except Refused:
                 self._answered = True
                 raise
             self._answered = True
+            self._room.answered(time.monotonic(), self._slots.flying + 1)
             used = found.get("usage") or {}
             self._tokens.more(float(used.get("total_tokens") or tokens) - tokens)
             return found
@@ -198,7 +235,7 @@ class Endpoint:
                 self._over = RunFailed(f"the endpoint refuses {what} now: {why}; what is answered is kept: run again")
             return self._over
         if status in LATER:
-            return Later(why, _after(headers))
+            return Later(why, _after(headers), status in FULL)
         return Refused(why)
 
 

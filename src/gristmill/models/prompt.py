@@ -23,6 +23,7 @@ from gristmill.models.columns import check_columns
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.endpoint import Endpoint, Refused
 from gristmill.models.returns import parse_schema
+from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.models.template import Template
 
@@ -65,7 +66,7 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         keeps_columns=True,
         filled=columns,
         on_gpu=False,
-        at_once=spec.concurrency,
+        at_once=spec.most,
     )
 
 
@@ -75,8 +76,8 @@ def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
     templates = _templates(spec)
     whole = any(template.whole for template in templates)
     columns = [column for template in templates for column in template.columns]
-    at_once = place.at_once or spec.concurrency
-    share = at_once / spec.concurrency  # of the run's limits: that of this worker
+    at_once = place.at_once or spec.most
+    share = at_once / spec.most  # of the run's limits: that of this worker
     call = Call(Asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row")
     if not whole:
         call = replace(call, takes=dict.fromkeys(columns, "not null"))
@@ -148,7 +149,8 @@ class Asker:
         urls = str(reveal(spec.base_url)).split(",")
         self._endpoint = Endpoint(
             [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-            timeout=spec.timeout, limit=0.9 * limit, at_once=at_once,
+            timeout=spec.timeout, limit=0.9 * limit,
+            room=Room(at_once, auto=spec.concurrency == "auto"),
             requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute),
         )  # fmt: skip
 
