@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import subprocess
 import sys
@@ -52,8 +53,10 @@ class ChatServer:
 
 
 class Chat:
-    """What it does. `slow` of the requests take `times` as long; `busy`, `broken`, `cut`, `nonsense` are shares of them
-    that fail so; `limit` is of requests a second, over which it answers 429; `structured` that it takes a schema.
+    """What it does, as chat completions, completions and responses. `slow` of the requests take `times` as long;
+    `busy`, `broken`, `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second, over which it
+    answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
+    max_completion_tokens.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -62,7 +65,8 @@ class Chat:
         self.limit: float | None = None
         self.key: str | None = KEY
         self.model = "m"
-        self.structured = True
+        self.structured = self.logprobs = True
+        self.newer = False
         self.down = False
         self.answer = "echo"
         self.seed = 0
@@ -105,8 +109,12 @@ class Chat:
             return error(401, "Incorrect API key provided", "invalid_api_key")
         if body["model"] != self.model:
             return error(404, f"The model `{body['model']}` does not exist", "model_not_found")
-        if "response_format" in body and not self.structured:
+        if ("response_format" in body or "text" in body) and not self.structured:
             return error(400, "response_format is not supported")
+        if "logprobs" in body and not self.logprobs:
+            return error(400, "logprobs is not supported with this model")
+        if "max_tokens" in body and self.newer:
+            return error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
         now = time.monotonic()
         if self.limit is not None:
             while self.times_of and self.times_of[0] <= now - 1:
@@ -123,7 +131,10 @@ class Chat:
             if drawn < share:
                 return failure
             drawn -= share
-        said = body["messages"][-1]["content"]
+        messages = body.get("messages") or body.get("input") or [{"content": body["prompt"]}]
+        said = messages[-1]["content"]
+        if isinstance(said, list):
+            said = "|".join(part.get("text") or part["type"] for part in said)
         if "too long" in said:
             return error(400, "This model's maximum context length is 8 tokens", "context_length_exceeded")
         slow = self.random.random() < self.slow
@@ -133,10 +144,11 @@ class Chat:
             self.bodies.append(body)
         reason = "content_filter" if "forbidden" in said else "stop"
         content = self._said(said, body)
-        usage = {"prompt_tokens": len(said.split()), "completion_tokens": len(content.split()), "total_tokens": 0}
-        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
-        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
-        return 200, {"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}, {}
+        return (
+            200,
+            _FORMS[request.path.rpartition("/v1/")[2]](content, reason, len(said.split()), _tokens(content, body)),
+            {},
+        )
 
     def _after(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
@@ -146,10 +158,11 @@ class Chat:
         if self.answer == "echo":
             return f"<{prompt}>"
         if self.answer == "auto":  # whatever the schema asks for
-            schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
+            form = body.get("response_format", {}).get("json_schema") or body.get("text", {}).get("format", {})
+            schema = form.get("schema")
             return f"<{prompt}>" if schema is None else json.dumps(_of(schema, prompt))
         if self.answer == "second":  # fits only when asked again
-            asked_again = len(body["messages"]) > 2
+            asked_again = len(body.get("messages") or body.get("input") or ()) > 2
             return json.dumps({"n": len(words), "word": words[0]}) if asked_again else json.dumps({"n": "many"})
         if self.answer == "never":
             return "I would rather not say."
@@ -164,6 +177,47 @@ class Chat:
             "requests": self.requests, "answered": dict(self.answered), "most": self.most, "rate": self.rate,
             "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies,
         }  # fmt: skip
+
+
+def _tokens(content: str, body: Any) -> list[tuple[str, float]]:
+    """Tokens of three characters, each with a probability of a half, if the request wants to know."""
+    wanted = "logprobs" in body or "include" in body
+    return [(content[n : n + 3], math.log(0.5)) for n in range(0, len(content) if wanted else 0, 3)]
+
+
+def _logged(tokens: list[tuple[str, float]]) -> Any:
+    return [{"token": token, "logprob": logprob} for token, logprob in tokens]
+
+
+def _usage(given: int, content: str, names: tuple[str, str] = ("prompt_tokens", "completion_tokens")) -> Any:
+    made = len(content.split())
+    return {names[0]: given, names[1]: made, "total_tokens": given + made}
+
+
+def _chat(content: str, reason: str, given: int, tokens: list[tuple[str, float]]) -> Any:
+    message = {"role": "assistant", "content": content, "reasoning_content": "hm"}
+    choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": {"content": _logged(tokens)}}
+    return {"id": "x", "object": "chat.completion", "choices": [choice], "usage": _usage(given, content)}
+
+
+def _completion(content: str, reason: str, given: int, tokens: list[tuple[str, float]]) -> Any:
+    logged = {"tokens": [token for token, _ in tokens], "token_logprobs": [logprob for _, logprob in tokens]}
+    choice = {"index": 0, "text": content, "finish_reason": reason, "logprobs": logged}
+    return {"id": "x", "object": "text_completion", "choices": [choice], "usage": _usage(given, content)}
+
+
+def _response(content: str, reason: str, given: int, tokens: list[tuple[str, float]]) -> Any:
+    part = {"type": "output_text", "text": content, "logprobs": _logged(tokens)}
+    output = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [part]},
+    ]
+    usage = _usage(given, content, ("input_tokens", "output_tokens"))
+    cut = None if reason == "stop" else {"reason": reason}
+    return {"id": "x", "object": "response", "output": output, "usage": usage, "incomplete_details": cut}
+
+
+_FORMS = {"chat/completions": _chat, "completions": _completion, "responses": _response}
 
 
 def _of(schema: Any, prompt: str) -> Any:
@@ -192,7 +246,8 @@ def main() -> None:
 
     async def serve() -> None:
         app = web.Application()
-        app.add_routes([web.post("/v1/chat/completions", chat.chat), web.get("/told", told), web.post("/set", change)])
+        app.add_routes([web.post(f"/v1/{path}", chat.chat) for path in _FORMS])
+        app.add_routes([web.get("/told", told), web.post("/set", change)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)

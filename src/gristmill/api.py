@@ -287,12 +287,16 @@ def predict(source: Any, sink: Place | None = None, *, model: Path, **options: U
 
 @overload
 def prompt(
-    source: Any, sink: None = None, *, prompt: str, model: str, **options: Unpack[PromptOptions]
+    source: Any, sink: None = None, *, prompt: str | None = None, model: str, **options: Unpack[PromptOptions]
 ) -> pa.Table: ...
 @overload
-def prompt(source: Any, sink: Place, *, prompt: str, model: str, **options: Unpack[PromptOptions]) -> Report: ...
+def prompt(
+    source: Any, sink: Place, *, prompt: str | None = None, model: str, **options: Unpack[PromptOptions]
+) -> Report: ...
 @named("prompt", PromptOptions)
-def prompt(source: Any, sink: Place | None = None, *, prompt: str, model: str, **options: Unpack[PromptOptions]) -> Any:
+def prompt(
+    source: Any, sink: Place | None = None, *, prompt: str | None = None, model: str, **options: Unpack[PromptOptions]
+) -> Any:
     """Ask a language model a prompt for each row: adds `answer`, or the columns of `returns`. Otherwise like `embed`;
     the options are those of `Prompt`.
     """

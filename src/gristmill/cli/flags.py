@@ -162,7 +162,12 @@ def click_type(option: Option) -> dict[str, Any]:
         return {"multiple": True, "metavar": "A,B"}
     if origins[0] is Mapping:
         return {"type": Pair(get_args(kinds[0])[1] is not str), "multiple": True}
-    kind, metavar = {int: (click.INT, "N"), float: (click.FLOAT, "X"), str: (click.STRING, None)}[kinds[0]]
+    kind, metavar = {
+        int: (click.INT, "N"),
+        float: (click.FLOAT, "X"),
+        str: (click.STRING, None),
+        Any: (click.STRING, None),
+    }[kinds[0]]
     return {"type": kind, **({"metavar": metavar} if metavar else {})}
 
 

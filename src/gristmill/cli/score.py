@@ -132,14 +132,15 @@ PROMPT = """
 gristmill prompt reviews/ liked/ --prompt 'Is it friendly? {{ text }}' --choices yes,no --model gpt-4.1-mini
 gristmill prompt reviews/ facts/ --prompt @facts.txt --returns film=string --model qwen3 --base-url http://gpu:8000/v1
 gristmill prompt reviews/ short/ --prompt 'In five words: {{ text }}' --model qwen3 --max-tokens 30 --preview 5
-gristmill prompt reviews/ short/ --prompt @short.txt --model qwen3 --concurrency 100 --requests-per-minute 500
+gristmill prompt reviews/ short/ --prompt @short.txt --model qwen3 --requests-per-minute 500 --examples @few.jsonl
+gristmill prompt reviews/ short/ --messages ask.py:messages --model qwen3 --concurrency 100
 """
 
 
 @click.command(cls=Command, examples=PROMPT)
 @SOURCES
 @SINK
-@words.option("--prompt", group="Model", required=True, metavar="TEMPLATE|@FILE",
+@words.option("--prompt", group="Model", metavar="TEMPLATE|@FILE",
               help="The prompt: a Jinja template over the row's columns, as {{ text }}, or a file of it")  # fmt: skip
 @words.option("--model", "model_path", group="Model", required=True, metavar="NAME",
               help="The name of the language model at its endpoint")  # fmt: skip
@@ -219,5 +220,5 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
     if command == "predict":
         return saved_model(given["model_path"]), words.PREDICT
     if command == "prompt":
-        return Prompt(given["prompt"], given["model_path"]), words.PROMPT
+        return Prompt(given["prompt"], given["model_path"], messages=given["at_model__messages"]), words.PROMPT
     return FunctionModel(Call(given["fn"])), words.APPLY

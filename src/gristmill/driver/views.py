@@ -25,7 +25,7 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates
-from gristmill.job.specs import Call, Step
+from gristmill.job.specs import Call, Step, changed
 from gristmill.job.uris import file_of
 from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
@@ -179,10 +179,12 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             storage={},
         )
         workers = 0 if spec.engine.workers == 0 else 1
+        model = changed(spec.model, keep_prompt=True) if hasattr(spec.model, "keep_prompt") else spec.model
         small = replace(
             spec,
             source=source,
             steps=(*spec.steps, *first),
+            model=model,
             sink=target,
             gates=UNGATED,
             audit=(),

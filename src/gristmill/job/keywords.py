@@ -270,6 +270,10 @@ class PromptOptions(ScoreOptions, total=False):
 
     base_url: str | None
     system: str | None
+    messages: str | Callable[[dict[str, Any]], Any] | None
+    examples: str | Sequence[Mapping[str, Any]] | None
+    images: Names | None
+    api: Literal["chat", "completions", "responses"]
     returns: Mapping[str, str] | None
     choices: Names | None
     temperature: float | None
@@ -278,6 +282,9 @@ class PromptOptions(ScoreOptions, total=False):
     request: Mapping[str, Any]
     output: str
     keep_usage: bool
+    keep_score: bool
+    keep_reasoning: bool
+    keep_prompt: bool
     api_key: str | None
     concurrency: int | Literal["auto"]
     requests_per_minute: int | None

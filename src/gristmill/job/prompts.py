@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Range, whole
@@ -12,6 +12,7 @@ from gristmill.job.keywords import option_fields
 from gristmill.job.options import Auto
 from gristmill.job.specs import OUTPUT, RETURNS
 
+Api = Literal["chat", "completions", "responses"]
 MOST = 256  # requests in flight, if nobody says how many
 _PLACE = "where and how fast it is asked, not what"
 _SECONDS = Range("give seconds, more than 0", above=0)
@@ -21,10 +22,13 @@ _SHARE = Range("give a number from 0 to 1", 0, 1)
 @option_fields()
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt a row, answered by a language model behind an endpoint that speaks OpenAI's chat form. Adds `output`,
-    or the columns of `returns`.
+    """A prompt a row, answered by a language model behind an endpoint that speaks OpenAI's chat form, or another `api`
+    of its. Adds `output`, or the columns of `returns`.
 
     `prompt` and `system` are Jinja templates over the row's columns (`{{ text }}`, or `{{ row["a b"] }}`), or `@FILE`.
+    `examples` are rows with their answers, which are shown before each row; `images` are columns of bytes or addresses.
+    Instead of these, `messages` is a function of a row that gives a text, or messages with role and content.
+
     With `returns` the answer is a JSON object with these columns, and with `choices` one of these texts: sent as
     structured output where the endpoint takes that, validated in any case, and asked for once more with what was wrong
     if it does not fit. Rows are in flight across batches and shards; limits are those of the whole run.
@@ -34,16 +38,28 @@ class Prompt:
     not_shaping: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("base_url", "api_key", "concurrency"), _PLACE),
         **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "timeout"), _PLACE),
+        "messages": "compared as code, with all that it refers to",
         **dict.fromkeys(("cache", "price", "max_cost"), "what answers cost, not what they are"),
     }
 
-    prompt: Annotated[str, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)]
-    llm: Annotated[str, Help("The language model, as its endpoint names it", flag=None)]
+    prompt: Annotated[str | None, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)] = (
+        None
+    )
+    llm: Annotated[str, Help("The language model, as its endpoint names it", flag=None)] = ""
     base_url: Annotated[
         str | None,
         Help("The endpoint, or several with commas between (default: OPENAI_BASE_URL, else OpenAI)", "URL", usual=True),
     ] = None
     system: Annotated[str | None, Help("The system prompt: a template, or @FILE", "TEMPLATE", usual=True)] = None
+    messages: Annotated[
+        Any,
+        Help("Instead of a prompt: your function of a row, which gives its messages (or a text)", "MODULE:NAME"),
+    ] = None
+    examples: Annotated[
+        Any, Help("Rows with their answers, which are shown to the model first: @FILE of JSON Lines", "@FILE")
+    ] = None
+    images: Annotated[tuple[str, ...] | None, Help("Columns with images to send: their bytes, or addresses")] = None
+    api: Annotated[Api, Help("The form of requests: chat, completions (of a text), or responses")] = "chat"
     output: Annotated[str, OUTPUT] = "answer"
     returns: Annotated[Mapping[str, str] | None, RETURNS] = None
     choices: Annotated[tuple[str, ...] | None, Help("The answer is one of these texts")] = None
@@ -58,6 +74,11 @@ class Prompt:
     keep_usage: Annotated[
         bool, Help("Also write prompt_tokens, completion_tokens and finish_reason, after the output's name")
     ] = False
+    keep_score: Annotated[
+        bool, Help("Also write the probability of the answered choice, where the endpoint tells those of tokens")
+    ] = False
+    keep_reasoning: Annotated[bool, Help("Also write what the model thought, where the endpoint tells")] = False
+    keep_prompt: Annotated[bool, Help("Also write the prompt as it was sent")] = False
     api_key: Annotated[
         str | None, Help("Its key, as ${env:NAME} (default: the environment's OPENAI_API_KEY)", flag=None)
     ] = None
@@ -94,6 +115,11 @@ class Prompt:
     )
 
     def __post_init__(self) -> None:
+        if not self.llm:
+            raise BadJob("a prompt needs llm, the name of the language model at its endpoint")
+        self._check_messages()
+        if self.keep_score and self.choices is None:
+            raise BadJob("keep_score is of choices: name them")
         if self.choices is not None and self.returns is not None:
             raise BadJob("choices and returns are two forms of an answer: leave one of them out")
         if self.choices is not None and (len(self.choices) < 2 or len({*self.choices}) < len(self.choices)):
@@ -102,9 +128,28 @@ class Prompt:
             prices(self.price)
         elif self.max_cost is not None:
             raise BadJob("max_cost needs price, as input=0.40/1M and output=1.60/1M")
-        for name in ("model", "messages", "stream", "n"):
+        for name in ("model", "messages", "input", "stream", "n"):
             if name in self.request:
                 raise BadJob(f"request has {name!r}, which is not an option: gristmill sets it")
+
+    def _check_messages(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise BadJob("give a prompt (a template), or messages (a function of a row)")
+        others = [name for name in ("system", "examples", "images") if getattr(self, name) is not None]
+        if self.messages is not None and others:
+            raise BadJob(f"{others[0]} belongs to a prompt: with messages, the function gives all that is sent")
+        if self.messages is not None and not (isinstance(self.messages, str) or callable(self.messages)):
+            raise BadJob(f"messages is {self.messages!r}: give a function of a row, or 'module:name'")
+        if self.api == "completions" and (others or self.messages is not None):
+            raise BadJob(f"{(*others, 'messages')[0]}: api=completions sends one text, the prompt alone; use api=chat")
+        if isinstance(self.examples, str):
+            if not self.examples.startswith("@"):
+                raise BadJob(f"examples is {self.examples!r}: give rows with their answers, or @FILE of JSON Lines")
+        elif self.examples is not None:
+            rows = self.examples
+            if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
+                raise BadJob("examples is a list of mappings: each a row, with its answer in the column of output")
+            object.__setattr__(self, "examples", tuple(dict(row) for row in rows))
 
     @property
     def most(self) -> int:

@@ -119,7 +119,8 @@ class ModelSpec(Protocol):
     field's metadata (in ours, `Help` in its annotation) is its line in the JSON Schema. `home` names the module that
     describes and opens it (models.contract.ModelKind). All fields count in the fingerprint except those in
     `not_shaping`, which gives the reasons. Fields of these names mean the same in every kind, and are optional:
-    `output`, `device`, `dtype`, `backend`, and `sha256`, to which the digest of the model's files is fixed.
+    `output`, `device`, `dtype`, `backend`, `sha256`, to which the digest of the model's files is fixed, and
+    `keep_prompt`, which a preview sets.
     """
 
     home: ClassVar[str]

@@ -115,16 +115,17 @@ class Endpoint:
         self._answered = False
         self._over: GristmillError | None = None
 
-    async def ask(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
-        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. Raises
-        Refused, Unanswered, and BadModel or RunFailed for what no other row would be answered either.
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str, key: str) -> dict[str, Any]:
+        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one: a JSON
+        object with `key`, from the `path` below its address. Raises Refused, Unanswered, and BadModel or RunFailed for
+        what no other row would be answered either.
         """
         if not self._answered:
             self._first = self._first or asyncio.Lock()
             async with self._first:  # one request alone, until there is an answer of any kind
                 if self._is_first():
-                    return await self._asked(body, tokens)
-        return await self._asked(body, tokens)
+                    return await self._asked(body, tokens, path, key)
+        return await self._asked(body, tokens, path, key)
 
     def _is_first(self) -> bool:
         return not self._answered
@@ -139,7 +140,7 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _asked(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
+    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str, key: str) -> dict[str, Any]:
         begun, tries = time.monotonic(), 0
         data = json.dumps(body).encode()
         while True:
@@ -151,7 +152,7 @@ class Endpoint:
                     await self._turn(tokens)
                     address = self._address()
                     sent = time.monotonic()
-                    found = await self._sent(address, data)
+                    found = await self._sent(address, data, path, key)
             except Later as later:
                 if later.full:
                     self._room.refused(time.monotonic(), sent)
@@ -197,7 +198,7 @@ class Endpoint:
             wait = 0.0 if any(a.rests_until <= now for a in self._addresses) else wait
         await asyncio.sleep(wait)
 
-    async def _sent(self, address: Address, data: bytes) -> dict[str, Any]:
+    async def _sent(self, address: Address, data: bytes, path: str, key: str) -> dict[str, Any]:
         import aiohttp
 
         if self._session is None:
@@ -208,7 +209,7 @@ class Endpoint:
             )
         address.flying += 1
         try:
-            async with self._session.post(f"{address.url}/chat/completions", data=data) as reply:
+            async with self._session.post(f"{address.url}/{path}", data=data) as reply:
                 text = await reply.read()
                 status, headers = reply.status, reply.headers
         except aiohttp.InvalidURL as e:
@@ -221,7 +222,7 @@ class Endpoint:
         finally:
             address.flying -= 1
         if status == 200:
-            return _parsed(text)
+            return _parsed(text, key)
         raise self._failure(status, text, headers)
 
     def _failure(self, status: int, text: bytes, headers: Mapping[str, str]) -> Exception:
@@ -239,14 +240,14 @@ class Endpoint:
         return Refused(why)
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parsed(text: bytes, key: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-        if isinstance(found, dict) and found["choices"]:
+        if isinstance(found, dict) and found[key]:
             return found
     except (ValueError, KeyError):
         pass
-    raise Later(f"not a chat completion: {text[:200].decode('utf-8', 'replace')!r}")
+    raise Later(f"not an answer with {key!r}: {text[:200].decode('utf-8', 'replace')!r}")
 
 
 def _said(text: bytes) -> tuple[str, str]:

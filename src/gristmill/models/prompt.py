@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,19 +20,23 @@ from gristmill.job.prompts import Prompt, prices, text_of
 from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel
 from gristmill.models.answercache import AnswerCache, digest_of
+from gristmill.models.apis import FORMS, Reply, Sampling
+from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import ModelInfo, Place
+from gristmill.models.conversation import Conversation, examples_of, letters, text_in
 from gristmill.models.endpoint import Endpoint, Refused
 from gristmill.models.returns import parse_schema
 from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
-from gristmill.models.template import Template
+from gristmill.process.targets import import_target
 
 OPENAI = "https://api.openai.com/v1"
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
 MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 CHOICE = "choice"
+NEW_MOST = "max_completion_tokens"  # as newer models of OpenAI want max_tokens to be named
 
 
 class Misfit(Exception):
@@ -43,7 +48,8 @@ def resolve(spec: Prompt) -> Prompt:
     key = os.environ.get("OPENAI_API_KEY")
     return replace(
         spec,
-        prompt=text_of(spec.prompt, "prompt"),
+        prompt=None if spec.prompt is None else text_of(spec.prompt, "prompt"),
+        examples=None if spec.examples is None else tuple(examples_of(spec)),
         system=None if spec.system is None else text_of(spec.system, "system"),
         base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
@@ -53,18 +59,18 @@ def resolve(spec: Prompt) -> Prompt:
 
 def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     """See ModelKind. No request is made."""
-    templates = _templates(spec)
-    columns = tuple(dict.fromkeys(column for template in templates for column in template.columns))
-    check_columns(schema, columns, spec.name, "has a prompt with")
-    given = None if any(template.whole for template in templates) else columns
     outputs = _schema(spec)
+    asked = Conversation(spec, answers_of(spec))
+    check_columns(schema, asked.columns, spec.name, "has a prompt with")
+    _check_images(spec, schema)
     return ModelInfo(
         spec.name,
-        given,
+        None if asked.whole else asked.columns,
         tuple(outputs.names),
         outputs,
         keeps_columns=True,
-        filled=columns,
+        filled=asked.columns,
+        call=_own(spec),
         on_gpu=False,
         at_once=spec.most,
     )
@@ -73,14 +79,12 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
 def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
     """The model, as a function of one row that asks the endpoint."""
     spec = resolve(spec)
-    templates = _templates(spec)
-    whole = any(template.whole for template in templates)
-    columns = [column for template in templates for column in template.columns]
+    asked = Conversation(spec, answers_of(spec))
     at_once = place.at_once or spec.most
     share = at_once / spec.most  # of the run's limits: that of this worker
     call = Call(Asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row")
-    if not whole:
-        call = replace(call, takes=dict.fromkeys(columns, "not null"))
+    if not asked.whole:
+        call = replace(call, takes=dict.fromkeys(asked.columns, "not null"))
     outputs = _schema(spec)
     returns = {field.name: str(field.type) for field in outputs}
     return LoadedPrompt(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once))
@@ -108,24 +112,53 @@ class _Asked(FunctionModel):
         return self.label
 
 
-def _templates(spec: Prompt) -> list[Template]:
-    texts = {"prompt": spec.prompt, "system": spec.system}
-    return [Template(text_of(text, what), what) for what, text in texts.items() if text is not None]
+def answers_of(spec: Prompt) -> tuple[str, ...]:
+    """The columns of an answer itself."""
+    return (spec.output,) if spec.returns is None else tuple(spec.returns)
+
+
+def _own(spec: Prompt) -> Call | None:
+    """The user's function that gives the messages. Raises BadModel if it is none of one row."""
+    if spec.messages is None:
+        return None
+    call = Call(spec.messages, batch_format="row")
+    target = import_target(call.target) if isinstance(call.target, str) else call.target
+    if is_async(target) or isinstance(target, type):
+        raise BadModel(f"messages={call.name}: give a plain function of a row, which gives its messages")
+    check_arguments(replace(call, target=target))
+    return call
+
+
+def _check_images(spec: Prompt, schema: pa.Schema | None) -> None:
+    types = pa.types
+    if schema is None:
+        return
+    for name in spec.images or ():
+        kind = schema.field(name).type
+        if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_string(kind) or
+                types.is_large_string(kind) or types.is_null(kind)):  # fmt: skip
+            raise BadModel(f"images names column {name!r}, which has {kind}: give a column of bytes, or of addresses")
 
 
 def _schema(spec: Prompt) -> pa.Schema:
     """The columns that the model adds."""
     named = parse_schema({spec.output: "string"} if spec.returns is None else spec.returns)
-    if not spec.keep_usage:
-        return named
-    usage = [(f"{spec.output}_{name}", kind) for name, kind in _USAGE.items()]
-    for name, _ in usage:
-        if name in named.names:
-            raise BadModel(f"returns has column {name!r}, which keep_usage adds: rename one (output=)")
-    return pa.schema([*named, *(pa.field(name, kind) for name, kind in usage)])
+    for option, kinds in _BESIDE.items():
+        for name, kind in kinds.items() if getattr(spec, option) else ():
+            column = f"{spec.output}_{name}"
+            if column in named.names:
+                raise BadModel(f"returns has column {column!r}, which {option} adds: rename one (output=)")
+            named = named.append(pa.field(column, kind))
+    return named
 
 
 _USAGE = {"prompt_tokens": pa.int64(), "completion_tokens": pa.int64(), "finish_reason": pa.string()}
+_BESIDE: Mapping[str, Mapping[str, pa.DataType]] = {
+    "keep_usage": _USAGE,
+    "keep_score": {"score": pa.float64()},
+    "keep_reasoning": {"reasoning": pa.string()},
+    "keep_prompt": {"prompt": pa.string()},
+}
 
 
 class Asker:
@@ -133,8 +166,10 @@ class Asker:
 
     def __init__(self, spec: Prompt, share: float, at_once: int, limit: float) -> None:
         self._spec = spec
-        self._prompt, *system = _templates(spec)
-        self._system = system[0] if system else None
+        self._conversation = Conversation(spec, answers_of(spec))
+        self._api = FORMS[spec.api]
+        self._most_tokens = self._api.most_tokens
+        self._sampling = Sampling(spec.temperature, spec.top_p, spec.max_tokens, spec.keep_score)
         self._form = _Form(spec)
         self._structured = self._form.schema is not None  # until the endpoint refuses it
         self._prices = None if spec.price is None else prices(spec.price)
@@ -155,28 +190,22 @@ class Asker:
         )  # fmt: skip
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        messages = [{"role": "user", "content": self._prompt.of(row)}]
-        if self._system is not None:
-            messages.insert(0, {"role": "system", "content": self._system.of(row)})
+        messages = self._conversation.of(row)
         reply = await self._asked(messages)
         for again in (True, False):
-            choice = reply["choices"][0]
-            message = choice.get("message") or {}
-            if choice.get("finish_reason") == "content_filter" or message.get("refusal"):
-                why = message.get("refusal") or message.get("content") or "no reason given"
-                raise Refused(f"content filter: {why}")
-            text = message.get("content") or ""
+            if reply.finish == "content_filter" or reply.refusal:
+                raise Refused(f"content filter: {reply.refusal or reply.text or 'no reason given'}")
             try:
-                found = self._form.parsed(text)
+                found = self._form.parsed(reply.text)
             except ValueError as e:
-                cut = " (the answer was cut at max_tokens)" if choice.get("finish_reason") == "length" else ""
+                cut = " (the answer was cut at max_tokens)" if reply.finish == "length" else ""
                 if not again:
-                    raise Misfit(f"{e}{cut}; the answer was {text[:2000]!r}") from None
+                    raise Misfit(f"{e}{cut}; the answer was {reply.text[:2000]!r}") from None
                 words = f"That does not fit: {e}. {self._form.words}"
-                told = [{"role": "assistant", "content": text}, {"role": "user", "content": words}]
+                told = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": words}]
                 reply = await self._asked([*messages, *told])
                 continue
-            return {**found, **self._usage(reply, choice)}
+            return {**found, **self._beside(messages, reply)}
         raise AssertionError("the second answer fits or does not")
 
     def used(self) -> dict[str, float]:
@@ -189,23 +218,39 @@ class Asker:
         if self._cache is not None:
             self._cache.close()
 
-    async def _asked(self, messages: list[dict[str, str]]) -> dict[str, Any]:
-        spec = self._spec
-        body: dict[str, Any] = {"model": spec.llm, "messages": messages, **reveal(dict(spec.request))}
-        for name in ("temperature", "top_p", "max_tokens"):
-            if (value := getattr(spec, name)) is not None:
-                body[name] = value
-        tokens = sum(len(m["content"]) for m in messages) / LETTERS + (spec.max_tokens or 0)
-        if self._structured:
+    async def _asked(self, messages: list[dict[str, Any]]) -> Reply:
+        """An answer in whatever form the endpoint understands."""
+        tokens = letters(messages) / LETTERS + (self._spec.max_tokens or 0)
+        while True:
+            structured, scored, most_tokens = self._structured, self._sampling.scored, self._most_tokens
             try:
-                return await self._paid({**body, "response_format": self._form.response_format}, tokens)
+                return self._api.reply(await self._paid(self._body(messages), tokens))
             except Refused as e:
-                if not any(word in str(e) for word in ("response_format", "json_schema", "structured")):
+                said = str(e)
+                if structured and any(word in said for word in ("response_format", "json_schema", "structured")):
+                    self._structured = False
+                elif scored and "logprobs" in said:
+                    self._sampling = replace(self._sampling, scored=False)
+                elif most_tokens != NEW_MOST and NEW_MOST in said:
+                    self._most_tokens = NEW_MOST
+                elif (structured, scored, most_tokens) == self._understood:  # it is the row that is refused
                     raise
-                self._structured = False
-        if self._form.words:
-            body["messages"] = [*messages[:-1], {**messages[-1], "content": self._form.asked(messages[-1]["content"])}]
-        return await self._paid(body, tokens)
+            except (LookupError, TypeError, AttributeError) as e:
+                raise Refused(f"an answer of another form than {self._api.path} has: {type(e).__name__}: {e}") from None
+
+    @property
+    def _understood(self) -> tuple[bool, bool, str]:
+        return self._structured, self._sampling.scored, self._most_tokens
+
+    def _body(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        spec, form = self._spec, self._form
+        if form.words and not self._structured:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": form.asked(last["content"])}]
+        body = self._api.body(spec.llm, messages, self._sampling, form.schema if self._structured else None)
+        if self._most_tokens != self._api.most_tokens and spec.max_tokens is not None:
+            body[self._most_tokens] = body.pop(self._api.most_tokens)
+        return {**body, **reveal(dict(spec.request))}
 
     async def _paid(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one."""
@@ -243,15 +288,27 @@ class Asker:
                 )
             )
         with self._spent.one():
-            reply = await self._endpoint.ask(body, tokens)
-            self._spent.add(reply.get("usage") or {}, self._prices)
-        return reply
+            found = await self._endpoint.ask(body, tokens, self._api.path, self._api.key)
+            self._spent.add(found.get("usage") or {}, self._prices)
+        return found
 
-    def _usage(self, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
-        if not self._spec.keep_usage:
-            return {}
-        used = {**(reply.get("usage") or {}), "finish_reason": choice.get("finish_reason")}
-        return {f"{self._spec.output}_{name}": used.get(name) for name in _USAGE}
+    def _beside(self, messages: list[dict[str, Any]], reply: Reply) -> dict[str, Any]:
+        """The columns beside the answer's own."""
+        spec = self._spec
+        found: dict[str, Any] = {}
+        if spec.keep_usage:
+            found.update(
+                prompt_tokens=reply.prompt_tokens,
+                completion_tokens=reply.completion_tokens,
+                finish_reason=reply.finish,
+            )
+        if spec.keep_score:
+            found["score"] = self._form.score(reply)
+        if spec.keep_reasoning:
+            found["reasoning"] = reply.reasoning
+        if spec.keep_prompt:
+            found["prompt"] = text_in(messages)
+        return {f"{spec.output}_{name}": value for name, value in found.items()}
 
 
 class _Spent:
@@ -279,7 +336,8 @@ class _Spent:
 
     def add(self, usage: Mapping[str, Any], prices: tuple[float, float] | None) -> None:
         """Count an answer."""
-        given, made = (float(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        given = float(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
+        made = float(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
         new = {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made}
         if prices is not None:
             new["cost"] = given * prices[0] + made * prices[1]
@@ -312,14 +370,31 @@ class _Form:
             self.schema = _object({f.name: _json_type(f.type, f.name) for f in self._columns})
             self.words = f"Answer with a JSON object of this schema and nothing else: {json.dumps(self.schema)}"
 
-    @property
-    def response_format(self) -> dict[str, Any]:
-        """As OpenAI's structured outputs name it."""
-        return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": self.schema}}
-
-    def asked(self, prompt: str) -> str:
+    def asked(self, content: Any) -> Any:
         """A prompt for an endpoint that knows nothing of structured output."""
-        return f"{prompt}\n\n{self.words}"
+        if isinstance(content, str):
+            return f"{content}\n\n{self.words}"
+        return [*content, {"type": "text", "text": self.words}]
+
+    def score(self, reply: Reply) -> float | None:
+        """The probability of an answered choice, in (0, 1]: that of the tokens which hold it; None if not told."""
+        if not reply.tokens or self._choices is None:
+            return None
+        text = "".join(token for token, _ in reply.tokens)
+        plain = text.strip()
+        if plain.startswith("{"):
+            said = _json(plain).get(CHOICE)
+            begin = text.find(json.dumps(said, ensure_ascii=False)[1:-1], text.find(CHOICE) + len(CHOICE))
+            end = begin + len(str(said))
+        else:
+            begin = text.find(plain)
+            end = begin + len(plain)
+        total, place = 0.0, 0
+        for token, logprob in reply.tokens:
+            if place < end and place + len(token) > begin:
+                total += logprob
+            place += len(token)
+        return min(1.0, math.exp(total))
 
     def parsed(self, text: str) -> dict[str, Any]:
         """The columns of an answer. Raises ValueError with what is wrong, in words that a model understands."""

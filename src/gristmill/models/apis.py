@@ -1,0 +1,189 @@
+"""The forms in which endpoints are asked and answer, as OpenAI's reference has them: chat completions, completions, and
+responses. https://platform.openai.com/docs/api-reference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gristmill.job.prompts import Api
+
+Schema = Mapping[str, Any] | None
+Messages = Sequence[Mapping[str, Any]]  # as the chat form has them: role, content; whatever form they are sent in
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What answers are drawn with. None and empty: as the endpoint does."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    scored: bool = False  # with the log-probabilities of their tokens
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer. `finish` is "stop", "length", "content_filter", …; `tokens` have each token's text and
+    log-probability, if they were asked for and the endpoint tells them.
+    """
+
+    text: str
+    finish: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    tokens: tuple[tuple[str, float], ...] = ()
+
+
+class Form(Protocol):
+    """One form. `path` follows an endpoint's address; an answer has `key`; `most_tokens` limits its length."""
+
+    path: str
+    key: str
+    most_tokens: str
+
+    def body(
+        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """A request. With `schema`, a JSON Schema, the answer is to be JSON of that schema."""
+        ...
+
+    def reply(self, found: Mapping[str, Any]) -> Reply:
+        """The answer in what an endpoint gave. Raises LookupError, TypeError, AttributeError for what is none."""
+        ...
+
+
+class Chat:
+    """Chat completions."""
+
+    path, key, most_tokens = "chat/completions", "choices", "max_tokens"
+
+    def body(
+        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """See Form."""
+        body = {"model": llm, "messages": list(messages), **_drawn(sampling, self.most_tokens)}
+        if sampling.scored:
+            body["logprobs"] = True
+        if schema is not None:
+            body["response_format"] = {"type": "json_schema", "json_schema": _named(schema)}
+        return body
+
+    def reply(self, found: Mapping[str, Any]) -> Reply:
+        """See Form."""
+        choice = found["choices"][0]
+        message = choice.get("message") or {}
+        tokens = (choice.get("logprobs") or {}).get("content") or ()
+        return Reply(
+            message.get("content") or "",
+            choice.get("finish_reason"),
+            message.get("refusal"),
+            message.get("reasoning_content") or message.get("reasoning"),
+            *_used(found, "prompt_tokens", "completion_tokens"),
+            tuple((t["token"], t["logprob"]) for t in tokens),
+        )
+
+
+class Completions:
+    """Completions of a text, of models that were not taught to chat. Contents of messages are one text."""
+
+    path, key, most_tokens = "completions", "choices", "max_tokens"
+
+    def body(
+        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """See Form."""
+        text = "\n\n".join(str(m["content"]) for m in messages)
+        body = {"model": llm, "prompt": text, **_drawn(sampling, self.most_tokens)}
+        if sampling.scored:
+            body["logprobs"] = 0
+        if schema is not None:
+            body["response_format"] = {"type": "json_schema", "json_schema": _named(schema)}
+        return body
+
+    def reply(self, found: Mapping[str, Any]) -> Reply:
+        """See Form."""
+        choice = found["choices"][0]
+        logged = choice.get("logprobs") or {}
+        pairs = zip(logged.get("tokens") or (), logged.get("token_logprobs") or (), strict=False)
+        return Reply(
+            choice["text"],
+            choice.get("finish_reason"),
+            None,
+            None,
+            *_used(found, "prompt_tokens", "completion_tokens"),
+            tuple(pairs),
+        )
+
+
+class Responses:
+    """Responses, OpenAI's newer form."""
+
+    path, key, most_tokens = "responses", "output", "max_output_tokens"
+
+    def body(
+        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """See Form."""
+        given = [{"role": m["role"], "content": _input(m["content"], m["role"])} for m in messages]
+        body = {"model": llm, "input": given, **_drawn(sampling, self.most_tokens)}
+        if sampling.scored:
+            body["include"] = ["message.output_text.logprobs"]
+        if schema is not None:
+            body["text"] = {"format": {"type": "json_schema", **_named(schema)}}
+        return body
+
+    def reply(self, found: Mapping[str, Any]) -> Reply:
+        """See Form."""
+        parts = [part for item in found["output"] if item.get("type") == "message" for part in item["content"]]
+        texts = [part for part in parts if part.get("type") == "output_text"]
+        thoughts = [item for item in found["output"] if item.get("type") == "reasoning"]
+        thought = "\n".join(
+            part["text"] for item in thoughts for part in (*(item.get("summary") or ()), *(item.get("content") or ()))
+        )
+        why = (found.get("incomplete_details") or {}).get("reason")
+        return Reply(
+            "".join(part["text"] for part in texts),
+            {None: "stop", "max_output_tokens": "length"}.get(why, why),
+            next((part["refusal"] for part in parts if part.get("type") == "refusal"), None),
+            thought or None,
+            *_used(found, "input_tokens", "output_tokens"),
+            tuple((t["token"], t["logprob"]) for part in texts for t in part.get("logprobs") or ()),
+        )
+
+
+FORMS: Mapping[Api, Form] = {"chat": Chat(), "completions": Completions(), "responses": Responses()}
+
+
+def _drawn(sampling: Sampling, most_tokens: str) -> dict[str, Any]:
+    values = {"temperature": sampling.temperature, "top_p": sampling.top_p, most_tokens: sampling.max_tokens}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _named(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": "answer", "strict": True, "schema": schema}
+
+
+def _used(found: Mapping[str, Any], *names: str) -> tuple[int | None, int | None]:
+    used = found.get("usage") or {}
+    given, made = (used.get(name) for name in names)
+    return given, made
+
+
+def _input(content: Any, role: str) -> Any:
+    """Parts of a message as responses name them."""
+    if isinstance(content, str):
+        return content
+    text = "output_text" if role == "assistant" else "input_text"
+    out = []
+    for part in content:
+        if part.get("type") == "image_url":
+            url = part["image_url"]
+            out.append({"type": "input_image", "image_url": url["url"] if isinstance(url, Mapping) else url})
+        else:
+            out.append({"type": text, "text": part["text"]} if part.get("type") == "text" else part)
+    return out

@@ -1,0 +1,165 @@
+"""What prompts send and what they make of answers: messages, examples, images, forms of requests, columns beside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.errors import BadJob, BadModel, PlanChanged
+from llmserver import KEY, ChatServer
+
+PNG = b"\x89PNG\r\n\x1a\n...."
+ROWS = pa.table({"id": [1, 2, 3], "text": ["a b", "c", "d e f"]})
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    """A server, its address and its key in the environment."""
+    with ChatServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        yield server
+
+
+def asked(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Messages of one's own."""
+    if row["text"] == "c":
+        raise KeyError("no words for c")
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{row['id']}: {row['text']}"}]
+
+
+def test_messages_of_ones_own(chat: ChatServer) -> None:
+    """A function of the row gives all that is sent; a row for which it raises is a dead letter alone."""
+    with pytest.warns(gm.GristmillWarning, match="1 of 3 rows"):
+        found = gm.prompt(ROWS, messages=asked, model="m", keep=["id"], gates={"min_ok": 0.5}, keep_prompt=True)
+    assert found.sort_by("id").to_pylist() == [
+        {"id": 1, "answer": "<1: a b>", "answer_prompt": "1: a b"},
+        {"id": 3, "answer": "<3: d e f>", "answer_prompt": "3: d e f"},
+    ]
+    assert [m["role"] for m in chat.told()["bodies"][0]["messages"]] == ["system", "user"]
+    for wrong, said in ((lambda row: 3, "messages gave int"), (lambda row: [{"role": "user"}], "a role and a content")):
+        with pytest.raises(gm.GristmillError, match=said):
+            gm.prompt(ROWS, messages=wrong, model="m")
+
+
+def test_messages_count_as_code(chat: ChatServer, tmp_path: Path) -> None:
+    """Another function is another job, from a file named on the command line, too."""
+    pq.write_table(ROWS, tmp_path / "rows.parquet")
+    (tmp_path / "ask.py").write_text("def messages(row):\n    return 'X ' + row['text']\n")
+    command = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--messages", "ask.py:messages"]
+    done = subprocess.run([*command, "--model", "m"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(gm.read(tmp_path / "out").to_table()["answer"].to_pylist()) == ["<X a b>", "<X c>", "<X d e f>"]
+    (tmp_path / "ask.py").write_text("def messages(row):\n    return 'Y ' + row['text']\n")
+    done = subprocess.run([*command, "--model", "m", "--append"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == PlanChanged.exit_code and "messages" in done.stderr
+
+
+def test_examples_are_shown_first(chat: ChatServer, tmp_path: Path) -> None:
+    """As questions and answers of the template, from a list or a file; others than before are another job."""
+    (tmp_path / "few.jsonl").write_text('{"text": "u", "answer": "U"}\n\n{"text": "v", "answer": "V"}\n')
+    sink = tmp_path / "out"
+    prompt = {"prompt": "Say {{ text }}", "model": "m", "system": "S"}
+    gm.prompt(ROWS, sink, examples=f"@{tmp_path / 'few.jsonl'}", **prompt)
+    sent = chat.told()["bodies"][0]["messages"]
+    assert [m["content"] for m in sent[:-1]] == ["S", "Say u", "U", "Say v", "V"]
+    assert [m["role"] for m in sent] == ["system", "user", "assistant", "user", "assistant", "user"]
+    requests = chat.told()["requests"]
+    given = [{"text": "u", "answer": "U"}, {"text": "v", "answer": "V"}]
+    assert gm.prompt(ROWS, sink, examples=given, **prompt).rows_ok == 3
+    assert chat.told()["requests"] == requests
+    with pytest.raises(PlanChanged, match="examples"):
+        gm.prompt(ROWS, sink, examples=given[:1], **prompt)
+    chat.set(answer="auto")
+    example = {"text": "u", "n": 1, "word": "u"}
+    returns = {"n": "int64", "word": "string"}
+    found = gm.prompt(ROWS, examples=[example], returns=returns, prompt="{{ text }}", model="m", request={"seed": 1})
+    assert found.num_rows == 3
+    assert json.loads(chat.told()["bodies"][-1]["messages"][1]["content"]) == {"n": 1, "word": "u"}
+    for examples, said in (
+        ([{"text": "u"}], "examples have one without 'answer': it has text"),
+        ([{"answer": "u"}], "without 'text'"), ("few.jsonl", "or @FILE of JSON Lines"), (["u"], "a list of mappings"),
+        (f"@{tmp_path / 'gone'}", "cannot be read"),
+    ):  # fmt: skip
+        with pytest.raises((BadJob, BadModel), match=said):
+            gm.prompt(ROWS, examples=examples, prompt="{{ text }}", model="m")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_images_are_sent_as_parts(chat: ChatServer, api: Any) -> None:
+    """From bytes, with their type, or as addresses; what is no image is that row's dead letter, and none is none."""
+    rows = pa.table({"id": [1, 2, 3, 4], "i": [PNG, b"\xff\xd8\xff12", None, b"%PDF"], "text": ["a", "b", "c", "d"]})
+    with pytest.warns(gm.GristmillWarning, match="not a PNG, JPEG, GIF or WebP image"):
+        found = gm.prompt(rows, prompt="{{ text }}", model="m", images="i", api=api, keep=["id"], on_null="keep",
+                          gates={"min_ok": 0.5})  # fmt: skip
+    word = {"chat": "image_url", "responses": "input_image"}[api]
+    assert {r["id"]: r["answer"] for r in found.to_pylist()} == {1: f"<a|{word}>", 2: f"<b|{word}>", 3: "<c>"}
+    bodies = chat.told()["bodies"]
+    parts = [m["content"] for b in bodies for m in b.get("messages") or b["input"] if isinstance(m["content"], list)]
+    urls = {str(p["image_url"]["url"] if api == "chat" else p["image_url"])[:22] for part in parts for p in part[1:]}
+    assert urls == {"data:image/png;base64,", "data:image/jpeg;base64"}
+    addresses = pa.table({"i": ["https://example.org/a.png"], "text": ["a"]})
+    assert gm.prompt(addresses, prompt="{{ text }}", model="m", images="i", api=api).num_rows == 1
+    with pytest.raises(BadModel, match="images names column 'n', which has int64"):
+        gm.prompt(pa.table({"n": [1], "text": ["a"]}), prompt="{{ text }}", model="m", images="n")
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "responses"])
+@pytest.mark.parametrize("structured", [True, False])
+def test_forms_of_requests_answer_alike(chat: ChatServer, api: Any, structured: bool) -> None:
+    """Texts, choices with their probability, columns, tokens, an answer that is asked for once more."""
+    chat.set(answer="choice", structured=structured)
+    options: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "api": api, "keep": ["id"], "max_tokens": 50}
+    found = gm.prompt(ROWS, choices=["yes", "no"], keep_score=True, keep_usage=True, **options).to_pylist()
+    # By the number of words; what a prompt says of choices if they are not structured has ten.
+    assert {r["id"]: r["answer"] for r in found} == {1: "no", 2: "yes", 3: "yes"}
+    assert all(r["answer_finish_reason"] == "stop" and r["answer_completion_tokens"] > 0 for r in found)
+    assert {r["answer_score"] for r in found} <= {0.5, 0.25}  # one token or two of three letters, each a half
+    chat.set(answer="auto" if structured else "json")
+    found = gm.prompt(ROWS, returns={"n": "int64", "word": "string"}, keep_reasoning=True, **options).to_pylist()
+    assert all(isinstance(r["n"], int) and r["word"] for r in found)
+    assert {r["answer_reasoning"] for r in found} == {None if api == "completions" else "hm"}
+    assert {*chat.told()["statuses"]} == ({"200"} if structured else {"200", "400"})
+
+
+def test_what_an_endpoint_does_not_know_is_left_out(chat: ChatServer) -> None:
+    """Without log-probabilities there is no score; newer models want another name for max_tokens; said once each."""
+    chat.set(answer="choice", logprobs=False, newer=True, structured=False)
+    found = gm.prompt(ROWS, prompt="{{ text }}", model="m", choices=["yes", "no"], keep_score=True, max_tokens=9)
+    assert found["answer_score"].null_count == 3 and found.num_rows == 3
+    told = chat.told()
+    assert told["statuses"]["400"] <= 9 and "max_completion_tokens" in told["bodies"][-1]
+
+
+def test_a_preview_shows_the_prompt_beside_the_answer(chat: ChatServer, tmp_path: Path) -> None:
+    """In Python and on the command line; the sink has it only on request."""
+    job = gm.Job(ROWS, gm.Prompt("Q: {{ text }}", "m"), gm.sink(tmp_path / "out", keep=["id"]))
+    assert job.preview(1).to_pylist() == [{"id": 1, "answer": "<Q: a b>", "answer_prompt": "Q: a b"}]
+    assert job.run().rows_ok == 3 and gm.read(tmp_path / "out").to_table().column_names == ["id", "answer"]
+
+
+def test_parts_that_do_not_go_together(chat: ChatServer) -> None:
+    """Said before any request, with the way out."""
+    for options, said in (
+        ({}, "give a prompt .*or messages"), ({"prompt": "x", "messages": asked}, "give a prompt .*or messages"),
+        ({"messages": asked, "system": "s"}, "system belongs to a prompt"),
+        ({"messages": 3}, "give a function of a row"),
+        ({"prompt": "x", "api": "completions", "system": "s"}, "api=completions sends one text"),
+        ({"prompt": "x", "keep_score": True}, "keep_score is of choices"),
+        ({"prompt": "x", "api": "embeddings"}, "it must be one of chat, completions, responses"),
+        ({"prompt": "x", "images": "picture"}, "which the source does not have"),
+        ({"prompt": "x", "returns": {"answer_prompt": "string"}, "keep_prompt": True}, "which keep_prompt adds"),
+        ({"prompt": "x", "concurrency": "many"}, "whole number of at least 1, or 'auto'"),
+    ):  # fmt: skip
+        with pytest.raises((BadJob, BadModel), match=said):
+            gm.prompt(ROWS, model="m", **options)
+    assert chat.told()["requests"] == 0
