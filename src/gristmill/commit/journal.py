@@ -14,12 +14,14 @@ import sys
 import threading
 import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gristmill.files.contract import Files
 from gristmill.files.disk import LocalFiles, join
 
-SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once
+SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once,
+AT_ONCE = 0.1  # or after so many, where code has to be compared first
 _HEAD = struct.Struct("<16sII")  # the row's digest, and length and CRC-32 of the answer
 _KEPT = (str, int, float, bool, type(None))
 # What rows are made of (arrow.topython); an extension type of the user's may give anything.
@@ -29,9 +31,16 @@ _TOLD = {
 
 
 class Journal:
-    """The answers of one attempt at a shard, and those of earlier attempts. `folder` is the generation's."""
+    """The answers of one attempt at a shard, and those of earlier attempts. `folder` is the generation's.
 
-    def __init__(self, folder: str, shard: int, attempt: str, files: Files) -> None:
+    `stands` is called after answers came and before they are kept, in any thread: it raises if the code that gave them
+    is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
+    """
+
+    def __init__(
+        self, folder: str, shard: int, attempt: str, files: Files, stands: Callable[[], None] | None = None
+    ) -> None:
+        self._stands = stands
         self._files = files
         self._folder = join(folder, "journal")
         self._shard = f"{shard:07d}."
@@ -74,20 +83,24 @@ class Journal:
         with self._lock:
             if self._ended:
                 return
-            if not isinstance(self._files, LocalFiles):
+            local = isinstance(self._files, LocalFiles)
+            if self._stands is not None or not local:
                 self._waiting.append(record)
                 if self._timer is None:
-                    self._timer = threading.Timer(SOON, self._stored)
+                    self._timer = threading.Timer(AT_ONCE if local else SOON, self._stored)
                     self._timer.daemon = True
                     self._timer.start()
                 return
-            try:
-                if self._out is None:
-                    self._files.make_folder(self._folder)
-                    self._out = open(self._path, "ab", buffering=0)  # noqa: SIM115 - until the shard is committed
-                self._out.write(record)
-            except OSError as e:
-                self._stop(e)
+            self._write(record)
+
+    def _write(self, records: bytes) -> None:
+        try:
+            if self._out is None:
+                self._files.make_folder(self._folder)
+                self._out = open(self._path, "ab", buffering=0)  # noqa: SIM115 - until the shard is committed
+            self._out.write(records)
+        except OSError as e:
+            self._stop(e)
 
     def close(self) -> None:
         """No more answers come; those that are there are for a later attempt."""
@@ -111,9 +124,20 @@ class Journal:
         with self._lock:
             records, self._waiting, self._timer = b"".join(self._waiting), [], None
             self._segments += 1
-            ended = self._ended
+            if not records or self._ended:
+                return
         try:
-            if records and not ended:
+            if self._stands is not None:
+                self._stands()
+        except Exception:  # the shard's end says so, too, and ends the run
+            self._ended = True
+            return
+        try:
+            with self._lock:
+                if isinstance(self._files, LocalFiles) and not self._ended:
+                    self._write(records)
+                    return
+            if not self._ended:
                 self._files.note(f"{self._path}-{self._segments:06d}", records)
         except Exception as e:  # whatever a store's library raises: the rows do not depend on it
             self._stop(e)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from gristmill.dynamic.ownership import own, own_all
+from gristmill.process.ownership import own, own_all
 
 
 class AsyncCache(Protocol):

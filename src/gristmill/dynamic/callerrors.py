@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.dynamic.ownership import own
 from gristmill.errors import BatchFailed
+from gristmill.process.ownership import own
 
 
 def ordinary(error: BaseException) -> Exception:

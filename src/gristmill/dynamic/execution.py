@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from gristmill.dynamic.admission import Batch
 from gristmill.dynamic.callerrors import ordinary
 from gristmill.dynamic.calls import Call, Raised, call_of, clock, scatter
-from gristmill.dynamic.ownership import is_array, own, own_all
 from gristmill.dynamic.stats import Tally
 from gristmill.errors import BatchFailed, WrongOutput
+from gristmill.process.ownership import is_array, own, own_all
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from gristmill.dynamic.execution import Arguments, at_most
-from gristmill.dynamic.ownership import own
 from gristmill.errors import WrongOutput
+from gristmill.process.ownership import own
 
 MASK = "attention_mask"
 

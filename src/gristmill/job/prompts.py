@@ -85,9 +85,7 @@ class Prompt:
     concurrency: Annotated[
         int | Auto,
         whole(1),
-        Help(
-            f"Requests in flight in the whole run; auto: as many as make more answers a second, to {MOST}", usual=True
-        ),
+        Help("Requests in flight in the whole run; auto: as many as make more answers a second, to 256", usual=True),
     ] = "auto"
     requests_per_minute: Annotated[int | None, whole(1), Help("Requests a minute at most, in the whole run")] = None
     tokens_per_minute: Annotated[

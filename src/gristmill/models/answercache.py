@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.errors import BadModel
@@ -45,6 +45,10 @@ class AnswerCache:
     def put(self, key: bytes, answer: Mapping[str, Any]) -> None:
         """Keep an answer; the first one stays."""
         self._held.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Keep the answers to these requests no longer."""
+        self._held.executemany("DELETE FROM answers WHERE request = ?", [(key,) for key in keys])
 
     def close(self) -> None:
         """Close the file."""

@@ -131,8 +131,11 @@ class RowModel(Model, Protocol):
     in flight, of more than one batch, so that a slow answer keeps no other row from being asked for.
 
     `predict` gives the answers to rows that were begun, and asks for others itself. Rows fail alone: it raises
-    SomeFailed with the exception of each.
+    SomeFailed with the exception of each. `by_user`: answers are those of the user's code, which may rest on files that
+    nobody named.
     """
+
+    by_user: bool
 
     def begin(
         self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None

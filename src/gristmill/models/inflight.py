@@ -29,19 +29,26 @@ DROPPED = Raised(RuntimeError("the call was dropped"))
 
 class Answers:
     """The answers to some rows, on their way. `answered` is called after each, in any thread, with the row's number
-    and its answer, if it has one.
+    and its answer, if it has one. Answers are kept as `own` gives them: a function may return the same object each
+    time, with the next row's answer in it.
     """
 
-    def __init__(self, rows: Sequence[Any], answered: Callable[[int, Any], None]) -> None:
+    def __init__(self, rows: Sequence[Any], answered: Callable[[int, Any], None], own: Callable[[Any], Any]) -> None:
         self.rows: list[Any] = list(rows)  # None once answered
         self._found: list[Any] = [_OPEN] * len(self.rows)
         self._left = len(self.rows)
         self._answered = answered
+        self._own = own
         self._changed = threading.Condition()
         self.dropped = False
 
     def put(self, place: int, answer: Any) -> None:
-        """The answer to a row, or `Raised`."""
+        """The answer to a row, or `Raised`. Called before the function is called again by whoever called it."""
+        try:
+            if not isinstance(answer, Raised):
+                answer = self._own(answer)
+        except Exception as e:  # whatever copying an object of the user's calls
+            answer = Raised(e)
         try:
             self._answered(place, answer)
         finally:  # somebody waits for it, whatever listeners do
@@ -168,6 +175,10 @@ class Coroutines:
         except BaseException as e:
             answer = Raised(e)
         late.stop()
+        if self._ending:  # whatever it makes of being cancelled is no answer to the row
+            answer = DROPPED
+        elif late.over and not isinstance(answer, Raised):
+            answer = Raised(TimeoutError(f"no answer within {self._limit or 0:g} s (batch_timeout)"))
         answers.put(place, answer)
 
 
@@ -196,6 +207,7 @@ class Threads:
     def __init__(self, function: Callable[[Any], Any], most: int) -> None:
         self._function = function
         self._most = most
+        self._ending = False
         self._waiting: queue.SimpleQueue[tuple[Answers, int] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -210,6 +222,7 @@ class Threads:
 
     def close(self, last: Callable[[], Any] | None = None) -> None:
         """Drop what waits; call `last` once the calls that are running have returned, or after a while."""
+        self._ending = True
         with contextlib.suppress(queue.Empty):
             while (found := self._waiting.get_nowait()) is not None:
                 found[0].put(found[1], DROPPED)
@@ -232,4 +245,4 @@ class Threads:
                     answer = self._function(answers.rows[place])
             except BaseException as e:  # the row's own failure, whatever it is
                 answer = Raised(e)
-            answers.put(place, answer)
+            answers.put(place, DROPPED if self._ending else answer)

@@ -87,11 +87,17 @@ def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
         call = replace(call, takes=dict.fromkeys(asked.columns, "not null"))
     outputs = _schema(spec)
     returns = {field.name: str(field.type) for field in outputs}
-    return LoadedPrompt(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once))
+    return LoadedPrompt(
+        _Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once), spec.messages is not None
+    )
 
 
 class LoadedPrompt(LoadedRows):
     """A prompt at work; a RowModel."""
+
+    def __init__(self, spec: FunctionModel, place: Place, by_user: bool) -> None:
+        super().__init__(spec, place)
+        self.by_user = by_user
 
     def used(self) -> dict[str, float]:
         """See RowModel."""
@@ -191,7 +197,17 @@ class Asker:
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         messages = self._conversation.of(row)
-        reply = await self._asked(messages)
+        used: list[bytes] = []  # of the cache
+        try:
+            return await self._answered(messages, used)
+        except (Misfit, Refused):  # or nobody could have the row asked for again
+            if self._cache is not None:
+                self._cache.forget(used)
+            raise
+
+    async def _answered(self, messages: list[dict[str, Any]], used: list[bytes]) -> dict[str, Any]:
+        """The columns of an answer that fits."""
+        reply = await self._asked(messages, used)
         for again in (True, False):
             if reply.finish == "content_filter" or reply.refusal:
                 raise Refused(f"content filter: {reply.refusal or reply.text or 'no reason given'}")
@@ -203,7 +219,7 @@ class Asker:
                     raise Misfit(f"{e}{cut}; the answer was {reply.text[:2000]!r}") from None
                 words = f"That does not fit: {e}. {self._form.words}"
                 told = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": words}]
-                reply = await self._asked([*messages, *told])
+                reply = await self._asked([*messages, *told], used)
                 continue
             return {**found, **self._beside(messages, reply)}
         raise AssertionError("the second answer fits or does not")
@@ -218,13 +234,13 @@ class Asker:
         if self._cache is not None:
             self._cache.close()
 
-    async def _asked(self, messages: list[dict[str, Any]]) -> Reply:
+    async def _asked(self, messages: list[dict[str, Any]], used: list[bytes]) -> Reply:
         """An answer in whatever form the endpoint understands."""
         tokens = letters(messages) / LETTERS + (self._spec.max_tokens or 0)
         while True:
             structured, scored, most_tokens = self._structured, self._sampling.scored, self._most_tokens
             try:
-                return self._api.reply(await self._paid(self._body(messages), tokens))
+                return self._api.reply(await self._paid(self._body(messages), tokens, used))
             except Refused as e:
                 said = str(e)
                 if structured and any(word in said for word in ("response_format", "json_schema", "structured")):
@@ -252,11 +268,12 @@ class Asker:
             body[self._most_tokens] = body.pop(self._api.most_tokens)
         return {**body, **reveal(dict(spec.request))}
 
-    async def _paid(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
+    async def _paid(self, body: Mapping[str, Any], tokens: float, used: list[bytes]) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one."""
         if not self._spec.dedupe and self._cache is None:
             return await self._new(body, tokens)
         key = digest_of(body)
+        used.append(key)
         if self._cache is not None and (kept := self._cache.get(key)) is not None:
             return kept
         if not self._spec.dedupe:
@@ -412,14 +429,19 @@ class _Form:
     def _choice(self, text: str) -> str:
         assert self._choices is not None
         said = text.strip()
-        if said.startswith("{"):
+        if said.startswith("{") and said not in self._choices:
             found = _json(said)
             said = str(found.get(CHOICE, "")) if isinstance(found, dict) else said
-        plain = said.strip().strip("\"'`*.").casefold()
-        for choice in self._choices:
-            if plain == choice.casefold():
-                return choice
+        if said in self._choices:
+            return said
+        alike = [choice for choice in self._choices if _plain(choice) == _plain(said)]
+        if len(alike) == 1:  # choices that differ in case or marks alone are told apart by these
+            return alike[0]
         raise ValueError(f"{said[:100]!r} is none of {', '.join(self._choices)}")
+
+
+def _plain(text: str) -> str:
+    return text.strip().strip("\"'`*.").casefold()
 
 
 def _json(text: str) -> Any:
@@ -434,17 +456,32 @@ def _json(text: str) -> Any:
 
 
 def _value(value: Any, field: pa.Field) -> Any:
-    """A value of a column, if it is one of its type: not a text for a number, nor a fraction for a whole number."""
+    """A value of a column, if it is one of its type: not a text for a number or an array, nor a fraction for a whole
+    number, and each field of an object. Raises ValueError.
+    """
     kind = field.type
     wrong = ValueError(f"{field.name!r} is {json.dumps(value)[:100]}, which is not {_json_type(kind, field.name)}")
+    try:
+        return _typed(value, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError):
+        raise wrong from None
+
+
+def _typed(value: Any, kind: pa.DataType) -> Any:
+    """A value as its type has it, at any depth. Raises TypeError and others for one that is not of the JSON type."""
     if value is None:
         return None
-    if isinstance(value, bool) != pa.types.is_boolean(kind) and not pa.types.is_nested(kind):
-        raise wrong
-    try:
-        return pa.scalar(value, kind).as_py()
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
-        raise wrong from None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if not isinstance(value, list):
+            raise TypeError("not an array")
+        return [_typed(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind):
+        if not isinstance(value, dict):
+            raise TypeError("not an object")
+        return {field.name: _typed(value[field.name], field.type) for field in kind}
+    if isinstance(value, bool) != pa.types.is_boolean(kind) or isinstance(value, (list, dict)):
+        raise TypeError("of another type")
+    return pa.scalar(value, kind).as_py()
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:

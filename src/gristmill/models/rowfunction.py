@@ -15,6 +15,7 @@ from gristmill.models.calls import is_async
 from gristmill.models.contract import Journal, Place, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.inflight import Answers, Coroutines, Flight, Raised, Threads
+from gristmill.process.ownership import own
 
 
 class Begun:
@@ -39,6 +40,8 @@ class Begun:
 
 class LoadedRows(LoadedFunction):
     """A function of one row at work; a RowModel. A row whose call raises fails alone."""
+
+    by_user = True
 
     def __init__(self, spec: FunctionModel, place: Place) -> None:
         super().__init__(spec, place, "rows")
@@ -96,7 +99,7 @@ class LoadedRows(LoadedFunction):
                 journal.put(keys[place], answer)
             answered()
 
-        answers = Answers(rows, heard)
+        answers = Answers(rows, heard, own if self.by_user else _same)
         for place, key in enumerate(keys):
             there, answer = journal.earlier(key) if journal is not None and key else (False, None)
             if there:
@@ -112,3 +115,7 @@ class LoadedRows(LoadedFunction):
 
 def _unheard() -> None:
     pass
+
+
+def _same(answer: Any) -> Any:
+    return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,11 +24,15 @@ class Template:
 
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
         try:
-            tree = environment.parse(text)
+            tree = _without_globals(ImmutableSandboxedEnvironment()).parse(text)
             self._made = environment.from_string(text)
         except jinja2.TemplateSyntaxError as e:
             raise BadModel(f"{what}, line {e.lineno}: {e.message}: {_cut(text)!r}") from e
-        names = meta.find_undeclared_variables(tree) - set(environment.globals)
+        # `range(3)` is Jinja's, and `{{ range }}` a column.
+        named = Counter(node.name for node in tree.find_all(nodes.Name))
+        called = Counter(node.node.name for node in tree.find_all(nodes.Call) if isinstance(node.node, nodes.Name))
+        theirs = {name for name in environment.globals if called[name] == named[name]}
+        names = meta.find_undeclared_variables(tree) - theirs
         read = [
             str(node.arg.value)
             for node in tree.find_all(nodes.Getitem)
@@ -40,6 +45,12 @@ class Template:
         """The text for a row. Raises what the template raises: jinja2.UndefinedError, TypeError, …"""
         found: str = self._made.render({**row, ROW: row})
         return found
+
+
+def _without_globals(environment: Any) -> Any:
+    """One that takes no name for Jinja's own."""
+    environment.globals.clear()
+    return environment
 
 
 def _cut(text: str) -> str:

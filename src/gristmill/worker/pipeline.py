@@ -80,6 +80,7 @@ class ShardWorker:
         self._name = name
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._watch.load()
+        self._looking = threading.Lock()
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
@@ -255,7 +256,10 @@ class ShardWorker:
         try:
             # A probe's rows are the first ones of shard 0, which perhaps another worker scores.
             if task.kind != "proof" and item.key not in self._journals:
-                self._journals[item.key] = Journal(task.folder, task.shard.number, secrets.token_hex(6), self._files)
+                stands = partial(self._stands, task) if self._predict.by_user else None
+                self._journals[item.key] = Journal(
+                    task.folder, task.shard.number, secrets.token_hex(6), self._files, stands
+                )
             self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
         except BaseException:
             self._ended(window)
@@ -416,8 +420,7 @@ class ShardWorker:
             if isinstance(body, Scored):
                 commit.add(body)
             else:
-                self._planned.look()  # includes what the function imported or read for these rows
-                note_loaded(self._loaded, self._recipe, task)
+                self._stands(task)  # includes what the function imported or read for these rows
                 self._folder = task.folder
                 del commits[item.key]
                 emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
@@ -425,6 +428,14 @@ class ShardWorker:
         except BaseException as e:  # crosses to the outcome, where the driver decides
             return e
         return None
+
+    def _stands(self, task: Task) -> None:
+        """Note what the code loaded, so that later attempts are compared with it. Raises PlanChanged if something is
+        not as planned, or as other workers have it.
+        """
+        with self._looking:
+            self._planned.look()
+            note_loaded(self._loaded, self._recipe, task)
 
     def _forget(self, key: str) -> None:
         """Remove the answers of a shard that is committed. If that fails, publishing removes them."""

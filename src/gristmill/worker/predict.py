@@ -63,6 +63,7 @@ class Predict:
 
         self._recipe = recipe
         self._model = model
+        self.by_user = isinstance(model, RowModel) and model.by_user
         self._post = [LoadedStep(s, f"post {n}", Stage.AFTER) for n, s in enumerate(recipe.post)]
         self._budgets = Search.of(recipe.batch)
         self._good: tuple[Prepared, np.ndarray] | None = None
