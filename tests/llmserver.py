@@ -67,6 +67,7 @@ class Chat:
         self.model = "m"
         self.structured = self.logprobs = True
         self.newer = False
+        self.forbids = ""
         self.down = False
         self.answer = "echo"
         self.seed = 0
@@ -107,6 +108,8 @@ class Chat:
             return 0, "", {}
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return error(401, "Incorrect API key provided", "invalid_api_key")
+        if self.forbids and self.forbids in json.dumps(body):
+            return error(403, "Forbidden by policy")
         if body["model"] != self.model:
             return error(404, f"The model `{body['model']}` does not exist", "model_not_found")
         if ("response_format" in body or "text" in body) and not self.structured:
@@ -157,6 +160,8 @@ class Chat:
         words = prompt.split()
         if self.answer == "echo":
             return f"<{prompt}>"
+        if self.answer == "plain":
+            return prompt.partition("\n\nAnswer with")[0]
         if self.answer == "auto":  # whatever the schema asks for
             form = body.get("response_format", {}).get("json_schema") or body.get("text", {}).get("format", {})
             schema = form.get("schema")

@@ -303,7 +303,7 @@ def prompt(
     given: dict[str, Any] = dict(options)
     names = options_of(Prompt).keys() - {"prompt", "llm"}
     spec = Prompt(prompt, model, **{k: given.pop(k) for k in list(given) if k in names})
-    return _run(source, sink, spec, given, keeps=True)
+    return _run(_texts("prompt", source, "text")[0], sink, spec, given, of=source, keeps=True)
 
 
 @overload

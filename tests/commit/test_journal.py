@@ -25,9 +25,9 @@ PLAIN = st.recursive(
 def test_what_was_written_is_there_as_it_was(tmp_path_factory: Any, rows: list[tuple[int, Any]], cut: int) -> None:
     """Up to the record in which the writer was killed; answers to equal rows are given in their order."""
     folder = str(tmp_path_factory.mktemp("g"))
-    first = Journal(folder, 7, "a", LOCAL)
+    first = Journal(folder, 7, "ra", "a", LOCAL)
     for row, answer in rows:
-        first.put(first.key({"x": row}), answer)
+        first.put(first.key({"x": row}), answer, {})
     first.close()
     whole = len(rows)
     for path in Path(folder, "journal").glob("*"):
@@ -35,22 +35,22 @@ def test_what_was_written_is_there_as_it_was(tmp_path_factory: Any, rows: list[t
         path.write_bytes(data[: max(0, len(data) - cut)])
         whole = len(journals._records(path.read_bytes()))
     assert whole == len(rows) or cut > 0
-    again = Journal(folder, 7, "b", LOCAL)
+    again = Journal(folder, 7, "rb", "b", LOCAL)
     for row, answer in rows[:whole]:
         assert again.earlier(again.key({"x": row})) == (True, answer)
     assert all(again.earlier(again.key({"x": row})) == (False, None) for row in range(4))
-    assert Journal(folder, 8, "c", LOCAL).earlier(again.key({"x": 0})) == (False, None)
+    assert Journal(folder, 8, "rc", "c", LOCAL).earlier(again.key({"x": 0})) == (False, None)
     again.remove()
     assert LOCAL.names(str(Path(folder, "journal"))) == []
 
 
 def test_other_values_are_not_kept(tmp_path: Path) -> None:
     """Those that JSON would change: tuples, bytes, keys that are no text."""
-    journal = Journal(str(tmp_path), 0, "a", LOCAL)
+    journal = Journal(str(tmp_path), 0, "ra", "a", LOCAL)
     endless: list[Any] = []
     endless.append(endless)
     for n, answer in enumerate([(1, 2), b"x", {1: 2}, {"a": {1}}, float, 10**5000, endless]):
-        journal.put(journal.key(n), answer)
+        journal.put(journal.key(n), answer, {})
     assert LOCAL.names(str(tmp_path / "journal")) == []
 
 
@@ -63,7 +63,7 @@ class Odd:
 
 def test_a_row_that_no_text_tells_from_others_has_no_key(tmp_path: Path) -> None:
     """Its answer is not kept, as another row would be given it."""
-    journal = Journal(str(tmp_path), 0, "a", LOCAL)
+    journal = Journal(str(tmp_path), 0, "ra", "a", LOCAL)
     assert journal.key({"x": Odd()}) == journal.key({"x": [{"y": Odd()}]}) == journal.key({"x": np.arange(2)}) == b""
     assert journal.key({"x": [1, (b"a", None)]}) != journal.key({"x": [1, (b"b", None)]})
 
@@ -90,14 +90,14 @@ class Store:
 def test_in_a_store_answers_are_kept_soon(tmp_path: Path) -> None:
     """In few objects, each within a second."""
     store: Any = Store()
-    journal = Journal("s3://b/g", 3, "a", store)
+    journal = Journal("s3://b/g", 3, "ra", "a", store)
     for n in range(100):
-        journal.put(journal.key(n), {"y": n})
+        journal.put(journal.key(n), {"y": n}, {})
     time.sleep(3 * journals.SOON)
     assert len(store.held) == 1
-    journal.put(journal.key(100), {"y": 100})
+    journal.put(journal.key(100), {"y": 100}, {})
     journal.close()
-    again = Journal("s3://b/g", 3, "b", store)
+    again = Journal("s3://b/g", 3, "rb", "b", store)
     assert all(again.earlier(again.key(n)) == (True, {"y": n}) for n in range(101))
     again.remove()
     assert store.held == {}

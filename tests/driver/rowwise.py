@@ -117,3 +117,64 @@ class BatchClosing:
 
     def close(self):
         sys.exit(0)
+
+
+class Reuses:
+    """Gives the same object each time, with another answer in it."""
+
+    def __init__(self):
+        self.answer = {"y": [0, 0]}
+
+    async def __call__(self, row):
+        self.answer["y"][:] = [row["x"] * 2] * 2
+        return self.answer
+
+
+class ReusesInThreads(Reuses):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.local()
+
+    def __call__(self, row):
+        self.lock.answer = getattr(self.lock, "answer", None) or {"y": [0, 0]}
+        self.lock.answer["y"][:] = [row["x"] * 2] * 2
+        return self.lock.answer
+
+
+async def answers_whatever_happens(row):
+    """Gives an answer of a kind when it is cancelled."""
+    try:
+        await asyncio.sleep(3600 if row["x"] >= 100 and "SLOW" in os.environ else 0.01)
+        return {"y": row["x"] * 2}
+    except BaseException:
+        return {"y": -1}
+
+
+class Weighted:
+    """Reads its weights again for each row, from a file that an argument names."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    async def __call__(self, row):
+        await asyncio.sleep(0.005)
+        while row["x"] >= 100 and "SLOW" in os.environ and Path(self.weights).read_text() == "A":
+            await asyncio.sleep(0.01)
+        return {"y": f"{Path(self.weights).read_text()}{row['x']}"}
+
+
+async def forgets(row):
+    row["x"] * 2
+
+
+async def batchwise(batch):
+    return {"y": batch["x"]}
+
+
+def batchwise_too(batch):
+    return {"y": batch["x"]}
+
+
+async def unwell(row):
+    await asyncio.sleep(0.002)
+    return {"y": "an error" if row["x"] == 200 and "UNWELL" in os.environ else row["x"] * 2}

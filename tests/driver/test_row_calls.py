@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pytest
 import rowwise
 
 import gristmill as gm
-from gristmill.errors import BadJob, BadModel, RunFailed
+from gristmill.errors import BadJob, BadModel, PlanChanged, RunFailed
 
 ROWS = 1500
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
@@ -26,6 +30,14 @@ def rows(tmp_path: Path) -> str:
     """A file of whole numbers in order."""
     pq.write_table(pa.table({"x": range(ROWS)}), tmp_path / "rows.parquet", row_group_size=400)
     return str(tmp_path / "rows.parquet")
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for something that another process does."""
+    until = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def of(sink: Path) -> dict[int, dict[str, Any]]:
@@ -200,3 +212,70 @@ def test_what_does_not_fit_is_said_at_once(rows: str) -> None:
         gm.apply(rows, fn=rowwise.in_threads, concurrency=2, steps=[rowwise.odd], workers=0)
     with pytest.raises(BadJob, match="batch_format row is for models: use rows"):
         gm.step(rowwise.in_threads, batch_format="row")
+
+
+@pytest.mark.parametrize("fn", [rowwise.Reuses, rowwise.ReusesInThreads])
+def test_an_answer_stays_as_it_was_returned(rows: str, tmp_path: Path, fn: Any) -> None:
+    """Though the function returns the same object for the next row."""
+    gm.apply(rows, tmp_path / "out", fn=fn, concurrency=4, keep=["x"], workers=1)
+    assert {x: list(row["y"]) for x, row in of(tmp_path / "out").items()} == {x: [2 * x] * 2 for x in range(ROWS)}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_what_a_cancelled_call_returns_is_no_answer(tmp_path: Path, how: signal.Signals) -> None:
+    """Neither in this run nor, kept, in the next one."""
+    pq.write_table(pa.table({"x": range(300)}), tmp_path / "rows.parquet")
+    command = [sys.executable, "-m", "gristmill", "apply", str(tmp_path / "rows.parquet"), str(tmp_path / "out")]
+    command += ["--fn", "rowwise:answers_whatever_happens", "--keep", "x", "--workers", "1", "--concurrency", "20"]
+    run = functools.partial(subprocess.Popen, command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
+    first = run(env={**os.environ, "SLOW": "1"})
+    journal = tmp_path / "out"
+    wait_until(lambda: sum(p.stat().st_size for p in journal.rglob("journal/*")) > 100 * 30)
+    first.send_signal(how)
+    assert first.wait(60) != 0 and run().wait(60) == 0
+    assert {x: row["y"] for x, row in of(tmp_path / "out").items()} == {x: 2 * x for x in range(300)}
+
+
+def test_answers_of_other_weights_are_not_kept(tmp_path: Path) -> None:
+    """A file that an argument names changes in the middle of a shard, and back after the run was refused: no answer
+    that rests on the other one is used again.
+    """
+    pq.write_table(pa.table({"x": range(300)}), tmp_path / "rows.parquet")
+    weights = tmp_path / "weights.txt"
+    weights.write_text("A")
+    command = [sys.executable, "-m", "gristmill", "apply", str(tmp_path / "rows.parquet"), str(tmp_path / "out")]
+    command += ["--fn", "rowwise:Weighted", "--arg", f"weights={weights}", "--keep", "x", "--workers", "1"]
+    run = functools.partial(subprocess.Popen, [*command, "--concurrency", "250"], cwd=Path(__file__).parent,
+                            stderr=subprocess.DEVNULL)  # fmt: skip
+    first = run(env={**os.environ, "SLOW": "1"})
+    wait_until(lambda: any((tmp_path / "out").rglob("journal/*")))
+    weights.write_text("B")
+    assert first.wait(60) == PlanChanged.exit_code
+    weights.write_text("A")
+    assert run().wait(60) == 0
+    assert {x: row["y"] for x, row in of(tmp_path / "out").items()} == {x: f"A{x}" for x in range(300)}
+
+
+def test_a_function_that_forgets_its_answer(rows: str, tmp_path: Path) -> None:
+    """None is no answer, unless columns are declared."""
+    with pytest.raises(RunFailed, match="returned None: return a value, or a dict of columns"):
+        gm.apply(rows, tmp_path / "out", fn=rowwise.forgets, keep=["x"])
+    assert gm.apply(rows, fn=rowwise.forgets, returns={"y": "int64"}, limit=3)["y"].null_count == 3
+
+
+@pytest.mark.parametrize(("fn", "options"), [(rowwise.batchwise, {}), (rowwise.batchwise_too, {"concurrency": 4})])
+def test_a_function_of_a_batch_is_not_called_with_a_row(rows: str, fn: Any, options: dict[str, Any]) -> None:
+    """As its argument's name says: other tools call the number of workers concurrency."""
+    with pytest.raises(BadModel, match=r"named 'batch'.*without concurrency= \(more processes are workers=\)"):
+        gm.apply(rows, fn=fn, **options)
+    assert gm.apply(rows, fn=rowwise.batchwise_too, limit=3)["y"].to_pylist() == [0, 1, 2]
+
+
+def test_an_answer_of_another_type_ends_one_run(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not kept for the next one, in which the function may be well."""
+    monkeypatch.setenv("UNWELL", "1")
+    with pytest.raises(gm.GristmillError):
+        gm.apply(rows, tmp_path / "out", fn=rowwise.unwell, keep=["x"], workers=1)
+    monkeypatch.delenv("UNWELL")
+    gm.apply(rows, tmp_path / "out", fn=rowwise.unwell, keep=["x"], workers=1)
+    assert {x: row["y"] for x, row in of(tmp_path / "out").items()} == {x: 2 * x for x in range(ROWS)}

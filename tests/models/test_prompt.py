@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -288,7 +289,18 @@ def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
     pq.write_table(table(1500), tmp_path / "rows.parquet")
     chat.set(latency=0.02)
     typed = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}"]
-    typed += ["--model", "m", "--keep", "id", "--set", "running.shard_rows=500", "--workers", "1"]
+    typed += [
+        "--model",
+        "m",
+        "--keep",
+        "id",
+        "--set",
+        "running.shard_rows=500",
+        "--workers",
+        "1",
+        "--concurrency",
+        "32",
+    ]
     kills, before = 4, 0
     for _ in range(kills):
         run = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -303,6 +315,8 @@ def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(1500)}
     assert gm.verify(str(tmp_path / "out")).ok
+    told = re.search(r"([\d,]+) requests", done.stdout)  # those of the runs that were killed, too
+    assert told is not None and 1500 <= int(told[1].replace(",", "")) <= chat.told()["requests"]
     again = chat.told()["requests"] - 1500
     # In flight, and the first rows of a run that was killed before it had a plan.
     assert 0 <= again <= kills * 32 + 32, again
@@ -403,3 +417,75 @@ def test_no_second_has_more_than_its_units(stalls: list[float], rate: float) -> 
         sent.append(now)
     for n, begun in enumerate(sent):
         assert sum(begun <= time < begun + 1 for time in sent[n:]) <= (1 + SLACK) * MARGIN * rate / 60 + 1
+
+
+def test_choices_that_differ_little_are_told_apart(chat: ChatServer) -> None:
+    """By case and marks; an answer that could be two of them is asked for again."""
+    rows = pa.table({"id": [0, 1, 2, 3], "text": ["AA", "Aa", "aa", "'aA'"]})
+    chat.set(answer="plain")
+    found = gm.prompt(rows, prompt="{{ text }}", model="m", choices=["AA", "Aa", "aa"], gates={"min_ok": 0.5})
+    assert found["answer"].to_pylist() == ["AA", "Aa", "aa"]
+    rows = pa.table({"id": [0, 1, 2], "text": ["A", "a*", "{b}"]})
+    found = gm.prompt(rows, prompt="{{ text }}", model="m", choices=["A", "A*", "{b}"], gates={"min_ok": 0.5})
+    assert found["answer"].to_pylist() == ["A", "{b}"]
+
+
+def test_nested_values_are_of_their_types(chat: ChatServer) -> None:
+    """A text is no list of its letters, an object without a field has none that is null, and 1.5 is not 1."""
+    chat.set(answer="plain", structured=False)
+    said = {
+        '{"s": ["ab"], "o": {"a": 1, "b": null}}': True, '{"s": [], "o": {"a": 1, "b": "x", "z": 3}}': True,
+        '{"s": "ab", "o": {"a": 1, "b": "x"}}': False, '{"s": ["ab"], "o": {"a": 1}}': False,
+        '{"s": [3], "o": {"a": 1, "b": "x"}}': False, '{"s": ["ab"], "o": {"a": true, "b": "x"}}': False,
+        '{"s": {"k": "v"}, "o": {"a": 1, "b": "x"}}': False, '{"s": ["ab"], "o": {"a": 1.5, "b": "x"}}': False,
+        '{"s": ["ab"], "o": {"a": "1", "b": "x"}}': False, '{"s": ["ab"], "o": {"a": 1e300, "b": "x"}}': False,
+    }  # fmt: skip
+    rows = pa.table({"id": range(len(said)), "text": list(said)})
+    returns = {"s": "list<string>", "o": "struct<a: int64, b: string>"}
+    found = gm.prompt(rows, prompt="{{ text }}", model="m", returns=returns, keep=["id"], gates={"min_ok": 0.1})
+    assert found["id"].to_pylist() == [n for n, fits in enumerate(said.values()) if fits]
+    assert found["s"].to_pylist() == [["ab"], []]
+    assert found["o"].to_pylist() == [{"a": 1, "b": None}, {"a": 1, "b": "x"}]
+
+
+def test_an_answer_that_never_fits_is_not_kept(chat: ChatServer, tmp_path: Path) -> None:
+    """In a cache it would be the answer to every retry."""
+    pq.write_table(table(20), tmp_path / "rows.parquet")
+    chat.set(answer="never")
+    ask = {"prompt": "{{ text }}", "model": "m", "choices": ["yes", "no"], "cache": str(tmp_path / "kept")}
+    with pytest.raises(gm.GristmillError):
+        gm.prompt(str(tmp_path / "rows.parquet"), tmp_path / "out", **ask)
+    chat.set(answer="choice")
+    assert gm.prompt(str(tmp_path / "rows.parquet"), tmp_path / "out", **ask).rows_ok == 20
+
+
+def test_columns_named_as_jinja_names_its_own() -> None:
+    """Are columns, unless they are called."""
+    found = Template("{{ range }} {{ dict }} {% for n in namespace(a=1) or range(2) %}{% endfor %}", "p")
+    assert found.columns == ("dict", "range")
+    assert Template("{% for n in range(2) %}{{ n }}{{ x }}{% endfor %}", "p").of({"x": "-"}) == "0-1-"
+    assert Template("{{ range }} {{ dict }}", "p").of({"range": "1-2", "dict": "D"}) == "1-2 D"
+
+
+@pytest.mark.parametrize("options", [{"requests_per_minute": 300}, {"concurrency": 2}])
+def test_a_row_that_waits_for_its_turn_is_in_time(chat: ChatServer, options: dict[str, Any]) -> None:
+    """The limit of a call is of the request; what limits and room for others take is not the row's fault."""
+    chat.set(latency=0.2)
+    found = gm.prompt(table(30), prompt="{{ text }}", model="m", batch_timeout=2.0, workers=1, **options)
+    assert found.num_rows == 30 and chat.told()["requests"] == 30
+
+
+def test_a_text_that_a_filter_forbids_is_a_dead_letter_alone(chat: ChatServer, tmp_path: Path) -> None:
+    """With a 403, as a wrong key: it is the key's if nobody is answered. Also if such a text is the first."""
+    chat.set(forbids="row 0 ")
+    gates = {"min_ok": 0.5}
+    assert gm.prompt(table(40), tmp_path / "a", prompt="{{ text }}", model="m", gates=gates).rows_ok == 39
+    chat.set(forbids="row", latency=0.05)
+    with pytest.raises(BadModel, match="the endpoint refuses the key: 403: Forbidden by policy"):
+        gm.prompt(table(40), tmp_path / "b", prompt="{{ text }}", model="m", gates=gates)
+    assert chat.told()["requests"] <= 40 + 1 + 2
+
+
+def test_texts_themselves(chat: ChatServer) -> None:
+    """A list of texts is these texts, as for embed."""
+    assert gm.prompt(["a", "b"], prompt="{{ text }}", model="m")["answer"].to_pylist() == ["<a>", "<b>"]

@@ -14,7 +14,7 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gristmill.files.contract import Files
@@ -31,20 +31,20 @@ _TOLD = {
 
 
 class Journal:
-    """The answers of one attempt at a shard, and those of earlier attempts. `folder` is the generation's.
+    """The answers of one attempt at a shard, in some run, and those of earlier attempts. `folder` is the generation's.
 
     `stands` is called after answers came and before they are kept, in any thread: it raises if the code that gave them
     is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
     """
 
     def __init__(
-        self, folder: str, shard: int, attempt: str, files: Files, stands: Callable[[], None] | None = None
+        self, folder: str, shard: int, run: str, attempt: str, files: Files, stands: Callable[[], None] | None = None
     ) -> None:
         self._stands = stands
         self._files = files
         self._folder = join(folder, "journal")
         self._shard = f"{shard:07d}."
-        self._path = join(self._folder, f"{self._shard}{attempt}")
+        self._path = join(self._folder, f"{self._shard}{run}.{attempt}")
         self._lock = threading.Lock()
         self._out: Any = None
         self._ended = False
@@ -52,11 +52,22 @@ class Journal:
         self._segments = 0
         self._timer: threading.Timer | None = None
         self._earlier: dict[bytes, deque[bytes]] = {}
+        self._before: dict[str, float] = {}
         for name in sorted(files.names(self._folder)):
             if name.startswith(self._shard) and not name.endswith(".tmp"):
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
-                    for key, answer in _records(files.read(join(self._folder, name))):
-                        self._earlier.setdefault(key, deque()).append(answer)
+                    self._read(files.read(join(self._folder, name)), of_run=name.startswith(f"{self._shard}{run}."))
+
+    def _read(self, data: bytes, of_run: bool) -> None:
+        for key, kept in _records(data):
+            self._earlier.setdefault(key, deque()).append(kept)
+            for name, value in json.loads(kept)[1].items() if not of_run else ():
+                self._before[name] = self._before.get(name, 0.0) + value
+
+    def before(self) -> dict[str, float]:
+        """What the answers of earlier runs have taken; told once."""
+        found, self._before = self._before, {}
+        return found
 
     def key(self, row: Any) -> bytes:
         """See models.contract.Journal: 16 bytes; none for a row with a value whose text may be that of another one."""
@@ -67,16 +78,16 @@ class Journal:
     def earlier(self, key: bytes) -> tuple[bool, Any]:
         """See models.contract.Journal."""
         found = self._earlier.get(key)
-        return (False, None) if not found else (True, json.loads(found.popleft()))
+        return (False, None) if not found else (True, json.loads(found.popleft())[0])
 
-    def put(self, key: bytes, answer: Any) -> None:
-        """Keep an answer, if it is of plain values: texts, numbers, lists and dicts of these. If it cannot be written,
-        that is said once: the shard's own files will show whether the sink can be written.
+    def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
+        """Keep an answer, if it is of plain values: texts, numbers, lists and dicts of these; and what it has taken. If
+        it cannot be written, that is said once: the shard's own files will show whether the sink can be written.
         """
         try:
             if not _plain(answer):
                 return
-            data = json.dumps(answer).encode("utf-8", "surrogatepass")
+            data = json.dumps([answer, dict(used)]).encode("utf-8", "surrogatepass")
         except (ValueError, RecursionError):  # whole numbers of thousands of digits; lists in lists without end
             return
         record = _HEAD.pack(key, len(data), zlib.crc32(data)) + data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         output,
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
         files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret, r.fingerprint.looked),
-        held=r.fingerprint.held,
+        held=r.fingerprint.held, run=secrets.token_hex(6),
     )  # fmt: skip
 
 

@@ -120,8 +120,8 @@ class Journal(Protocol):
         """Whether an earlier attempt was answered for such a row, and the answer: each serves one row."""
         ...
 
-    def put(self, key: bytes, answer: Any) -> None:
-        """Keep an answer, if it is of plain values. Called in any thread."""
+    def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
+        """Keep an answer, if it is of plain values, and what it has taken (USED). Called in any thread."""
         ...
 
 

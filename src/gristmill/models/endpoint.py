@@ -25,7 +25,10 @@ FIRST_TRIES = 4  # of the very first request: an endpoint that does not answer i
 LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
 FULL = frozenset({429, 503})
 # What is refused for all rows.
-NOBODY = {401: "the key", 402: "the account", 403: "the key", 404: "the address or the model"}
+NOBODY = {401: "the key", 402: "the account", 404: "the address or the model"}
+# A 403 may be the key's, or that of a filter which forbids one text: it is the key's once so many are forbidden and
+# nobody is answered, or so many seconds have passed.
+SUSPECTS, SUSPENSE = 16, 30.0
 QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
 
 
@@ -35,6 +38,14 @@ class Refused(Exception):
 
 class Unanswered(Exception):
     """The request was sent again until its time was over."""
+
+
+@dataclass(frozen=True)
+class Forbidden(Exception):
+    """The endpoint forbids this request, which was `sent` at that time, or all."""
+
+    why: str
+    sent: float
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,8 @@ class Endpoint:
         self._first: asyncio.Lock | None = None
         self._queue: asyncio.Lock | None = None
         self._answered = False
+        self._heard = float("-inf")  # when the endpoint last answered a request
+        self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
     async def ask(self, body: Mapping[str, Any], tokens: float, path: str, key: str) -> dict[str, Any]:
@@ -120,12 +133,16 @@ class Endpoint:
         object with `key`, from the `path` below its address. Raises Refused, Unanswered, and BadModel or RunFailed for
         what no other row would be answered either.
         """
-        if not self._answered:
-            self._first = self._first or asyncio.Lock()
-            async with self._first:  # one request alone, until there is an answer of any kind
-                if self._is_first():
-                    return await self._asked(body, tokens, path, key)
-        return await self._asked(body, tokens, path, key)
+        try:
+            if not self._answered:
+                self._first = self._first or asyncio.Lock()
+                async with self._first:  # one request alone, until there is an answer of any kind
+                    if self._is_first():
+                        return await self._asked(body, tokens, path, key)
+            return await self._asked(body, tokens, path, key)
+        except Forbidden as forbidden:
+            await self._forbidden_alone(forbidden)
+            raise Refused(forbidden.why) from None
 
     def _is_first(self) -> bool:
         return not self._answered
@@ -141,7 +158,7 @@ class Endpoint:
             await self._session.close()
 
     async def _asked(self, body: Mapping[str, Any], tokens: float, path: str, key: str) -> dict[str, Any]:
-        begun, tries = time.monotonic(), 0
+        tries, taken = 0, 0.0  # seconds in flight and resting: waiting for others is not the request's fault
         data = json.dumps(body).encode()
         while True:
             tries += 1
@@ -156,16 +173,40 @@ class Endpoint:
             except Later as later:
                 if later.full:
                     self._room.refused(time.monotonic(), sent)
-                await self._wait(later, tries, begun, address)
+                taken += time.monotonic() - sent
+                taken += await self._wait(later, tries, taken, address)
                 continue
             except Refused:
-                self._answered = True
+                self._well()
                 raise
-            self._answered = True
+            self._well()
             self._room.answered(time.monotonic(), self._slots.flying + 1)
             used = found.get("usage") or {}
             self._tokens.more(float(used.get("total_tokens") or tokens) - tokens)
             return found
+
+    def _well(self) -> None:
+        """The endpoint has answered a request."""
+        self._answered, self._heard = True, time.monotonic()
+
+    async def _forbidden_alone(self, forbidden: Forbidden) -> None:
+        """Returns if others than this request are answered: a filter forbids its text. Raises BadModel or RunFailed if
+        nobody is.
+        """
+        self._suspects += 1
+        most, seconds = (SUSPECTS, SUSPENSE) if self._answered else (2, SUSPENSE / 6)
+        until = time.monotonic() + seconds
+        while self._heard < forbidden.sent and self._suspects < most and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        if self._heard < forbidden.sent:
+            self._over = self._over or self._refused("the key", forbidden.why)
+            raise self._over
+        self._suspects -= 1
+
+    def _refused(self, what: str, why: str) -> GristmillError:
+        if not self._answered:
+            return BadModel(f"the endpoint refuses {what}: {why}")
+        return RunFailed(f"the endpoint refuses {what} now: {why}; what is answered is kept: run again")
 
     async def _turn(self, tokens: float) -> None:
         self._queue = self._queue or asyncio.Lock()
@@ -180,7 +221,10 @@ class Endpoint:
         well = [a for a in self._addresses if a.rests_until <= now]
         return min(well, key=lambda a: a.flying) if well else min(self._addresses, key=lambda a: a.rests_until)
 
-    async def _wait(self, later: Later, tries: int, begun: float, address: Address) -> None:
+    async def _wait(self, later: Later, tries: int, taken: float, address: Address) -> float:
+        """Rest before the next try; the seconds that this took. Raises Unanswered once the request has `taken` long
+        enough, and BadModel.
+        """
         now = time.monotonic()
         if not self._answered and tries >= FIRST_TRIES:
             self._over = BadModel(f"{address.url}: no answer: {later.why}: is this the endpoint (base_url)?")
@@ -188,15 +232,16 @@ class Endpoint:
         wait = random.uniform(0, min(MOST, BASE * 2.0 ** min(tries - 1, 10)))
         if later.after is not None:
             wait = later.after + random.uniform(0, 0.1)
-        if now + wait - begun > self._limit:
+        if taken + wait > self._limit:
             times = "once" if tries == 1 else f"{tries} times"
-            raise Unanswered(f"asked {times} in {now - begun:.0f} s, the last time: {later.why}")
+            raise Unanswered(f"asked {times} in {taken:.0f} s, the last time: {later.why}")
         if later.after is not None:  # said to all requests, not to this one alone
             self._requests.pause(now + wait)
         if len(self._addresses) > 1:
             address.rests_until = now + max(1.0, wait)
             wait = 0.0 if any(a.rests_until <= now for a in self._addresses) else wait
         await asyncio.sleep(wait)
+        return wait
 
     async def _sent(self, address: Address, data: bytes, path: str, key: str) -> dict[str, Any]:
         import aiohttp
@@ -208,6 +253,7 @@ class Endpoint:
                 headers=self._headers,
             )
         address.flying += 1
+        sent = time.monotonic()
         try:
             async with self._session.post(f"{address.url}/{path}", data=data) as reply:
                 text = await reply.read()
@@ -223,17 +269,15 @@ class Endpoint:
             address.flying -= 1
         if status == 200:
             return _parsed(text, key)
-        raise self._failure(status, text, headers)
+        raise self._failure(status, text, headers, sent)
 
-    def _failure(self, status: int, text: bytes, headers: Mapping[str, str]) -> Exception:
+    def _failure(self, status: int, text: bytes, headers: Mapping[str, str], sent: float) -> Exception:
         said, code = _said(text)
         why = f"{status}: {said}" if said else str(status)
+        if status == 403 and code not in QUOTA:
+            return Forbidden(why, sent)
         if status in NOBODY or code in QUOTA:
-            what = NOBODY.get(status, "the account")
-            if not self._answered:
-                self._over = BadModel(f"the endpoint refuses {what}: {why}")
-            else:
-                self._over = RunFailed(f"the endpoint refuses {what} now: {why}; what is answered is kept: run again")
+            self._over = self._refused(NOBODY.get(status, "the account"), why)
             return self._over
         if status in LATER:
             return Later(why, _after(headers), status in FULL)

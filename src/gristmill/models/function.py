@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,8 @@ def describe(spec: FunctionModel, schema: pa.Schema | None) -> ModelInfo:
     if isinstance(target, str):
         target = import_target(target)
     by_row = _by_row(spec.call, target)
+    if by_row:
+        _check_meant(spec, target)
     call = replace(spec.call, batch_format="row") if by_row else spec.call
     check_arguments(replace(call, target=target))
     form = call.batch_format
@@ -63,3 +66,24 @@ def _by_row(call: Call, target: Any) -> bool:
             f"({call.batch_format!r})"
         )
     return call.batch_format == "row" or is_async(target)
+
+
+_BATCHES = ("batch", "batches", "df", "frame", "dataframe", "rows", "table")
+
+
+def _check_meant(spec: FunctionModel, target: Any) -> None:
+    """Raises BadModel for a function of one row, by its concurrency or as it is async, whose argument is called a
+    batch: others' `concurrency` is the number of workers. `batch_format="row"` alone says that a row is meant.
+    """
+    if spec.call.batch_format == "row" and spec.concurrency is None:
+        return
+    try:
+        called = target.__call__ if isinstance(target, type) else target
+        names = [name for name in inspect.signature(called).parameters if name != "self"]
+    except (ValueError, TypeError):  # C code does not tell its arguments
+        return
+    if names[:1] and names[0].lower() in _BATCHES:
+        raise BadModel(
+            f"{spec.name} is to be called with one row as a dict, and its argument is named {names[0]!r}: give a plain "
+            "function of a batch, without concurrency= (more processes are workers=); if it takes a row, name that so"
+        )

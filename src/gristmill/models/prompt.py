@@ -96,7 +96,8 @@ class LoadedPrompt(LoadedRows):
     """A prompt at work; a RowModel."""
 
     def __init__(self, spec: FunctionModel, place: Place, by_user: bool) -> None:
-        super().__init__(spec, place)
+        # The endpoint limits the time of each request, without that of waiting for its turn.
+        super().__init__(spec, replace(place, limit=math.inf))
         self.by_user = by_user
 
     def used(self) -> dict[str, float]:
@@ -107,6 +108,27 @@ class LoadedPrompt(LoadedRows):
     def leave(self) -> None:
         """See RowModel."""
         self._flight.close(self._call.built.aclose)
+
+    def _kept(self, answer: Answer) -> tuple[Any, Mapping[str, float]]:
+        return dict(answer), answer.used
+
+
+class Answer(dict[str, Any]):
+    """The columns of an answer, and what it has taken (contract.USED)."""
+
+    used: Mapping[str, float] = {}
+
+
+class Bill:
+    """What one row has taken: the requests that a cache may know, and what those made cost."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.used: dict[str, float] = {}
+
+    def add(self, used: Mapping[str, float]) -> None:
+        """One more request."""
+        self.used = {name: self.used.get(name, 0.0) + value for name, value in used.items()}
 
 
 @dataclass(frozen=True)
@@ -197,17 +219,19 @@ class Asker:
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         messages = self._conversation.of(row)
-        used: list[bytes] = []  # of the cache
+        bill = Bill()
         try:
-            return await self._answered(messages, used)
+            answer = Answer(await self._answered(messages, bill))
         except (Misfit, Refused):  # or nobody could have the row asked for again
             if self._cache is not None:
-                self._cache.forget(used)
+                self._cache.forget(bill.keys)
             raise
+        answer.used = bill.used
+        return answer
 
-    async def _answered(self, messages: list[dict[str, Any]], used: list[bytes]) -> dict[str, Any]:
+    async def _answered(self, messages: list[dict[str, Any]], bill: Bill) -> dict[str, Any]:
         """The columns of an answer that fits."""
-        reply = await self._asked(messages, used)
+        reply = await self._asked(messages, bill)
         for again in (True, False):
             if reply.finish == "content_filter" or reply.refusal:
                 raise Refused(f"content filter: {reply.refusal or reply.text or 'no reason given'}")
@@ -219,7 +243,7 @@ class Asker:
                     raise Misfit(f"{e}{cut}; the answer was {reply.text[:2000]!r}") from None
                 words = f"That does not fit: {e}. {self._form.words}"
                 told = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": words}]
-                reply = await self._asked([*messages, *told], used)
+                reply = await self._asked([*messages, *told], bill)
                 continue
             return {**found, **self._beside(messages, reply)}
         raise AssertionError("the second answer fits or does not")
@@ -234,13 +258,13 @@ class Asker:
         if self._cache is not None:
             self._cache.close()
 
-    async def _asked(self, messages: list[dict[str, Any]], used: list[bytes]) -> Reply:
+    async def _asked(self, messages: list[dict[str, Any]], bill: Bill) -> Reply:
         """An answer in whatever form the endpoint understands."""
         tokens = letters(messages) / LETTERS + (self._spec.max_tokens or 0)
         while True:
             structured, scored, most_tokens = self._structured, self._sampling.scored, self._most_tokens
             try:
-                return self._api.reply(await self._paid(self._body(messages), tokens, used))
+                return self._api.reply(await self._paid(self._body(messages), tokens, bill))
             except Refused as e:
                 said = str(e)
                 if structured and any(word in said for word in ("response_format", "json_schema", "structured")):
@@ -268,33 +292,33 @@ class Asker:
             body[self._most_tokens] = body.pop(self._api.most_tokens)
         return {**body, **reveal(dict(spec.request))}
 
-    async def _paid(self, body: Mapping[str, Any], tokens: float, used: list[bytes]) -> dict[str, Any]:
+    async def _paid(self, body: Mapping[str, Any], tokens: float, bill: Bill) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one."""
         if not self._spec.dedupe and self._cache is None:
-            return await self._new(body, tokens)
+            return await self._new(body, tokens, bill)
         key = digest_of(body)
-        used.append(key)
+        bill.keys.append(key)
         if self._cache is not None and (kept := self._cache.get(key)) is not None:
             return kept
         if not self._spec.dedupe:
-            return self._kept(key, await self._new(body, tokens))
+            return self._cached(key, await self._new(body, tokens, bill))
         if (known := self._known.get(key)) is None:
-            known = self._known[key] = asyncio.ensure_future(self._new(body, tokens))
+            known = self._known[key] = asyncio.ensure_future(self._new(body, tokens, bill))
             known.add_done_callback(partial(self._asked_once, key))
             if len(self._known) > MOST_KNOWN:
                 self._known.pop(next(iter(self._known)))
-        return self._kept(key, await asyncio.shield(known))
+        return self._cached(key, await asyncio.shield(known))
 
     def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
         if known.cancelled() or known.exception() is not None:
             self._known.pop(key, None)  # the next row asks again
 
-    def _kept(self, key: bytes, reply: dict[str, Any]) -> dict[str, Any]:
+    def _cached(self, key: bytes, reply: dict[str, Any]) -> dict[str, Any]:
         if self._cache is not None:
             self._cache.put(key, reply)
         return reply
 
-    async def _new(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
+    async def _new(self, body: Mapping[str, Any], tokens: float, bill: Bill) -> dict[str, Any]:
         """An answer, counted; not asked for if it might cost more than is left."""
         if self._most is not None and self._spent.might_cost() > self._most:
             whose = "" if self._most == self._spec.max_cost else " by this worker"
@@ -306,7 +330,9 @@ class Asker:
             )
         with self._spent.one():
             found = await self._endpoint.ask(body, tokens, self._api.path, self._api.key)
-            self._spent.add(found.get("usage") or {}, self._prices)
+        used = _used(found.get("usage") or {}, self._prices)
+        self._spent.add(used)
+        bill.add(used)
         return found
 
     def _beside(self, messages: list[dict[str, Any]], reply: Reply) -> dict[str, Any]:
@@ -351,17 +377,12 @@ class _Spent:
         """What is spent, and what the requests in flight and one more cost if they are like the others."""
         return self.cost + (self._flying + 1) * self.cost / max(1, self._answers)
 
-    def add(self, usage: Mapping[str, Any], prices: tuple[float, float] | None) -> None:
-        """Count an answer."""
-        given = float(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
-        made = float(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
-        new = {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made}
-        if prices is not None:
-            new["cost"] = given * prices[0] + made * prices[1]
-            self.cost += new["cost"]
+    def add(self, used: Mapping[str, float]) -> None:
+        """Count a request."""
+        self.cost += used.get("cost", 0.0)
         self._answers += 1
         with self._lock:
-            for name, value in new.items():
+            for name, value in used.items():
                 self._new[name] = self._new.get(name, 0.0) + value
 
     def taken(self) -> dict[str, float]:
@@ -369,6 +390,14 @@ class _Spent:
         with self._lock:
             found, self._new = self._new, {}
         return found
+
+
+def _used(usage: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:
+    """What a request has taken, by what the endpoint says of it."""
+    given = float(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
+    made = float(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
+    cost = {} if prices is None else {"cost": given * prices[0] + made * prices[1]}
+    return {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made, **cost}
 
 
 class _Form:
@@ -481,6 +510,10 @@ def _typed(value: Any, kind: pa.DataType) -> Any:
         return {field.name: _typed(value[field.name], field.type) for field in kind}
     if isinstance(value, bool) != pa.types.is_boolean(kind) or isinstance(value, (list, dict)):
         raise TypeError("of another type")
+    if pa.types.is_integer(kind):
+        if value != int(value):  # which pyarrow would cut
+            raise ValueError("not a whole number")
+        value = int(value)
     return pa.scalar(value, kind).as_py()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,13 +81,27 @@ class LoadedRows(LoadedFunction):
 
     def _result(self, prepared: Prepared, index: np.ndarray, given: pa.Table) -> Any:
         begun: Begun | None = prepared.inputs.begun
+        found = None
         if begun is not None:
             begun.answers.wait()
-            if (found := begun.take(index)) is not None:
-                return found
-        answers = self._asked(given, _unheard)
-        answers.wait()
-        return answers.of(range(len(index)))
+            found = begun.take(index)
+        if found is None:
+            answers = self._asked(given, _unheard)
+            answers.wait()
+            found = answers.of(range(len(index)))
+        return found if self._returns is not None else [self._nothing if one is None else one for one in found]
+
+    @property
+    def _nothing(self) -> ValueError:
+        """For a row whose answer was forgotten: what is meant to be null is written so."""
+        return ValueError(
+            f"{self._name} returned None: return a value, or a dict of columns, as {{'y': None}} for a null one "
+            "(or declare returns=)"
+        )
+
+    def _kept(self, answer: Any) -> tuple[Any, Mapping[str, float]]:
+        """What a journal keeps of an answer, and what the answer has taken."""
+        return answer, {}
 
     def _asked(self, given: pa.Table, answered: Callable[[], None], journal: Journal | None = None) -> Answers:
         rows = to_batch(given, "rows")
@@ -96,7 +110,7 @@ class LoadedRows(LoadedFunction):
 
         def heard(place: int, answer: Any) -> None:
             if journal is not None and keys[place] and place not in known and not isinstance(answer, Raised):
-                journal.put(keys[place], answer)
+                journal.put(keys[place], *self._kept(answer))
             answered()
 
         answers = Answers(rows, heard, own if self.by_user else _same)

@@ -23,6 +23,7 @@ import pyarrow as pa
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.journal import Journal
+from gristmill.errors import BadOutput
 from gristmill.models.contract import RowModel
 from gristmill.process.liveness import LOADING
 from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick
@@ -258,7 +259,7 @@ class ShardWorker:
             if task.kind != "proof" and item.key not in self._journals:
                 stands = partial(self._stands, task) if self._predict.by_user else None
                 self._journals[item.key] = Journal(
-                    task.folder, task.shard.number, secrets.token_hex(6), self._files, stands
+                    task.folder, task.shard.number, self._recipe.run, secrets.token_hex(6), self._files, stands
                 )
             self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
         except BaseException:
@@ -365,7 +366,9 @@ class ShardWorker:
             done = self._predict.score(task, window, self._before, tick)
             done.figures["model_seconds"] += seconds
             if self._rows is not None and task.kind == "score":  # a probe's answers are those of shard 0
-                done.figures.update(self._rows.used())
+                journal = self._journals.get(key)
+                for name, value in (*self._rows.used().items(), *(journal.before() if journal else {}).items()):
+                    done.figures[name] = done.figures.get(name, 0.0) + value
         else:
             done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
         self._behind = (key, behind + window.counts.rows_in, end)
@@ -396,7 +399,8 @@ class ShardWorker:
                 if (broken := commits.pop(key, None)) is not None:
                     broken.abort()
                 if (journal := self._journals.pop(key, None)) is not None:
-                    journal.close()
+                    # Answers of which no column can be made would end each later attempt, too.
+                    (journal.remove if isinstance(error, BadOutput) else journal.close)()
                 if not isinstance(error, Elsewhere) or error.failure is not None:
                     emit(Outcome(self._name, key, None, scrubbed(classified(error), self._recipe.secrets)))
             self._writing = None

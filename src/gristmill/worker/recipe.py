@@ -100,6 +100,7 @@ class Recipe:
     on_null: str
     on_nan: str
     batch: BatchPlan
+    run: str = ""  # tells this run from others
     secrets: tuple[Secret, ...] = ()  # whose values must not reach a dead letter or an error
     files: Files = LOCAL
     pins: tuple[Any, ...] = ()  # fingerprint.pins: the user's modules as planned
