@@ -1,5 +1,6 @@
-"""A server that speaks OpenAI's chat form, in a process of its own: it answers by rules, limits, delays, refuses, cuts
-connections, talks nonsense, and counts what it was asked.
+"""A server that speaks OpenAI's forms (chat, completions, embeddings, responses) and vLLM's score and rerank, in a
+process of its own: it answers by rules, limits, delays, refuses, cuts connections, talks nonsense, and counts what it
+was asked.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class ChatServer:
 
 class Chat:
     """What it does. `slow` of the requests take `times` as long; `busy`, `broken`, `cut`, `nonsense` are shares of them
-    that fail so; `limit` is of requests a second, over which it answers 429; `structured` that it takes a schema.
+    that fail so; `limit` is of requests a second, over which it answers 429; `structured` that it takes a schema;
+    `lacks` are the paths that it does not have, `stuck` is a text that it never answers.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -66,6 +68,8 @@ class Chat:
         self.down = False
         self.answer = "echo"
         self.seed = 0
+        self.lacks: list[str] = []
+        self.stuck: str | None = None
         self.retry_after: float | None = None
         for name, value in options.items():
             assert hasattr(self, name), name
@@ -85,7 +89,7 @@ class Chat:
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         try:
-            status, body, headers = await self._answer(request, await request.json())
+            status, body, headers = await self._answer(request, request.match_info["path"], await request.json())
         finally:
             self.at_once -= 1
         self.statuses[status] += 1
@@ -95,7 +99,14 @@ class Chat:
         text = body if isinstance(body, str) else json.dumps(body)
         return web.Response(status=status, text=text, headers=headers, content_type="application/json")
 
-    async def _answer(self, request: Any, body: Any) -> tuple[int, Any, dict[str, str]]:
+    async def models(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if self.down:
+            request.transport.close()
+        return web.json_response({"object": "list", "data": [{"id": self.model}]})
+
+    async def _answer(self, request: Any, path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
         def error(status: int, message: str, code: str = "", **headers: str) -> tuple[int, Any, dict[str, str]]:
             return status, {"error": {"message": message, "code": code}}, headers
 
@@ -103,6 +114,8 @@ class Chat:
             return 0, "", {}
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return error(401, "Incorrect API key provided", "invalid_api_key")
+        if path in self.lacks:
+            return 404, {"detail": "Not Found"}, {}
         if body["model"] != self.model:
             return error(404, f"The model `{body['model']}` does not exist", "model_not_found")
         if "response_format" in body and not self.structured:
@@ -123,20 +136,41 @@ class Chat:
             if drawn < share:
                 return failure
             drawn -= share
-        said = body["messages"][-1]["content"]
+        said = _asked(path, body)
         if "too long" in said:
             return error(400, "This model's maximum context length is 8 tokens", "context_length_exceeded")
+        if said == self.stuck:
+            await asyncio.Event().wait()
         slow = self.random.random() < self.slow
         await asyncio.sleep(self.latency * (self.times if slow else 1.0))
         self.answered[said] += 1
         if len(self.bodies) < 100:
             self.bodies.append(body)
+        if path != "chat/completions":
+            return 200, self._other(path, said, body), {}
         reason = "content_filter" if "forbidden" in said else "stop"
         content = self._said(said, body)
         usage = {"prompt_tokens": len(said.split()), "completion_tokens": len(content.split()), "total_tokens": 0}
         usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
         choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
         return 200, {"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}, {}
+
+    def _other(self, path: str, said: str, body: Any) -> Any:
+        """An answer in another form than chat's: what was said is in it."""
+        given, made = len(said.split()), len(said.split())
+        usage = {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
+        if path == "completions":
+            choice = {"index": 0, "text": f"<{said}>", "finish_reason": "stop"}
+            return {"id": "cmpl-x", "object": "text_completion", "choices": [choice], "usage": usage}
+        if path == "responses":
+            content = [{"type": "output_text", "text": f"<{said}>"}]
+            output = [{"type": "message", "role": "assistant", "content": content}]
+            usage = {"input_tokens": given, "output_tokens": made, "total_tokens": given + made}
+            return {"id": "resp_x", "object": "response", "status": "completed", "output": output, "usage": usage}
+        if path == "rerank":
+            return {"id": "rerank-x", "results": [{"index": 0, "relevance_score": float(given)}]}
+        rows = [{"object": path, "index": 0, "embedding" if path == "embeddings" else "score": [float(given), 0.5]}]
+        return {"object": "list", "data": rows, "usage": {"prompt_tokens": given, "total_tokens": given}}
 
     def _after(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
@@ -166,6 +200,13 @@ class Chat:
         }  # fmt: skip
 
 
+def _asked(path: str, body: Any) -> str:
+    """The text of a request, wherever its form has it."""
+    if path == "chat/completions":
+        return str(body["messages"][-1]["content"])
+    return str(body[{"completions": "prompt", "score": "text_1", "rerank": "query"}.get(path, "input")])
+
+
 def _of(schema: Any, prompt: str) -> Any:
     """Some value of a schema."""
     if "enum" in schema:
@@ -192,7 +233,9 @@ def main() -> None:
 
     async def serve() -> None:
         app = web.Application()
-        app.add_routes([web.post("/v1/chat/completions", chat.chat), web.get("/told", told), web.post("/set", change)])
+        path = "{path:chat/completions|completions|embeddings|responses|score|rerank}"
+        app.add_routes([web.post(f"/v1/{path}", chat.chat), web.get("/v1/models", chat.models)])
+        app.add_routes([web.get("/told", told), web.post("/set", change)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)

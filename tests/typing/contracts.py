@@ -17,7 +17,7 @@ from gristmill.job.specs import (
 )
 from gristmill.models import function, onnx_model, prompt, sklearn, text_classifier, text_embedder, torchscript
 from gristmill.models.contract import ModelKind, RowModel, Transformer
-from gristmill.models.prompt import LoadedPrompt
+from gristmill.models.paid import LoadedAsker
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sinks.jsonl import JsonlSink
@@ -39,7 +39,7 @@ TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)
 MODELS: tuple[type[ModelSpec], ...] = (*TEXTS, OnnxModel, TorchScriptModel, SklearnModel, Prompt, FunctionModel)
 TRANSFORMERS: tuple[Transformer, ...] = (text_embedder, text_classifier)
 KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, function)
-ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedPrompt)
+ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker)
 
 
 def wrapped(source: SourceFormat, sink: SinkFormat) -> tuple[SourceFormat, SinkFormat]:

@@ -1,8 +1,9 @@
-"""Endpoints that speak OpenAI's chat form: requests, what their failures mean, and when to ask again."""
+"""Endpoints that speak OpenAI's forms: requests, what their failures mean, and when to ask again."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import json
 import random
@@ -24,10 +25,25 @@ LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
 # What is refused for all rows.
 NOBODY = {401: "the key", 402: "the account", 403: "the key", 404: "the address or the model"}
 QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
+CHAT = "chat/completions"
+# By the path of a request, what its reply holds.
+REPLIES = {
+    CHAT: "choices",
+    "completions": "choices",
+    "embeddings": "data",
+    "responses": "output",
+    "score": "data",
+    "rerank": "results",
+}
 
 
 class Refused(Exception):
-    """The endpoint refuses this request, and would again."""
+    """The endpoint refuses this request, and would again: with which status, and its reply if that is JSON."""
+
+    def __init__(self, why: str, status: int = 400, reply: Any = None) -> None:
+        super().__init__(why)
+        self.status = status
+        self.reply = reply
 
 
 class Unanswered(Exception):
@@ -52,7 +68,9 @@ class Address:
 
 
 class Endpoint:
-    """A client of one model's addresses, used in one event loop. Limits are this worker's share."""
+    """A client of one model's addresses, used in one event loop. Limits are this worker's share. A status in `nobody`,
+    which has in words what is refused, is about all requests.
+    """
 
     def __init__(
         self,
@@ -64,6 +82,7 @@ class Endpoint:
         at_once: int,
         requests: float | None,
         tokens: float | None,
+        nobody: Mapping[int, str] = NOBODY,
     ) -> None:
         require("aiohttp", "llm", "a prompt")
         self._addresses = [Address(url.rstrip("/")) for url in urls]
@@ -73,6 +92,7 @@ class Endpoint:
         self._timeout = timeout
         self._limit = limit
         self._most = at_once
+        self._nobody = nobody
         self._requests, self._tokens = Pace(requests), Pace(tokens)
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Lock | None = None
@@ -81,16 +101,29 @@ class Endpoint:
         self._answered = False
         self._over: GristmillError | None = None
 
-    async def ask(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
-        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. Raises
-        Refused, Unanswered, and BadModel or RunFailed for what no other row would be answered either.
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
+        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. `path` is
+        one of REPLIES. Raises Refused, Unanswered, and BadModel or RunFailed for what no other row would be answered
+        either.
         """
         if not self._answered:
             self._first = self._first or asyncio.Lock()
             async with self._first:  # one request alone, until there is an answer of any kind
                 if self._is_first():
-                    return await self._asked(body, tokens)
-        return await self._asked(body, tokens)
+                    return await self._asked(body, tokens, path)
+        return await self._asked(body, tokens, path)
+
+    async def there(self, seconds: float) -> bool:
+        """Whether an address answers anything at all within so many seconds, without asking the model."""
+        import aiohttp
+
+        for address in self._addresses:
+            with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                wait = aiohttp.ClientTimeout(total=seconds / len(self._addresses))
+                async with self._opened().get(f"{address.url}/models", timeout=wait) as reply:
+                    if reply.status < 500:
+                        return True
+        return False
 
     def _is_first(self) -> bool:
         return not self._answered
@@ -105,7 +138,7 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _asked(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
+    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str) -> dict[str, Any]:
         begun, tries = time.monotonic(), 0
         self._slots = self._slots or asyncio.Semaphore(self._most)  # of the loop that it is used in
         data = json.dumps(body).encode()
@@ -117,7 +150,7 @@ class Endpoint:
                         raise self._over
                     await self._turn(tokens)
                     address = self._address()
-                    found = await self._sent(address, data)
+                    found = await self._sent(address, path, data)
             except Later as later:
                 await self._wait(later, tries, begun, address)
                 continue
@@ -160,18 +193,12 @@ class Endpoint:
             wait = 0.0 if any(a.rests_until <= now for a in self._addresses) else wait
         await asyncio.sleep(wait)
 
-    async def _sent(self, address: Address, data: bytes) -> dict[str, Any]:
+    async def _sent(self, address: Address, path: str, data: bytes) -> dict[str, Any]:
         import aiohttp
 
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=self._timeout),
-                headers=self._headers,
-            )
         address.flying += 1
         try:
-            async with self._session.post(f"{address.url}/chat/completions", data=data) as reply:
+            async with self._opened().post(f"{address.url}/{path}", data=data) as reply:
                 text = await reply.read()
                 status, headers = reply.status, reply.headers
         except aiohttp.InvalidURL as e:
@@ -184,14 +211,25 @@ class Endpoint:
         finally:
             address.flying -= 1
         if status == 200:
-            return _parsed(text)
+            return _parsed(text, REPLIES[path])
         raise self._failure(status, text, headers)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=self._timeout),
+                headers=self._headers,
+            )
+        return self._session
 
     def _failure(self, status: int, text: bytes, headers: Mapping[str, str]) -> Exception:
         said, code = _said(text)
         why = f"{status}: {said}" if said else str(status)
-        if status in NOBODY or code in QUOTA:
-            what = NOBODY.get(status, "the account")
+        if status in self._nobody or code in QUOTA:
+            what = self._nobody.get(status, "the account")
             if not self._answered:
                 self._over = BadModel(f"the endpoint refuses {what}: {why}")
             else:
@@ -199,17 +237,23 @@ class Endpoint:
             return self._over
         if status in LATER:
             return Later(why, _after(headers))
-        return Refused(why)
+        return Refused(why, status, _json(text))
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parsed(text: bytes, key: str) -> dict[str, Any]:
+    """A reply, if it has what such replies hold; a response may have put out nothing."""
+    found = _json(text)
+    if isinstance(found, dict) and (found.get(key) or (key == "output" and key in found)):
+        return found
+    raise Later(f"a reply without {key}: {text[:200].decode('utf-8', 'replace')!r}")
+
+
+def _json(text: bytes) -> Any:
+    """None for what is no JSON."""
     try:
-        found = json.loads(text)
-        if isinstance(found, dict) and found["choices"]:
-            return found
-    except (ValueError, KeyError):
-        pass
-    raise Later(f"not a chat completion: {text[:200].decode('utf-8', 'replace')!r}")
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _said(text: bytes) -> tuple[str, str]:

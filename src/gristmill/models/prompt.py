@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import os
-import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from gristmill.errors import BadModel, RunFailed
-from gristmill.job.prompts import Prompt, prices, text_of
-from gristmill.job.secret import Secret, reveal
-from gristmill.job.specs import Call, FunctionModel
-from gristmill.models.answercache import AnswerCache, digest_of
+from gristmill.errors import BadModel
+from gristmill.job.prompts import Prompt, text_of
+from gristmill.job.secret import reveal
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import ModelInfo, Place
-from gristmill.models.endpoint import Endpoint, Refused
+from gristmill.models.endpoint import Refused
+from gristmill.models.paid import LETTERS, LoadedAsker, Paid, loaded, reached
 from gristmill.models.returns import parse_schema
-from gristmill.models.rowfunction import LoadedRows
 from gristmill.models.template import Template
 
-OPENAI = "https://api.openai.com/v1"
-WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
-MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
-LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 CHOICE = "choice"
 
 
@@ -39,14 +28,10 @@ class Misfit(Exception):
 
 def resolve(spec: Prompt) -> Prompt:
     """The spec with the texts of its files, its endpoint and its key, which the workers' machines may lack."""
-    key = os.environ.get("OPENAI_API_KEY")
     return replace(
-        spec,
+        reached(spec),
         prompt=text_of(spec.prompt, "prompt"),
         system=None if spec.system is None else text_of(spec.system, "system"),
-        base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
-        cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
-        api_key=spec.api_key or (None if key is None else Secret("${env:OPENAI_API_KEY}", key)),
     )
 
 
@@ -69,42 +54,13 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     )
 
 
-def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
+def open_model(spec: Prompt, place: Place) -> LoadedAsker:
     """The model, as a function of one row that asks the endpoint."""
     spec = resolve(spec)
     templates = _templates(spec)
     whole = any(template.whole for template in templates)
     columns = [column for template in templates for column in template.columns]
-    at_once = place.at_once or spec.concurrency
-    share = at_once / spec.concurrency  # of the run's limits: that of this worker
-    call = Call(Asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row")
-    if not whole:
-        call = replace(call, takes=dict.fromkeys(columns, "not null"))
-    outputs = _schema(spec)
-    returns = {field.name: str(field.type) for field in outputs}
-    return LoadedPrompt(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once))
-
-
-class LoadedPrompt(LoadedRows):
-    """A prompt at work; a RowModel."""
-
-    def used(self) -> dict[str, float]:
-        """See RowModel."""
-        asker: Asker = self._call.built
-        return asker.used()
-
-    def leave(self) -> None:
-        """See RowModel."""
-        self._flight.close(self._call.built.aclose)
-
-
-@dataclass(frozen=True)
-class _Asked(FunctionModel):
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.label
+    return loaded(Asker, spec, place, None if whole else dict.fromkeys(columns, "not null"), _schema(spec))
 
 
 def _templates(spec: Prompt) -> list[Template]:
@@ -132,25 +88,11 @@ class Asker:
 
     def __init__(self, spec: Prompt, share: float, at_once: int, limit: float) -> None:
         self._spec = spec
+        self._paid = Paid(spec, share, at_once, limit)
         self._prompt, *system = _templates(spec)
         self._system = system[0] if system else None
         self._form = _Form(spec)
         self._structured = self._form.schema is not None  # until the endpoint refuses it
-        self._prices = None if spec.price is None else prices(spec.price)
-        self._most = None if spec.max_cost is None else spec.max_cost * share
-        self._spent = _Spent()
-        self._cache = None if spec.cache is None else AnswerCache(spec.cache)
-        self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
-
-        def shared(rate: int | None) -> float | None:
-            return None if rate is None else rate * share
-
-        urls = str(reveal(spec.base_url)).split(",")
-        self._endpoint = Endpoint(
-            [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-            timeout=spec.timeout, limit=0.9 * limit, at_once=at_once,
-            requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute),
-        )  # fmt: skip
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         messages = [{"role": "user", "content": self._prompt.of(row)}]
@@ -179,13 +121,11 @@ class Asker:
 
     def used(self) -> dict[str, float]:
         """What was asked for since the last call."""
-        return self._spent.taken()
+        return self._paid.spent.taken()
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._endpoint.close()
-        if self._cache is not None:
-            self._cache.close()
+        await self._paid.aclose()
 
     async def _asked(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         spec = self._spec
@@ -196,102 +136,20 @@ class Asker:
         tokens = sum(len(m["content"]) for m in messages) / LETTERS + (spec.max_tokens or 0)
         if self._structured:
             try:
-                return await self._paid({**body, "response_format": self._form.response_format}, tokens)
+                return await self._paid.ask({**body, "response_format": self._form.response_format}, tokens)
             except Refused as e:
                 if not any(word in str(e) for word in ("response_format", "json_schema", "structured")):
                     raise
                 self._structured = False
         if self._form.words:
             body["messages"] = [*messages[:-1], {**messages[-1], "content": self._form.asked(messages[-1]["content"])}]
-        return await self._paid(body, tokens)
-
-    async def _paid(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
-        """An answer that is kept from before, or that an equal request in flight gets, or a new one."""
-        if not self._spec.dedupe and self._cache is None:
-            return await self._new(body, tokens)
-        key = digest_of(body)
-        if self._cache is not None and (kept := self._cache.get(key)) is not None:
-            return kept
-        if not self._spec.dedupe:
-            return self._kept(key, await self._new(body, tokens))
-        if (known := self._known.get(key)) is None:
-            known = self._known[key] = asyncio.ensure_future(self._new(body, tokens))
-            known.add_done_callback(partial(self._asked_once, key))
-            if len(self._known) > MOST_KNOWN:
-                self._known.pop(next(iter(self._known)))
-        return self._kept(key, await asyncio.shield(known))
-
-    def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
-        if known.cancelled() or known.exception() is not None:
-            self._known.pop(key, None)  # the next row asks again
-
-    def _kept(self, key: bytes, reply: dict[str, Any]) -> dict[str, Any]:
-        if self._cache is not None:
-            self._cache.put(key, reply)
-        return reply
-
-    async def _new(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
-        """An answer, counted; not asked for if it might cost more than is left."""
-        if self._most is not None and self._spent.might_cost() > self._most:
-            whose = "" if self._most == self._spec.max_cost else " by this worker"
-            self._endpoint.stop(
-                RunFailed(
-                    f"max_cost {self._spec.max_cost:g}: ${self._spent.cost:.4f} are spent{whose}, and the requests in "
-                    "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
-                )
-            )
-        with self._spent.one():
-            reply = await self._endpoint.ask(body, tokens)
-            self._spent.add(reply.get("usage") or {}, self._prices)
-        return reply
+        return await self._paid.ask(body, tokens)
 
     def _usage(self, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
         if not self._spec.keep_usage:
             return {}
         used = {**(reply.get("usage") or {}), "finish_reason": choice.get("finish_reason")}
         return {f"{self._spec.output}_{name}": used.get(name) for name in _USAGE}
-
-
-class _Spent:
-    """Requests, tokens and dollars of a worker: added to in its loop, and taken by the thread that reports."""
-
-    def __init__(self) -> None:
-        self.cost = 0.0
-        self._answers = 0
-        self._flying = 0
-        self._new: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """A request, in flight meanwhile."""
-        self._flying += 1
-        try:
-            yield
-        finally:
-            self._flying -= 1
-
-    def might_cost(self) -> float:
-        """What is spent, and what the requests in flight and one more cost if they are like the others."""
-        return self.cost + (self._flying + 1) * self.cost / max(1, self._answers)
-
-    def add(self, usage: Mapping[str, Any], prices: tuple[float, float] | None) -> None:
-        """Count an answer."""
-        given, made = (float(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
-        new = {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made}
-        if prices is not None:
-            new["cost"] = given * prices[0] + made * prices[1]
-            self.cost += new["cost"]
-        self._answers += 1
-        with self._lock:
-            for name, value in new.items():
-                self._new[name] = self._new.get(name, 0.0) + value
-
-    def taken(self) -> dict[str, float]:
-        """What is new since the last call."""
-        with self._lock:
-            found, self._new = self._new, {}
-        return found
 
 
 class _Form:
