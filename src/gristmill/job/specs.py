@@ -367,6 +367,7 @@ MODELS: Registry[type[Any]] = Registry(
         "torchscript": f"{__name__}:TorchScriptModel",
         "sklearn": f"{__name__}:SklearnModel",
         "prompt": "gristmill.job.prompts:Prompt",
+        "requests": "gristmill.job.requests:Requests",
         "call": f"{__name__}:FunctionModel",
     },
     needs=("__dataclass_fields__", "home", "not_shaping", "name"),
