@@ -1,5 +1,6 @@
-"""A server that speaks OpenAI's chat form, in a process of its own: it answers by rules, limits, delays, refuses, cuts
-connections, talks nonsense, and counts what it was asked.
+"""A server that speaks OpenAI's forms (chat, completions, embeddings, responses) and vLLM's score and rerank, in a
+process of its own: it answers by rules, limits, delays, refuses, cuts connections, talks nonsense, and counts what it
+was asked.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ class ChatServer:
 
 
 class Chat:
-    """What it does, as chat completions, completions and responses. `slow` of the requests take `times` as long;
+    """What it does, in all of OpenAI's forms. `slow` of the requests take `times` as long;
     `busy`, `broken`, `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second, over which it
     answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
-    max_completion_tokens.
+    max_completion_tokens. `forbids` is a text to which it answers 403, `stuck` one that it never answers, and `lacks`
+    are the paths that it does not have.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -68,6 +70,8 @@ class Chat:
         self.structured = self.logprobs = True
         self.newer = False
         self.forbids = ""
+        self.lacks: list[str] = []
+        self.stuck: str | None = None
         self.down = False
         self.answer = "echo"
         self.seed = 0
@@ -90,7 +94,7 @@ class Chat:
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         try:
-            status, body, headers = await self._answer(request, await request.json())
+            status, body, headers = await self._answer(request, request.match_info["path"], await request.json())
         finally:
             self.at_once -= 1
         self.statuses[status] += 1
@@ -100,7 +104,14 @@ class Chat:
         text = body if isinstance(body, str) else json.dumps(body)
         return web.Response(status=status, text=text, headers=headers, content_type="application/json")
 
-    async def _answer(self, request: Any, body: Any) -> tuple[int, Any, dict[str, str]]:
+    async def models(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if self.down:
+            request.transport.close()
+        return web.json_response({"object": "list", "data": [{"id": self.model}]})
+
+    async def _answer(self, request: Any, path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
         def error(status: int, message: str, code: str = "", **headers: str) -> tuple[int, Any, dict[str, str]]:
             return status, {"error": {"message": message, "code": code}}, headers
 
@@ -108,6 +119,8 @@ class Chat:
             return 0, "", {}
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return error(401, "Incorrect API key provided", "invalid_api_key")
+        if path in self.lacks:
+            return 404, {"detail": "Not Found"}, {}
         if self.forbids and self.forbids in json.dumps(body):
             return error(403, "Forbidden by policy")
         if body["model"] != self.model:
@@ -134,12 +147,11 @@ class Chat:
             if drawn < share:
                 return failure
             drawn -= share
-        messages = body.get("messages") or body.get("input") or [{"content": body["prompt"]}]
-        said = messages[-1]["content"]
-        if isinstance(said, list):
-            said = "|".join(part.get("text") or part["type"] for part in said)
+        said = _asked(path, body)
         if "too long" in said:
             return error(400, "This model's maximum context length is 8 tokens", "context_length_exceeded")
+        if said == self.stuck:
+            await asyncio.Event().wait()
         slow = self.random.random() < self.slow
         await asyncio.sleep(self.latency * (self.times if slow else 1.0))
         self.answered[said] += 1
@@ -147,11 +159,9 @@ class Chat:
             self.bodies.append(body)
         reason = "content_filter" if "forbidden" in said else "stop"
         content = self._said(said, body)
-        return (
-            200,
-            _FORMS[request.path.rpartition("/v1/")[2]](content, reason, len(said.split()), _tokens(content, body)),
-            {},
-        )
+        if path not in _FORMS:
+            return 200, _other(path, len(said.split())), {}
+        return 200, _FORMS[path](content, reason, len(said.split()), _tokens(content, body)), {}
 
     def _after(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
@@ -225,6 +235,25 @@ def _response(content: str, reason: str, given: int, tokens: list[tuple[str, flo
 _FORMS = {"chat/completions": _chat, "completions": _completion, "responses": _response}
 
 
+def _other(path: str, given: int) -> Any:
+    """An answer of numbers."""
+    if path == "rerank":
+        return {"id": "rerank-x", "results": [{"index": 0, "relevance_score": float(given)}]}
+    rows = [{"object": path, "index": 0, "embedding" if path == "embeddings" else "score": [float(given), 0.5]}]
+    return {"object": "list", "data": rows, "usage": {"prompt_tokens": given, "total_tokens": given}}
+
+
+def _asked(path: str, body: Any) -> str:
+    """The text of a request, wherever its form has it."""
+    name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
+    said = body[name.get(path, "input")]
+    if isinstance(said, list):
+        said = said[-1]["content"]
+    if isinstance(said, list):
+        said = "|".join(part.get("text") or part["type"] for part in said)
+    return str(said)
+
+
 def _of(schema: Any, prompt: str) -> Any:
     """Some value of a schema."""
     if "enum" in schema:
@@ -251,7 +280,8 @@ def main() -> None:
 
     async def serve() -> None:
         app = web.Application()
-        app.add_routes([web.post(f"/v1/{path}", chat.chat) for path in _FORMS])
+        path = "{path:chat/completions|completions|embeddings|responses|score|rerank}"
+        app.add_routes([web.post(f"/v1/{path}", chat.chat), web.get("/v1/models", chat.models)])
         app.add_routes([web.get("/told", told), web.post("/set", change)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()

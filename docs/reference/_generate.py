@@ -310,9 +310,12 @@ KINDS = {
     "torchscript": "TorchScriptModel",
     "sklearn": "SklearnModel",
     "prompt": "Prompt",
+    "requests": "Requests",
     "call": "model",
 }
-COMMAND_OF = {"embed": "embed", "classify": "classify", "prompt": "prompt", "call": "apply"}  # of one kind of model
+COMMAND_OF = {  # of one kind of model
+    **{name: name for name in ("embed", "classify", "prompt")}, "requests": "run-batch", "call": "apply",
+}  # fmt: skip
 
 
 def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, str]) -> str:
@@ -326,7 +329,7 @@ def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, s
         flag = typed.get(f"model.{name}", "") if f"at_model__{name}" in has else ""
         if name == kind and command:
             flag = {"apply": "--fn", "prompt": "--prompt"}.get(command, "--model")
-        elif (kind, name) == ("prompt", "llm"):
+        elif name == "llm":
             flag = "--model"
         rows.append((code(name), code(python), code(f"model: {{{name}: …}}"), code(flag)))
     return table(("option", "Python", "job file", f"`gristmill {command}`" if command else "command line"), rows)
@@ -335,10 +338,16 @@ def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, s
 # ---------------------------------------------------------------- Python
 
 GROUPS = {
-    "Jobs": ("Job", "embed", "classify", "predict", "prompt", "apply", "run", "plan", "tune", "load_job", "schema"),
+    "Jobs": (
+        *("Job", "embed", "classify", "predict", "prompt", "run_batch", "apply", "run", "plan", "tune", "load_job"),
+        "schema",
+    ),
     "Results": ("read", "dead", "retry_dead", "status", "verify", "Report"),
     "Sources, sinks and steps": ("source", "sink", "Source", "Sink", "step", "filter", "flat_map", "Gates"),
-    "Models": ("model", "Prompt", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel", "TorchScriptModel"),
+    "Models": (
+        *("model", "Prompt", "Requests", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel"),
+        "TorchScriptModel",
+    ),
     "Engines": ("local", "ray"),
     "The parallel map": ("remote_parallel_map", "map", "detached"),
     "Dynamic batching": ("dynamically",),

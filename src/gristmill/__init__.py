@@ -20,6 +20,7 @@ _HOME = {
     "classify": "gristmill.api",
     "predict": "gristmill.api",
     "prompt": "gristmill.api",
+    "run_batch": "gristmill.api",
     "apply": "gristmill.api",
     "run": "gristmill.api",
     "load_job": "gristmill.api",
@@ -42,6 +43,7 @@ _HOME = {
     "TextEmbedder": "gristmill.job.specs",
     "TextClassifier": "gristmill.job.specs",
     "Prompt": "gristmill.job.prompts",
+    "Requests": "gristmill.job.requests",
     "OnnxModel": "gristmill.job.specs",
     "TorchScriptModel": "gristmill.job.specs",
     "SklearnModel": "gristmill.job.specs",
@@ -104,6 +106,7 @@ __all__ = [
     "QueueFull",
     "RemoteError",
     "Report",
+    "Requests",
     "RunFailed",
     "Sink",
     "SinkBusy",
@@ -136,6 +139,7 @@ __all__ = [
     "remote_parallel_map",
     "retry_dead",
     "run",
+    "run_batch",
     "schema",
     "sink",
     "source",
@@ -176,6 +180,7 @@ if TYPE_CHECKING:
         read,
         retry_dead,
         run,
+        run_batch,
         schema,
         status,
         tune,
@@ -209,6 +214,7 @@ if TYPE_CHECKING:
     from gristmill.job.job import Sink, Source, sink, source
     from gristmill.job.options import Gates, local, ray
     from gristmill.job.prompts import Prompt
+    from gristmill.job.requests import Requests
     from gristmill.job.specs import (
         OnnxModel,
         SklearnModel,

@@ -21,12 +21,14 @@ from gristmill.job.keywords import (
     PredictOptions,
     PromptOptions,
     RowOptions,
+    RunBatchOptions,
     Verbs,
     named,
     names_of,
 )
 from gristmill.job.options import Gates, as_engine, default_engine
 from gristmill.job.prompts import Prompt
+from gristmill.job.requests import Requests, batch_ends
 from gristmill.job.specs import (
     OnnxModel,
     SklearnModel,
@@ -304,6 +306,19 @@ def prompt(
     names = options_of(Prompt).keys() - {"prompt", "llm"}
     spec = Prompt(prompt, model, **{k: given.pop(k) for k in list(given) if k in names})
     return _run(_texts("prompt", source, "text")[0], sink, spec, given, of=source, keeps=True)
+
+
+@named("run_batch", RunBatchOptions)
+def run_batch(input_file: Path, output_file: Path, *, model: str, **options: Unpack[RunBatchOptions]) -> Report:
+    """Send every request of a file in OpenAI's batch form, and write what became of each, in the same order, to a file
+    named .jsonl or a folder. The options are those of `Requests` and of the job.
+    """
+    given: dict[str, Any] = dict(options)
+    names = options_of(Requests).keys() - {"llm"}
+    spec = Requests(model, **{k: given.pop(k) for k in list(given) if k in names})
+    ends = batch_ends(os.fspath(input_file), os.fspath(output_file))
+    found: Report = _run(ends["source"], ends["sink"], spec, {"gates": ends["gates"], **given})
+    return found
 
 
 @overload

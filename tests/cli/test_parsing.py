@@ -153,7 +153,7 @@ def test_a_wrong_flag_is_a_usage_error(more: tuple[str, ...], said: str) -> None
         (("--limit", "3", "--sample", "3"), "--limit, --sample: source has both limit and sample"),
         (("--min-ok", "3"), "--min-ok: gates.min_ok is 3.0: give a share between 0 and 1"),
         (("--key", "id"), "--key: sink has key=['id'] but no row_id"),
-        (("--format", "csv"), "--format csv: it is the format of the sink: parquet, jsonl or npy"),
+        (("--format", "csv"), "--format csv: it is the format of the sink: parquet, jsonl, npy or openai-batch"),
         (("--output", "../x"), "model.output is '../x': a column's name has no slash"),
         (("--set", "model.txt=a"), "--set model.txt=a: this model (embed) has no 'txt': did you mean text?"),
     ],

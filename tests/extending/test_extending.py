@@ -193,7 +193,7 @@ def test_another_version_is_another_job(run: Run, cli: Cli, tmp_path: Path) -> N
 WRONG = [
     (
         {"model": {"shoot": "line"}},
-        "embed, classify, onnx, torchscript, sklearn, prompt, call, shout: did you mean",
+        "embed, classify, onnx, torchscript, sklearn, prompt, requests, call, shout: did you mean",
     ),
     ({"model": {"shout": "line", "volum": 2}}, "model has no key 'volum': did you mean 'volume'?"),
     ({"model": {"shout": "line", "volume": "loud"}}, "model.volume: 'loud' does not fit: give a whole number"),
@@ -203,7 +203,7 @@ WRONG = [
     ({"source": "lines/a.nom"}, "did you mean .num?"),
     (
         {"sink": {"uri": "o", "format": "fether"}},
-        "sink format 'fether': it must be one of parquet, jsonl, npy, feather; did",
+        "sink format 'fether': it must be one of parquet, jsonl, npy, openai-batch, feather; did",
     ),
     ({"engine": "dou"}, "engine 'dou': it must be one of local, ray, spark, duo; did you mean 'duo'?"),
     ({"engine": {"name": "duo", "mots": 1}}, "engine has no key 'mots': did you mean 'most'?"),

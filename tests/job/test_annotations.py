@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -19,7 +19,7 @@ from gristmill import aio, inference
 from gristmill.cli.app import gristmill as group
 from gristmill.cli.flags import SECTIONS
 from gristmill.dynamic import settings
-from gristmill.job import job, keywords, options, prompts, specs
+from gristmill.job import job, keywords, options, prompts, requests, specs
 from gristmill.job.annotations import Option, options_of
 from gristmill.jobfile.sections import json_schema
 from gristmill.observe.events import Observer
@@ -116,6 +116,7 @@ def test_every_range_is_checked(cls: type[Any], option: Option) -> None:
         job.Sink: {"uri": "out"},
         specs.FunctionModel: {"call": specs.Call("m:f")},
         prompts.Prompt: {"prompt": "p", "llm": "m", "price": {"input": "1/1M", "output": "1/1M"}},
+        requests.Requests: {"llm": "m", "price": {"input": "1/1M", "output": "1/1M"}},
     }
     limits = option.range
     assert limits is not None
@@ -144,6 +145,8 @@ WIDER = {  # what Python takes in more forms than the job has it in
     "running": options.Running | Mapping[str, Any] | None,
     "engine": str | options.EngineSpec | None,
     "audit": Any,
+    "messages": str | Callable[[dict[str, Any]], Any] | None,
+    "examples": str | Sequence[Mapping[str, Any]] | None,
     "inputs": Mapping[str, Any] | Sequence[Any] | None,  # by the kind of model
 }
 
@@ -166,6 +169,7 @@ def test_checkers_are_told_the_types_of_the_options() -> None:
         (keywords.ClassifyOptions, (specs.TextClassifier,)),
         (keywords.PredictOptions, (specs.SklearnModel, specs.OnnxModel, specs.TorchScriptModel)),
         (keywords.PromptOptions, (prompts.Prompt,)),
+        (keywords.RunBatchOptions, (requests.Requests, job.JobSpec, options.Running, options.EngineSpec)),
         (keywords.ApplyOptions, (specs.Call, specs.FunctionModel)),
     ):
         told = typing.get_type_hints(kind, localns=names)

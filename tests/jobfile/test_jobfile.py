@@ -17,6 +17,7 @@ from gristmill.errors import BadJob
 from gristmill.job import specs
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates, Running
+from gristmill.job.requests import Requests
 from gristmill.job.secret import Secret, reveal, scrub, secrets_in
 from gristmill.jobfile.document import MOST_BYTES, read_document, write_document
 from gristmill.jobfile.jobfile import good_name, is_job, load, read_job_file
@@ -462,7 +463,7 @@ sources = st.builds(
 )
 sink_fields = {
     "uri": names,
-    "format": st.none() | st.sampled_from(["parquet", "jsonl", "npy"]),
+    "format": st.none() | st.sampled_from(["parquet", "jsonl", "npy", "openai-batch"]),
     "keep": st.none() | st.lists(names, max_size=3).map(tuple),
     "row_id": columns,
     "key": st.lists(columns, max_size=2).map(tuple),
@@ -487,6 +488,7 @@ models = st.one_of(
     ),
     st.builds(specs.TextClassifier, names, names, all_scores=st.booleans()),
     st.builds(specs.OnnxModel, names, st.none() | st.lists(names, max_size=2).map(tuple), st.none() | arguments),
+    st.builds(Requests, names, concurrency=st.integers(1, 99), cache=st.none() | names),
     st.builds(specs.SklearnModel, names, method=st.just("predict_proba"), allow_pickle=st.booleans()),
 )  # fmt: skip
 engines = st.one_of(

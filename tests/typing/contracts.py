@@ -5,6 +5,7 @@ from gristmill.engines.local import Local
 from gristmill.engines.ray import Ray
 from gristmill.engines.spark import Spark
 from gristmill.job.prompts import Prompt
+from gristmill.job.requests import Requests
 from gristmill.job.specs import (
     FunctionModel,
     ModelSpec,
@@ -15,31 +16,52 @@ from gristmill.job.specs import (
     TextSpec,
     TorchScriptModel,
 )
-from gristmill.models import function, onnx_model, prompt, sklearn, text_classifier, text_embedder, torchscript
+from gristmill.models import (
+    function,
+    onnx_model,
+    prompt,
+    requests,
+    sklearn,
+    text_classifier,
+    text_embedder,
+    torchscript,
+)
 from gristmill.models.contract import ModelKind, RowModel, Transformer
-from gristmill.models.prompt import LoadedPrompt
+from gristmill.models.paid import LoadedAsker
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sinks.jsonl import JsonlSink
 from gristmill.sinks.npy import NpySink
+from gristmill.sinks.openaibatch import OpenAIBatchSink
 from gristmill.sinks.parquet import ParquetSink
 from gristmill.sinks.partition import Partitioned
 from gristmill.sources.contract import SourceFormat
 from gristmill.sources.csv import CsvSource, TsvSource
 from gristmill.sources.hive import Hive
 from gristmill.sources.jsonl import JsonlSource
+from gristmill.sources.openaibatch import OpenAIBatchSource
 from gristmill.sources.parquet import ParquetSource
 from gristmill.sources.text import BinarySource, TextSource
 
-SOURCES: tuple[type[SourceFormat], ...] = (ParquetSource, JsonlSource, CsvSource, TsvSource, TextSource, BinarySource)
-SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink)
+SOURCES: tuple[type[SourceFormat], ...] = (
+    *(ParquetSource, JsonlSource, OpenAIBatchSource, CsvSource, TsvSource, TextSource, BinarySource),
+)
+SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink, OpenAIBatchSink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
 MAPS: tuple[Sized, ...] = (Ray,)
 TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)
-MODELS: tuple[type[ModelSpec], ...] = (*TEXTS, OnnxModel, TorchScriptModel, SklearnModel, Prompt, FunctionModel)
+MODELS: tuple[type[ModelSpec], ...] = (
+    *TEXTS,
+    OnnxModel,
+    TorchScriptModel,
+    SklearnModel,
+    Prompt,
+    Requests,
+    FunctionModel,
+)
 TRANSFORMERS: tuple[Transformer, ...] = (text_embedder, text_classifier)
-KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, function)
-ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedPrompt)
+KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, requests, function)
+ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker)
 
 
 def wrapped(source: SourceFormat, sink: SinkFormat) -> tuple[SourceFormat, SinkFormat]:

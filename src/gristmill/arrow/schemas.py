@@ -73,7 +73,7 @@ def wider(one: pa.DataType, other: pa.DataType, text: bool = False) -> pa.DataTy
         whole, real = (one, other) if t.is_integer(one) else (other, one)
         exact = {16: 8, 32: 16, 64: 32}[real.bit_width]  # integers with no more bits than the mantissa stay exact
         return real if whole.bit_width <= exact else (pa.float64() if text or whole.bit_width <= 32 else None)
-    for is_kind, big in ((_is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
+    for is_kind, big in ((is_string, pa.large_string()), (_is_bytes, pa.large_binary())):
         if is_kind(one) and is_kind(other):
             return big
     if t.is_decimal(one) and t.is_decimal(other):
@@ -96,7 +96,8 @@ def real(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return pa.float64() if numbers and (t.is_floating(one) or t.is_floating(other)) else None
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_string(kind: pa.DataType) -> bool:
+    """Whether values of the type are text."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

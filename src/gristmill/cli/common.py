@@ -10,6 +10,7 @@ import click
 from gristmill.cli.flags import SECTIONS, Flag, Pair, flags_of, ordered
 from gristmill.cli.helptext import GroupedOption
 from gristmill.job.prompts import Prompt
+from gristmill.job.requests import Requests
 from gristmill.job.specs import Call, FunctionModel, TextClassifier, TextEmbedder
 from gristmill.observe.progress import KINDS
 
@@ -29,6 +30,20 @@ EMBED = _model(TextEmbedder)
 CLASSIFY = _model(TextClassifier)
 APPLY = _model(Call, FunctionModel)
 PROMPT = _model(Prompt)
+REQUESTS = _model(Requests)
+# What run-batch says itself: which columns are read and written, and how.
+_SAID = (
+    "--source-format",
+    "--columns",
+    "--delimiter",
+    "--keep",
+    "--drop",
+    "--output",
+    "--format",
+    "--on-null",
+    "--on-nan",
+)
+BATCH = tuple(flag for flag in COMMON if flag.name not in _SAID)
 PREDICT = _model(*(kind for kind in SECTIONS["model"] if hasattr(kind, "suffixes")))
 PLACE = tuple(flag for flag in _model() if flag.name in ("--device", "--dtype", "--backend"))  # of any job's model
 

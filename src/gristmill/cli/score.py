@@ -1,4 +1,4 @@
-"""`embed`, `classify`, `predict` and `apply`: a job typed as a command."""
+"""`embed`, `classify`, `predict`, `prompt`, `run-batch` and `apply`: a job typed as a command."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, default_engine
 from gristmill.job.prompts import Prompt
+from gristmill.job.requests import Requests, batch_ends
 from gristmill.job.specs import (
     Call,
     FunctionModel,
@@ -158,6 +159,36 @@ def prompt(**given: Any) -> int:
     return perform(described("prompt", given), given)
 
 
+RUN_BATCH = """
+gristmill run-batch -i requests.jsonl -o answers.jsonl --model qwen3 --base-url http://gpu:8000/v1
+gristmill run-batch -i requests.jsonl -o answers.jsonl --model gpt-4.1-mini --requests-per-minute 500
+gristmill run-batch -i requests.jsonl.gz -o answers/ --model qwen3 --base-url http://a:8000/v1,http://b:8000/v1
+gristmill run-batch -i requests.jsonl -o answers.jsonl --model qwen3 --preview 3
+"""
+
+
+@click.command("run-batch", cls=Command, examples=RUN_BATCH)
+@words.option("-i", "--input-file", group="Source", required=True, metavar="FILE",
+              help="The requests, one per line: {custom_id, method, url, body}")  # fmt: skip
+@words.option("-o", "--output-file", group="Output", required=True, metavar="FILE|FOLDER",
+              help="One line for each, in their order: a file named .jsonl, or a folder or an address")  # fmt: skip
+@words.option("--model", "model_path", group="Model", required=True, metavar="NAME",
+              help="The model, as its endpoint names it; a request that names another is refused")  # fmt: skip
+@options(words.REQUESTS)
+@options(words.BATCH)
+@words.verbs
+@words.sets
+@words.showing
+def run_batch(**given: Any) -> int:
+    """Send every request of a file in OpenAI's batch form, and write what became of each, in the same order.
+
+    Takes the files of vLLM's run-batch and of OpenAI's batches, for /v1/chat/completions, completions, embeddings,
+    responses, score and rerank. A line that is no request, or that is refused, has its line with an error; a wrong key
+    or model stops the job. After a kill the same command sends only what has no answer.
+    """
+    return perform(described("run-batch", given), given)
+
+
 APPLY = """
 gristmill apply rows.parquet scores/ --fn scoring:score --keep id
 gristmill apply rows/ scores/ --fn score.py:Scorer --arg threshold=0.3 --arg weights=model.bin
@@ -190,12 +221,12 @@ def described(command: str, given: Mapping[str, Any]) -> JobSpec:
     from gristmill.jobfile.jobfile import check_names
 
     model, flags = _model_typed(command, given)
-    if given["source"] == ("-",):
+    ends = _ends(command, given)
+    if ends["source"].uri == ("-",):
         raise BadJob("-: standard input cannot be read again, which resuming needs: write it to a file first")
     spec = JobSpec(
-        source=Source(uri=given["source"]),
+        **ends,
         model=model,
-        sink=Sink(given["sink"]),
         engine=EngineSpec(default_engine(os.environ)),
     )
     spec = overlay(spec, [*changes((*flags, *words.COMMON), given), *changes_of(given["sets"])])
@@ -212,6 +243,13 @@ def described(command: str, given: Mapping[str, Any]) -> JobSpec:
     return spec
 
 
+def _ends(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Where rows come from and go."""
+    if command == "run-batch":
+        return batch_ends(given["input_file"], given["output_file"])
+    return {"source": Source(uri=given["source"]), "sink": Sink(given["sink"])}
+
+
 def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tuple[Flag, ...]]:
     if command == "embed":
         return TextEmbedder(given["model_path"], given["at_model__text"]), words.EMBED
@@ -221,4 +259,6 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
         return saved_model(given["model_path"]), words.PREDICT
     if command == "prompt":
         return Prompt(given["prompt"], given["model_path"], messages=given["at_model__messages"]), words.PROMPT
+    if command == "run-batch":
+        return Requests(given["model_path"]), words.REQUESTS
     return FunctionModel(Call(given["fn"])), words.APPLY

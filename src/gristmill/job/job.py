@@ -10,7 +10,7 @@ from gristmill.job.annotations import Help, Key, options_of, whole
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
 from gristmill.job.options import EngineSpec, Gates, Running, as_engine
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
-from gristmill.job.uris import file_named, is_local, local_path
+from gristmill.job.uris import file_formats, file_named, is_local, local_path
 
 _NOT_WRITTEN = (".csv", ".tsv", ".json", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro", ".txt")
 
@@ -47,7 +47,7 @@ class Source:
     format: Annotated[
         str | None,
         Help(
-            "How the source is read: parquet, jsonl, csv, text or binary (default: by its suffix)",
+            "How the source is read: parquet, jsonl, openai-batch, csv, text or binary (default: by its suffix)",
             "NAME",
             "--source-format",
         ),
@@ -124,7 +124,9 @@ class Sink:
             flag=None,
         ),
     ]
-    format: Annotated[str | None, Help("What is written: parquet (default), jsonl or npy", "NAME", usual=True)] = None
+    format: Annotated[
+        str | None, Help("What is written: parquet (default), jsonl, npy or openai-batch", "NAME", usual=True)
+    ] = None
     keep: Annotated[
         tuple[str, ...] | None,
         Help("Source columns carried over (default: all but the model's text; none for functions)", usual=True),
@@ -186,10 +188,10 @@ class Sink:
             raise BadJob("sink has merge and partition_by: one file cannot be in many folders; leave one of them out")
 
     def _one_file(self) -> None:
-        form = self.uri.rpartition(".")[2].lower()
+        form, *others = file_formats(self.uri)
         if not is_local(self.uri):
             raise BadJob(f"sink {self.uri}: one file is for local disks: give a folder ({self.uri}/ is one)")
-        if self.format not in (None, form):
+        if self.format not in (None, form, *others):
             raise BadJob(f"sink {self.uri}: format is {self.format!r}: give a file named .{self.format}, or a folder")
         if given := [name for name in ("partition_by", "evolve") if getattr(self, name)]:
             raise BadJob(
@@ -200,7 +202,7 @@ class Sink:
                 f"sink {self.uri}: compression is {self.options['compression']!r}, and files of this name are not "
                 "compressed: give a folder"
             )
-        object.__setattr__(self, "format", form)
+        object.__setattr__(self, "format", self.format or form)
         object.__setattr__(self, "merge", True)
 
 

@@ -296,6 +296,21 @@ class PromptOptions(ScoreOptions, total=False):
     timeout: float
 
 
+class RunBatchOptions(JobOptions, Verbs, total=False):
+    """Options of `run_batch`. See `Requests`."""
+
+    base_url: str | None
+    api_key: str | None
+    concurrency: int
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    dedupe: bool
+    cache: str | None
+    price: Mapping[str, str] | None
+    max_cost: float | None
+    timeout: float
+
+
 class ApplyOptions(ScoreOptions, total=False):
     """Options of `apply`. See `gm.model`."""
 

@@ -10,13 +10,48 @@ from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Range, whole
 from gristmill.job.keywords import option_fields
 from gristmill.job.options import Auto
-from gristmill.job.specs import OUTPUT, RETURNS
+from gristmill.job.specs import AT_ONCE, OUTPUT, RETURNS
 
 Api = Literal["chat", "completions", "responses"]
 MOST = 256  # requests in flight, if nobody says how many
 _PLACE = "where and how fast it is asked, not what"
 _SECONDS = Range("give seconds, more than 0", above=0)
 _SHARE = Range("give a number from 0 to 1", 0, 1)
+
+# How endpoints are asked, in every kind of model that asks one.
+BaseURL = Annotated[
+    str | None,
+    Help("The endpoint, or several with commas between (default: OPENAI_BASE_URL, else OpenAI)", "URL", usual=True),
+]
+APIKey = Annotated[str | None, Help("Its key, as ${env:NAME} (default: the environment's OPENAI_API_KEY)", flag=None)]
+Concurrency = Annotated[int | Auto, whole(1), AT_ONCE]
+RequestsPerMinute = Annotated[int | None, whole(1), Help("Requests a minute at most, in the whole run")]
+TokensPerMinute = Annotated[
+    int | None, whole(1), Help("Tokens a minute at most, of prompts and answers, in the whole run")
+]
+Dedupe = Annotated[bool, Help("Ask for equal prompts once: all their rows have that answer")]
+Cache = Annotated[
+    str | None,
+    Help(
+        "A folder on this machine that keeps answers across runs, by all that is sent: they are not paid for again",
+        "FOLDER",
+    ),
+]
+Price = Annotated[
+    Mapping[str, str] | None,
+    Help("Dollars for tokens, as input=0.40/1M and output=1.60/1M: the report then says what the run cost"),
+]
+MaxCost = Annotated[
+    float | None,
+    Range("give dollars, more than 0", above=0),
+    Help("Stop before the run has cost so many dollars; the next run goes on (needs price)", "DOLLARS"),
+]
+Timeout = Annotated[float, _SECONDS, Help("Seconds that one request may take; it is then sent again", "SECONDS")]
+HOW_ASKED: Mapping[str, str] = {
+    **dict.fromkeys(("base_url", "api_key", "concurrency"), _PLACE),
+    **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "timeout"), _PLACE),
+    **dict.fromkeys(("cache", "price", "max_cost"), "what answers cost, not what they are"),
+}
 
 
 @option_fields()
@@ -35,21 +70,13 @@ class Prompt:
     """
 
     home: ClassVar[str] = "gristmill.models.prompt"
-    not_shaping: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("base_url", "api_key", "concurrency"), _PLACE),
-        **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "timeout"), _PLACE),
-        "messages": "compared as code, with all that it refers to",
-        **dict.fromkeys(("cache", "price", "max_cost"), "what answers cost, not what they are"),
-    }
+    not_shaping: ClassVar[Mapping[str, str]] = {**HOW_ASKED, "messages": "compared as code, with all that it refers to"}
 
     prompt: Annotated[str | None, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)] = (
         None
     )
     llm: Annotated[str, Help("The language model, as its endpoint names it", flag=None)] = ""
-    base_url: Annotated[
-        str | None,
-        Help("The endpoint, or several with commas between (default: OPENAI_BASE_URL, else OpenAI)", "URL", usual=True),
-    ] = None
+    base_url: BaseURL = None
     system: Annotated[str | None, Help("The system prompt: a template, or @FILE", "TEMPLATE", usual=True)] = None
     messages: Annotated[
         Any,
@@ -79,38 +106,15 @@ class Prompt:
     ] = False
     keep_reasoning: Annotated[bool, Help("Also write what the model thought, where the endpoint tells")] = False
     keep_prompt: Annotated[bool, Help("Also write the prompt as it was sent")] = False
-    api_key: Annotated[
-        str | None, Help("Its key, as ${env:NAME} (default: the environment's OPENAI_API_KEY)", flag=None)
-    ] = None
-    concurrency: Annotated[
-        int | Auto,
-        whole(1),
-        Help("Requests in flight in the whole run; auto: as many as make more answers a second, to 256", usual=True),
-    ] = "auto"
-    requests_per_minute: Annotated[int | None, whole(1), Help("Requests a minute at most, in the whole run")] = None
-    tokens_per_minute: Annotated[
-        int | None, whole(1), Help("Tokens a minute at most, of prompts and answers, in the whole run")
-    ] = None
-    dedupe: Annotated[bool, Help("Ask for equal prompts once: all their rows have that answer")] = False
-    cache: Annotated[
-        str | None,
-        Help(
-            "A folder on this machine that keeps answers across runs, by all that is sent: they are not paid for again",
-            "FOLDER",
-        ),
-    ] = None
-    price: Annotated[
-        Mapping[str, str] | None,
-        Help("Dollars for tokens, as input=0.40/1M and output=1.60/1M: the report then says what the run cost"),
-    ] = None
-    max_cost: Annotated[
-        float | None,
-        Range("give dollars, more than 0", above=0),
-        Help("Stop before the run has cost so many dollars; the next run goes on (needs price)", "DOLLARS"),
-    ] = None
-    timeout: Annotated[float, _SECONDS, Help("Seconds that one request may take; it is then sent again", "SECONDS")] = (
-        120.0
-    )
+    api_key: APIKey = None
+    concurrency: Concurrency = "auto"
+    requests_per_minute: RequestsPerMinute = None
+    tokens_per_minute: TokensPerMinute = None
+    dedupe: Dedupe = False
+    cache: Cache = None
+    price: Price = None
+    max_cost: MaxCost = None
+    timeout: Timeout = 120.0
 
     def __post_init__(self) -> None:
         if not self.llm:
@@ -122,10 +126,7 @@ class Prompt:
             raise BadJob("choices and returns are two forms of an answer: leave one of them out")
         if self.choices is not None and (len(self.choices) < 2 or len({*self.choices}) < len(self.choices)):
             raise BadJob(f"choices is {list(self.choices)}: give two or more different texts")
-        if self.price is not None:
-            prices(self.price)
-        elif self.max_cost is not None:
-            raise BadJob("max_cost needs price, as input=0.40/1M and output=1.60/1M")
+        check_cost(self.price, self.max_cost)
         for name in ("model", "messages", "input", "stream", "n"):
             if name in self.request:
                 raise BadJob(f"request has {name!r}, which is not an option: gristmill sets it")
@@ -152,12 +153,25 @@ class Prompt:
     @property
     def most(self) -> int:
         """Requests in flight at most."""
-        return MOST if self.concurrency == "auto" else self.concurrency
+        return most_of(self.concurrency)
 
     @property
     def name(self) -> str:
         """How errors and reports call it."""
         return f"prompt {self.llm}"
+
+
+def most_of(concurrency: int | Auto) -> int:
+    """Requests in flight at most."""
+    return MOST if concurrency == "auto" else concurrency
+
+
+def check_cost(price: Mapping[str, str] | None, max_cost: float | None) -> None:
+    """Raises BadJob for prices that `prices` does not take, and for a limit without a price."""
+    if price is not None:
+        prices(price)
+    elif max_cost is not None:
+        raise BadJob("max_cost needs price, as input=0.40/1M and output=1.60/1M")
 
 
 _PRICE = re.compile(r"\$?(\d+(?:\.\d*)?|\.\d+)\s*/\s*(1M|1K|token)", re.IGNORECASE)

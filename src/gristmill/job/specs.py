@@ -150,7 +150,11 @@ _PLACE = "where a model runs does not change what it answers"
 _TEXT = Help("The column that holds the text", "COLUMN")
 OUTPUT = Help("The name of the result column", "NAME", group="Output")
 RETURNS = Help("Output columns and their types, for example {score: float32}", "NAME=TYPE", usual=True)
-AT_ONCE = Help("Rows in flight at a time in the whole run, each one call, or one request (default 32)", usual=True)
+AT_ONCE = Help(
+    "Rows in flight in the whole run, each one call, or one request (default 32; of endpoints auto: as many as make "
+    "more answers a second, up to 256)",
+    usual=True,
+)
 _FEATURES = Help("The feature columns, in the model's order")
 _INPUTS = Help("Graph inputs and the columns that feed them", flag=None)
 _MAX_LENGTH = Help("Cut texts after N tokens (default: as the folder says)")
@@ -368,6 +372,7 @@ MODELS: Registry[type[Any]] = Registry(
         "torchscript": f"{__name__}:TorchScriptModel",
         "sklearn": f"{__name__}:SklearnModel",
         "prompt": "gristmill.job.prompts:Prompt",
+        "requests": "gristmill.job.requests:Requests",
         "call": f"{__name__}:FunctionModel",
     },
     needs=("__dataclass_fields__", "home", "not_shaping", "name"),

@@ -8,9 +8,9 @@ import os
 import re
 from urllib.parse import unquote
 
-__all__ = ["file_named", "file_of", "is_local", "local_path", "records_of", "redact"]
+__all__ = ["file_formats", "file_named", "file_of", "is_local", "local_path", "records_of", "redact"]
 
-_FILES = (".parquet", ".jsonl")  # endings of the name of a sink that is one file
+_FILES = {".parquet": ("parquet",), ".jsonl": ("jsonl", "openai-batch")}  # by the ending of a sink that is one file
 _RECORDS = ".gristmill"
 
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://(?P<rest>[^\s'\"<>]*)")
@@ -62,7 +62,12 @@ def local_path(uri: str) -> str:
 
 def file_named(uri: str) -> bool:
     """Whether a sink of this name is one file: out.parquet or out.jsonl, without a slash at the end."""
-    return uri.lower().endswith(_FILES)
+    return bool(file_formats(uri))
+
+
+def file_formats(uri: str) -> tuple[str, ...]:
+    """The formats that one file of this name may have, the usual one first; none for a sink that is a folder."""
+    return next((formats for ending, formats in _FILES.items() if uri.lower().endswith(ending)), ())
 
 
 def records_of(file: str) -> str:

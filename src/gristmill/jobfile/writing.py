@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec
 from gristmill.job.specs import MODELS, Call, Step, head_of, of_call
-from gristmill.job.uris import file_named
+from gristmill.job.uris import file_formats
 
 
 def dump(spec: JobSpec) -> str:
@@ -30,7 +30,9 @@ def dump(spec: JobSpec) -> str:
     if spec.post:
         body["post"] = [_step_body(step) for step in spec.post]
     if spec.sink is not None:
-        body["sink"] = _differing(spec.sink, drop=("format", "merge") if file_named(spec.sink.uri) else ())
+        usual = file_formats(spec.sink.uri)[:1]  # of one file, which is merged anyway
+        told = ("format", "merge") if usual == (spec.sink.format,) else ("merge",) if usual else ()
+        body["sink"] = _differing(spec.sink, drop=told)
     choices = _differing(spec, drop=("source", "sink", "model", "steps", "post", "gates", "engine", "running", "audit"))
     engine = _differing(spec.engine, drop=("options",))
     if spec.engine.options:

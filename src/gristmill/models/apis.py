@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.job.prompts import Api
+from gristmill.models.endpoint import CHAT
 
 Schema = Mapping[str, Any] | None
 Messages = Sequence[Mapping[str, Any]]  # as the chat form has them: role, content; whatever form they are sent in
@@ -40,10 +41,9 @@ class Reply:
 
 
 class Form(Protocol):
-    """One form. `path` follows an endpoint's address; an answer has `key`; `most_tokens` limits its length."""
+    """One form. `path` follows an endpoint's address; `most_tokens` limits the length of an answer."""
 
     path: str
-    key: str
     most_tokens: str
 
     def body(
@@ -60,7 +60,7 @@ class Form(Protocol):
 class Chat:
     """Chat completions."""
 
-    path, key, most_tokens = "chat/completions", "choices", "max_tokens"
+    path, most_tokens = CHAT, "max_tokens"
 
     def body(
         self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
@@ -91,7 +91,7 @@ class Chat:
 class Completions:
     """Completions of a text, of models that were not taught to chat. Contents of messages are one text."""
 
-    path, key, most_tokens = "completions", "choices", "max_tokens"
+    path, most_tokens = "completions", "max_tokens"
 
     def body(
         self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
@@ -123,7 +123,7 @@ class Completions:
 class Responses:
     """Responses, OpenAI's newer form."""
 
-    path, key, most_tokens = "responses", "output", "max_output_tokens"
+    path, most_tokens = "responses", "max_output_tokens"
 
     def body(
         self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None

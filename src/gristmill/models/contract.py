@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from gristmill.models.encoder import EncoderFiles
 
 
-USED = ("requests", "prompt_tokens", "completion_tokens", "cost")  # what endpoints are asked for, and dollars
+# What endpoints are asked for, dollars, and the rows whose answer is an error.
+USED = ("requests", "prompt_tokens", "completion_tokens", "cost", "refused")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Endpoints that speak OpenAI's chat form: requests, what their failures mean, and when to ask again."""
+"""Endpoints that speak OpenAI's forms: requests, what their failures mean, and when to ask again."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import json
 import random
@@ -30,10 +31,25 @@ NOBODY = {401: "the key", 402: "the account", 404: "the address or the model"}
 # nobody is answered, or so many seconds have passed.
 SUSPECTS, SUSPENSE = 16, 30.0
 QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
+CHAT = "chat/completions"
+# By the path of a request, what its reply holds.
+REPLIES = {
+    CHAT: "choices",
+    "completions": "choices",
+    "embeddings": "data",
+    "responses": "output",
+    "score": "data",
+    "rerank": "results",
+}
 
 
 class Refused(Exception):
-    """The endpoint refuses this request, and would again."""
+    """The endpoint refuses this request, and would again: with which status, and its reply if that is JSON."""
+
+    def __init__(self, why: str, status: int = 400, reply: Any = None) -> None:
+        super().__init__(why)
+        self.status = status
+        self.reply = reply
 
 
 class Unanswered(Exception):
@@ -46,6 +62,7 @@ class Forbidden(Exception):
 
     why: str
     sent: float
+    reply: Any = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +114,9 @@ class Slots:
 
 
 class Endpoint:
-    """A client of one model's addresses, used in one event loop. Limits are this worker's share."""
+    """A client of one model's addresses, used in one event loop. Limits are this worker's share. A status in `nobody`,
+    which has in words what is refused, is about all requests.
+    """
 
     def __init__(
         self,
@@ -109,14 +128,16 @@ class Endpoint:
         room: Room,
         requests: float | None,
         tokens: float | None,
+        nobody: Mapping[int, str] = NOBODY,
     ) -> None:
         require("aiohttp", "llm", "a prompt")
         self._addresses = [Address(url.rstrip("/")) for url in urls]
         self._headers = {"content-type": "application/json"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
-        self._timeout = timeout
+        self._timeout = min(timeout, limit)
         self._limit = limit
+        self._nobody = nobody
         self._room = room
         self._slots = Slots(room)
         self._requests, self._tokens = Pace(requests), Pace(tokens)
@@ -128,21 +149,33 @@ class Endpoint:
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str, key: str) -> dict[str, Any]:
-        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one: a JSON
-        object with `key`, from the `path` below its address. Raises Refused, Unanswered, and BadModel or RunFailed for
-        what no other row would be answered either.
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
+        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. `path` is
+        one of REPLIES. Raises Refused, Unanswered, and BadModel or RunFailed for what no other row would be answered
+        either.
         """
         try:
             if not self._answered:
                 self._first = self._first or asyncio.Lock()
                 async with self._first:  # one request alone, until there is an answer of any kind
                     if self._is_first():
-                        return await self._asked(body, tokens, path, key)
-            return await self._asked(body, tokens, path, key)
+                        return await self._asked(body, tokens, path)
+            return await self._asked(body, tokens, path)
         except Forbidden as forbidden:
             await self._forbidden_alone(forbidden)
-            raise Refused(forbidden.why) from None
+            raise Refused(forbidden.why, 403, forbidden.reply) from None
+
+    async def there(self, seconds: float) -> bool:
+        """Whether an address answers anything at all within so many seconds, without asking the model."""
+        import aiohttp
+
+        for address in self._addresses:
+            with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                wait = aiohttp.ClientTimeout(total=seconds / len(self._addresses))
+                async with self._opened().get(f"{address.url}/models", timeout=wait) as reply:
+                    if reply.status < 500:
+                        return True
+        return False
 
     def _is_first(self) -> bool:
         return not self._answered
@@ -157,7 +190,7 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str, key: str) -> dict[str, Any]:
+    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str) -> dict[str, Any]:
         tries, taken = 0, 0.0  # seconds in flight and resting: waiting for others is not the request's fault
         data = json.dumps(body).encode()
         while True:
@@ -169,7 +202,7 @@ class Endpoint:
                     await self._turn(tokens)
                     address = self._address()
                     sent = time.monotonic()
-                    found = await self._sent(address, data, path, key)
+                    found = await self._sent(address, path, data)
             except Later as later:
                 if later.full:
                     self._room.refused(time.monotonic(), sent)
@@ -243,19 +276,13 @@ class Endpoint:
         await asyncio.sleep(wait)
         return wait
 
-    async def _sent(self, address: Address, data: bytes, path: str, key: str) -> dict[str, Any]:
+    async def _sent(self, address: Address, path: str, data: bytes) -> dict[str, Any]:
         import aiohttp
 
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=self._timeout),
-                headers=self._headers,
-            )
         address.flying += 1
         sent = time.monotonic()
         try:
-            async with self._session.post(f"{address.url}/{path}", data=data) as reply:
+            async with self._opened().post(f"{address.url}/{path}", data=data) as reply:
                 text = await reply.read()
                 status, headers = reply.status, reply.headers
         except aiohttp.InvalidURL as e:
@@ -268,30 +295,47 @@ class Endpoint:
         finally:
             address.flying -= 1
         if status == 200:
-            return _parsed(text, key)
+            return _parsed(text, REPLIES[path])
         raise self._failure(status, text, headers, sent)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=self._timeout),
+                headers=self._headers,
+            )
+        return self._session
 
     def _failure(self, status: int, text: bytes, headers: Mapping[str, str], sent: float) -> Exception:
         said, code = _said(text)
         why = f"{status}: {said}" if said else str(status)
         if status == 403 and code not in QUOTA:
-            return Forbidden(why, sent)
-        if status in NOBODY or code in QUOTA:
-            self._over = self._refused(NOBODY.get(status, "the account"), why)
+            return Forbidden(why, sent, _json(text))
+        if status in self._nobody or code in QUOTA:
+            self._over = self._refused(self._nobody.get(status, "the account"), why)
             return self._over
         if status in LATER:
             return Later(why, _after(headers), status in FULL)
-        return Refused(why)
+        return Refused(why, status, _json(text))
 
 
 def _parsed(text: bytes, key: str) -> dict[str, Any]:
+    """A reply, if it has what such replies hold; a response may have put out nothing."""
+    found = _json(text)
+    if isinstance(found, dict) and (found.get(key) or (key == "output" and key in found)):
+        return found
+    raise Later(f"a reply without {key}: {text[:200].decode('utf-8', 'replace')!r}")
+
+
+def _json(text: bytes) -> Any:
+    """None for what is no JSON."""
     try:
-        found = json.loads(text)
-        if isinstance(found, dict) and found[key]:
-            return found
-    except (ValueError, KeyError):
-        pass
-    raise Later(f"not an answer with {key!r}: {text[:200].decode('utf-8', 'replace')!r}")
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _said(text: bytes) -> tuple[str, str]:

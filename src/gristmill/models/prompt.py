@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import math
-import os
-import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from gristmill.errors import BadModel, RunFailed
-from gristmill.job.prompts import Prompt, prices, text_of
-from gristmill.job.secret import Secret, reveal
-from gristmill.job.specs import Call, FunctionModel
-from gristmill.models.answercache import AnswerCache, digest_of
+from gristmill.errors import BadModel
+from gristmill.job.prompts import Prompt, text_of
+from gristmill.job.secret import reveal
+from gristmill.job.specs import Call
 from gristmill.models.apis import FORMS, Reply, Sampling
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.conversation import Conversation, examples_of, letters, text_in
-from gristmill.models.endpoint import Endpoint, Refused
+from gristmill.models.endpoint import Refused
+from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, loaded, reached
 from gristmill.models.returns import parse_schema
-from gristmill.models.room import Room
-from gristmill.models.rowfunction import LoadedRows
 from gristmill.process.targets import import_target
 
-OPENAI = "https://api.openai.com/v1"
-WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
-MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
-LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 CHOICE = "choice"
 NEW_MOST = "max_completion_tokens"  # as newer models of OpenAI want max_tokens to be named
 
@@ -45,15 +34,11 @@ class Misfit(Exception):
 
 def resolve(spec: Prompt) -> Prompt:
     """The spec with the texts of its files, its endpoint and its key, which the workers' machines may lack."""
-    key = os.environ.get("OPENAI_API_KEY")
     return replace(
-        spec,
+        reached(spec),
         prompt=None if spec.prompt is None else text_of(spec.prompt, "prompt"),
         examples=None if spec.examples is None else tuple(examples_of(spec)),
         system=None if spec.system is None else text_of(spec.system, "system"),
-        base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
-        cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
-        api_key=spec.api_key or (None if key is None else Secret("${env:OPENAI_API_KEY}", key)),
     )
 
 
@@ -76,68 +61,12 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     )
 
 
-def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
+def open_model(spec: Prompt, place: Place) -> LoadedAsker:
     """The model, as a function of one row that asks the endpoint."""
     spec = resolve(spec)
     asked = Conversation(spec, answers_of(spec))
-    at_once = place.at_once or spec.most
-    share = at_once / spec.most  # of the run's limits: that of this worker
-    call = Call(Asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row")
-    if not asked.whole:
-        call = replace(call, takes=dict.fromkeys(asked.columns, "not null"))
-    outputs = _schema(spec)
-    returns = {field.name: str(field.type) for field in outputs}
-    return LoadedPrompt(
-        _Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once), spec.messages is not None
-    )
-
-
-class LoadedPrompt(LoadedRows):
-    """A prompt at work; a RowModel."""
-
-    def __init__(self, spec: FunctionModel, place: Place, by_user: bool) -> None:
-        # The endpoint limits the time of each request, without that of waiting for its turn.
-        super().__init__(spec, replace(place, limit=math.inf))
-        self.by_user = by_user
-
-    def used(self) -> dict[str, float]:
-        """See RowModel."""
-        asker: Asker = self._call.built
-        return asker.used()
-
-    def leave(self) -> None:
-        """See RowModel."""
-        self._flight.close(self._call.built.aclose)
-
-    def _kept(self, answer: Answer) -> tuple[Any, Mapping[str, float]]:
-        return dict(answer), answer.used
-
-
-class Answer(dict[str, Any]):
-    """The columns of an answer, and what it has taken (contract.USED)."""
-
-    used: Mapping[str, float] = {}
-
-
-class Bill:
-    """What one row has taken: the requests that a cache may know, and what those made cost."""
-
-    def __init__(self) -> None:
-        self.keys: list[bytes] = []
-        self.used: dict[str, float] = {}
-
-    def add(self, used: Mapping[str, float]) -> None:
-        """One more request."""
-        self.used = {name: self.used.get(name, 0.0) + value for name, value in used.items()}
-
-
-@dataclass(frozen=True)
-class _Asked(FunctionModel):
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.label
+    takes = None if asked.whole else dict.fromkeys(asked.columns, "not null")
+    return loaded(Asker, spec, place, takes, _schema(spec), by_user=spec.messages is not None)
 
 
 def answers_of(spec: Prompt) -> tuple[str, ...]:
@@ -194,37 +123,21 @@ class Asker:
 
     def __init__(self, spec: Prompt, share: float, at_once: int, limit: float) -> None:
         self._spec = spec
+        self._paid = Paid(spec, share, at_once, limit)
         self._conversation = Conversation(spec, answers_of(spec))
         self._api = FORMS[spec.api]
         self._most_tokens = self._api.most_tokens
         self._sampling = Sampling(spec.temperature, spec.top_p, spec.max_tokens, spec.keep_score)
         self._form = _Form(spec)
         self._structured = self._form.schema is not None  # until the endpoint refuses it
-        self._prices = None if spec.price is None else prices(spec.price)
-        self._most = None if spec.max_cost is None else spec.max_cost * share
-        self._spent = _Spent()
-        self._cache = None if spec.cache is None else AnswerCache(spec.cache)
-        self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
-
-        def shared(rate: int | None) -> float | None:
-            return None if rate is None else rate * share
-
-        urls = str(reveal(spec.base_url)).split(",")
-        self._endpoint = Endpoint(
-            [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-            timeout=spec.timeout, limit=0.9 * limit,
-            room=Room(at_once, auto=spec.concurrency == "auto"),
-            requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute),
-        )  # fmt: skip
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         messages = self._conversation.of(row)
         bill = Bill()
         try:
             answer = Answer(await self._answered(messages, bill))
-        except (Misfit, Refused):  # or nobody could have the row asked for again
-            if self._cache is not None:
-                self._cache.forget(bill.keys)
+        except (Misfit, Refused):
+            self._paid.forget(bill)
             raise
         answer.used = bill.used
         return answer
@@ -250,13 +163,11 @@ class Asker:
 
     def used(self) -> dict[str, float]:
         """What was asked for since the last call."""
-        return self._spent.taken()
+        return self._paid.spent.taken()
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._endpoint.close()
-        if self._cache is not None:
-            self._cache.close()
+        await self._paid.aclose()
 
     async def _asked(self, messages: list[dict[str, Any]], bill: Bill) -> Reply:
         """An answer in whatever form the endpoint understands."""
@@ -264,7 +175,7 @@ class Asker:
         while True:
             structured, scored, most_tokens = self._structured, self._sampling.scored, self._most_tokens
             try:
-                return self._api.reply(await self._paid(self._body(messages), tokens, bill))
+                return self._api.reply(await self._paid.ask(self._body(messages), tokens, bill, self._api.path))
             except Refused as e:
                 said = str(e)
                 if structured and any(word in said for word in ("response_format", "json_schema", "structured")):
@@ -292,49 +203,6 @@ class Asker:
             body[self._most_tokens] = body.pop(self._api.most_tokens)
         return {**body, **reveal(dict(spec.request))}
 
-    async def _paid(self, body: Mapping[str, Any], tokens: float, bill: Bill) -> dict[str, Any]:
-        """An answer that is kept from before, or that an equal request in flight gets, or a new one."""
-        if not self._spec.dedupe and self._cache is None:
-            return await self._new(body, tokens, bill)
-        key = digest_of(body)
-        bill.keys.append(key)
-        if self._cache is not None and (kept := self._cache.get(key)) is not None:
-            return kept
-        if not self._spec.dedupe:
-            return self._cached(key, await self._new(body, tokens, bill))
-        if (known := self._known.get(key)) is None:
-            known = self._known[key] = asyncio.ensure_future(self._new(body, tokens, bill))
-            known.add_done_callback(partial(self._asked_once, key))
-            if len(self._known) > MOST_KNOWN:
-                self._known.pop(next(iter(self._known)))
-        return self._cached(key, await asyncio.shield(known))
-
-    def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
-        if known.cancelled() or known.exception() is not None:
-            self._known.pop(key, None)  # the next row asks again
-
-    def _cached(self, key: bytes, reply: dict[str, Any]) -> dict[str, Any]:
-        if self._cache is not None:
-            self._cache.put(key, reply)
-        return reply
-
-    async def _new(self, body: Mapping[str, Any], tokens: float, bill: Bill) -> dict[str, Any]:
-        """An answer, counted; not asked for if it might cost more than is left."""
-        if self._most is not None and self._spent.might_cost() > self._most:
-            whose = "" if self._most == self._spec.max_cost else " by this worker"
-            self._endpoint.stop(
-                RunFailed(
-                    f"max_cost {self._spec.max_cost:g}: ${self._spent.cost:.4f} are spent{whose}, and the requests in "
-                    "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
-                )
-            )
-        with self._spent.one():
-            found = await self._endpoint.ask(body, tokens, self._api.path, self._api.key)
-        used = _used(found.get("usage") or {}, self._prices)
-        self._spent.add(used)
-        bill.add(used)
-        return found
-
     def _beside(self, messages: list[dict[str, Any]], reply: Reply) -> dict[str, Any]:
         """The columns beside the answer's own."""
         spec = self._spec
@@ -352,52 +220,6 @@ class Asker:
         if spec.keep_prompt:
             found["prompt"] = text_in(messages)
         return {f"{spec.output}_{name}": value for name, value in found.items()}
-
-
-class _Spent:
-    """Requests, tokens and dollars of a worker: added to in its loop, and taken by the thread that reports."""
-
-    def __init__(self) -> None:
-        self.cost = 0.0
-        self._answers = 0
-        self._flying = 0
-        self._new: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """A request, in flight meanwhile."""
-        self._flying += 1
-        try:
-            yield
-        finally:
-            self._flying -= 1
-
-    def might_cost(self) -> float:
-        """What is spent, and what the requests in flight and one more cost if they are like the others."""
-        return self.cost + (self._flying + 1) * self.cost / max(1, self._answers)
-
-    def add(self, used: Mapping[str, float]) -> None:
-        """Count a request."""
-        self.cost += used.get("cost", 0.0)
-        self._answers += 1
-        with self._lock:
-            for name, value in used.items():
-                self._new[name] = self._new.get(name, 0.0) + value
-
-    def taken(self) -> dict[str, float]:
-        """What is new since the last call."""
-        with self._lock:
-            found, self._new = self._new, {}
-        return found
-
-
-def _used(usage: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:
-    """What a request has taken, by what the endpoint says of it."""
-    given = float(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
-    made = float(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
-    cost = {} if prices is None else {"cost": given * prices[0] + made * prices[1]}
-    return {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made, **cost}
 
 
 class _Form:

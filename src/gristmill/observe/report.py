@@ -46,7 +46,8 @@ class Report:
     """A finished (or stopped) run. `rows_*` and `errors` cover all live generations of the sink (for a run that has not
     published: what it committed itself), `shards` are the run's own; times are in seconds, sizes in bytes.
 
-    `used` is what an endpoint was asked for (requests, prompt_tokens, completion_tokens, and cost in dollars),
+    `used` is what an endpoint was asked for (requests, prompt_tokens, completion_tokens, cost in dollars, and
+    `refused`, the rows whose answer is an error),
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
     `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and for the rest;
     empty if the run was too short to tell.
@@ -276,7 +277,8 @@ def _used(used: Mapping[str, float]) -> str:
     """`1,204 requests, 310,221 tokens in, 40,112 out, $0.1882`."""
     tokens = [units.count(int(used.get(name, 0))) for name in ("prompt_tokens", "completion_tokens")]
     parts = [units.plural(int(used.get("requests", 0)), "request"), f"{tokens[0]} tokens in", f"{tokens[1]} out"]
-    return ", ".join([*parts, *([f"${used['cost']:.4f}"] if "cost" in used else [])])
+    parts += [f"${used['cost']:.4f}"] if "cost" in used else []
+    return ", ".join([*parts, *([f"{units.plural(int(used['refused']), 'error')}"] if "refused" in used else [])])
 
 
 def _runs_on(told: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ SINKS: Registry[type[SinkFormat]] = Registry(
         "parquet": "gristmill.sinks.parquet:ParquetSink",
         "jsonl": "gristmill.sinks.jsonl:JsonlSink",
         "npy": "gristmill.sinks.npy:NpySink",
+        "openai-batch": "gristmill.sinks.openaibatch:OpenAIBatchSink",
     },
     needs=(
         "name",

@@ -39,15 +39,16 @@ class JsonlSink:
     name = "jsonl"
     suffixes: tuple[str, ...] = (".jsonl", ".jsonl.gz", ".jsonl.zst")
     tables = decimal = True
+    raw: frozenset[str] = frozenset()  # columns in which text is JSON already
 
     def writer(
         self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, options: Mapping[str, Any]
     ) -> Writer:
-        known(options, ("compression",), "jsonl sink")
+        known(options, ("compression",), f"{self.name} sink")
         codec = str(options.get("compression") or "none").lower()
         if codec not in _CODECS:
-            raise BadJob(f"jsonl sink compression is {codec!r}: it must be gz, zst or none")
-        return JsonlWriter(files, folder, stem, nonce, schema, *_CODECS[codec])
+            raise BadJob(f"{self.name} sink compression is {codec!r}: it must be gz, zst or none")
+        return JsonlWriter(files, folder, stem, nonce, schema, *_CODECS[codec], self.raw)
 
     def stored(self, rows: pa.Table, options: Mapping[str, Any]) -> pa.Schema:
         """The schema without encodings. Raises BadJob for intervals, unions, and structs with duplicate names."""
@@ -94,7 +95,7 @@ class JsonlSink:
 
         from gristmill.sinks.jsonread import as_arrow
 
-        return ds.IpcFileFormat(), as_arrow(system, schema, sizes)
+        return ds.IpcFileFormat(), as_arrow(system, schema, sizes, self.raw)
 
     def merge(
         self, files: Files, folder: str, parts: Sequence[WorkFile], stem: str, nonce: str, schema: pa.Schema,
@@ -115,14 +116,16 @@ class JsonlWriter:
     """Writes rows as they come."""
 
     def __init__(
-        self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, suffix: str, codec: str | None
-    ) -> None:
+        self, files: Files, folder: str, stem: str, nonce: str, schema: pa.Schema, suffix: str, codec: str | None,
+        raw: frozenset[str],
+    ) -> None:  # fmt: skip
         import pyarrow as pa
 
         self._files = files
         self._publish = f"{stem}.jsonl{suffix}"
         self._path = os.path.join(folder, f"{self._publish}.{nonce}.tmp")
         self._schema = schema
+        self._raw = raw
         self._rows = 0
         self._file = files.create(self._path)
         self._guarded = Guarded(self._file)
@@ -134,7 +137,7 @@ class JsonlWriter:
         if rows.schema != self._schema:
             rows = fitted(rows, self._schema)
         out = self._file if self._stream is None else self._stream
-        for piece in json_lines(rows):
+        for piece in json_lines(rows, self._raw):
             out.write(piece)
         self._rows += rows.num_rows
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.arrow.casts import is_list, rebuilt
 from gristmill.arrow.filesystem import called, go_on, python_files
-from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.schemas import is_string, plain, unwritable
 from gristmill.errors import BadJob, CorruptStore
+from gristmill.sinks.jsonmembers import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,13 +47,16 @@ def stored(schema: pa.Schema) -> pa.Schema:
 # ---------------------------------------------------------------- the file system
 
 
-def as_arrow(files: Any, schema: pa.Schema, sizes: Mapping[str, int] | None = None) -> Any:
+def as_arrow(
+    files: Any, schema: pa.Schema, sizes: Mapping[str, int] | None = None, raw: frozenset[str] = frozenset()
+) -> Any:
     """A pyarrow file system in which JSON Lines files of `files`, plain or compressed, appear as Arrow files with the
     columns of `schema`, so that a Dataset reads them file by file, as often as needed. Each is converted block by block
     into a temporary file, which is deleted when it is closed. `sizes` are the bytes that files must have, as nothing
-    else shows that lines are missing at the end: CorruptStore if one differs.
+    else shows that lines are missing at the end: CorruptStore if one differs. `raw` as for `json_lines`.
     """
-    return python_files(_shown()(files, stored(schema), dict(sizes or {})))
+    texts = frozenset(field.name for field in schema if field.name in raw and is_string(field.type))
+    return python_files(_shown()(files, stored(schema), dict(sizes or {}), texts))
 
 
 @cache
@@ -63,9 +67,9 @@ def _shown() -> type:
     class Shown(pafs.FileSystemHandler):  # type: ignore[misc]
         """Reads only; nothing else of a file system is ever asked for."""
 
-        def __init__(self, files: Any, schema: pa.Schema, sizes: dict[str, int]) -> None:
-            self.made_of = (files, schema, sizes)
-            self.files, self.schema, self.sizes = self.made_of
+        def __init__(self, files: Any, schema: pa.Schema, sizes: dict[str, int], raw: frozenset[str]) -> None:
+            self.made_of = (files, schema, sizes, raw)
+            self.files, self.schema, self.sizes, self.raw = self.made_of
 
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Shown) and self.made_of == other.made_of
@@ -93,7 +97,7 @@ def _shown() -> type:
                 size = self.files.get_file_info(path).size
                 if (wanted := self.sizes.get(path, size)) != size:
                     raise CorruptStore(f"{path}: has {size:,} of its {wanted:,} bytes")
-                return _converted(self.files, path, self.schema)
+                return _converted(self.files, path, self.schema, self.raw)
 
         open_input_stream = open_input_file
 
@@ -106,11 +110,11 @@ def _shown() -> type:
     return Shown
 
 
-def _opened_again(files: Any, schema: pa.Schema, sizes: dict[str, int]) -> Any:
-    return _shown()(files, schema, sizes)
+def _opened_again(*made_of: Any) -> Any:
+    return _shown()(*made_of)
 
 
-def _converted(files: Any, path: str, schema: pa.Schema) -> Any:
+def _converted(files: Any, path: str, schema: pa.Schema, raw: frozenset[str]) -> Any:
     """A JSON Lines file as an Arrow file, on disk but without a name."""
     import pyarrow as pa
 
@@ -120,7 +124,7 @@ def _converted(files: Any, path: str, schema: pa.Schema) -> Any:
         with pa.OSFile(name, "wb") as out, pa.ipc.new_file(out, schema) as writer:
             for text in _blocks(files, path):
                 go_on()
-                writer.write_batch(_parsed(text, schema, path))
+                writer.write_batch(_parsed(text, schema, path, raw))
         return pa.memory_map(name)
     finally:
         os.unlink(name)
@@ -146,12 +150,13 @@ def _blocks(files: Any, path: str) -> Iterator[bytes]:
 # ---------------------------------------------------------------- text to rows
 
 
-def _parsed(text: bytes, schema: pa.Schema, path: str) -> pa.RecordBatch:
+def _parsed(text: bytes, schema: pa.Schema, path: str, raw: frozenset[str]) -> pa.RecordBatch:
     import pyarrow as pa
     import pyarrow.json as pj
 
     wire = pa.schema([pa.field(f.name, _wire(f.type)) for f in schema])
     try:
+        text = quoted(text, raw) if raw else text
         if _SPECIAL.search(text) and any(_floats(f.type) for f in schema):
             rows = _with_specials(text, wire)
         else:

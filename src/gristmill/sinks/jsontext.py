@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gristmill.arrow.casts import entries, lossless
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.schemas import is_string, plain
 from gristmill.errors import BadOutput
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _SLICE_ROWS = 1 << 16
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))  # the backslash first
 
 
-def json_lines(rows: pa.Table) -> Iterator[memoryview]:
-    """The rows as JSON, one object per line, in pieces of bytes.
+def json_lines(rows: pa.Table, raw: Collection[str] = ()) -> Iterator[memoryview]:
+    """The rows as JSON, one object per line, in pieces of bytes. Text in the columns `raw` is JSON already.
 
     Floats are the shortest text that reads back as the same float; NaN and infinity, which JSON lacks, are the texts
     NaN, Infinity and -Infinity. Bytes are base64, times ISO 8601 (in UTC with a Z if they have a zone), a duration is
@@ -42,7 +42,8 @@ def json_lines(rows: pa.Table) -> Iterator[memoryview]:
         part = rows.slice(start, step)
         pieces: list[Any] = []
         for i, name in enumerate(names):
-            pieces += [pa.scalar(("{" if i == 0 else ",") + name + ":"), _text(_one(part.column(i)))]
+            text = _raw if rows.column_names[i] in raw else _text
+            pieces += [pa.scalar(("{" if i == 0 else ",") + name + ":"), text(_one(part.column(i)))]
         if not names:
             yield memoryview(b"{}\n" * part.num_rows)
             continue
@@ -66,6 +67,17 @@ def _bytes(lines: pa.Array) -> memoryview:
     _, offsets, data = lines.buffers()
     edges = np.frombuffer(offsets, dtype=np.int32)
     return memoryview(data)[int(edges[lines.offset]) : int(edges[lines.offset + len(lines)])]
+
+
+def _raw(values: pa.Array) -> pa.Array:
+    """JSON that is there as text, on one line."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not is_string(values.type):
+        return _text(values)
+    text = pc.replace_substring_regex(values.cast(pa.string()), "[\\r\\n]", " ")
+    return pc.fill_null(text, "null")
 
 
 def _text(values: pa.Array) -> pa.Array:

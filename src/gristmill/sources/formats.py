@@ -26,6 +26,7 @@ SOURCES: Registry[type[SourceFormat]] = Registry(
     {
         "parquet": "gristmill.sources.parquet:ParquetSource",
         "jsonl": "gristmill.sources.jsonl:JsonlSource",
+        "openai-batch": "gristmill.sources.openaibatch:OpenAIBatchSource",
         "csv": "gristmill.sources.csv:CsvSource",
         "tsv": "gristmill.sources.csv:TsvSource",
         "text": "gristmill.sources.text:TextSource",

@@ -4,7 +4,7 @@ is looked at line by line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from gristmill.sources.stream import Stream, compressed, opened
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["JsonlSource"]
+__all__ = ["JsonlSource", "looked_at"]
 
 _PIECE = 2 << 20  # decompressed bytes read at a time
 _SAMPLE = 2 << 20  # bytes that types are inferred from; option sample_bytes
@@ -50,12 +50,7 @@ class JsonlSource:
         for name, kind in types.items():
             wire_of(name, kind)
         most = max(1, int(options.get("sample_bytes", _SAMPLE)))
-        with opened(file, fs) as stream:
-            if stream.read(0, 2) in (b"\xff\xfe", b"\xfe\xff"):
-                raise BadSource(f"{file.path}: UTF-16 text: convert it to UTF-8")
-            if compressed(file.path) is None:
-                return _sampled(file, stream, types, most)
-            return _read_through(file, stream, types, most)
+        return looked_at(file, fs, lambda sample: infer(file.path, sample, types), most)
 
     def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
         """Blocks of about `block_bytes` of text; a longer line is a block of its own, at a few times its size."""
@@ -65,7 +60,20 @@ class JsonlSource:
                 yield objects.block(found)
 
 
-def _sampled(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType], most: int) -> FileInfo:
+Typed = Callable[[list[Lines]], "pa.Schema"]
+
+
+def looked_at(file: SourceFile, fs: Storage, typed: Typed, most: int = _SAMPLE) -> FileInfo:
+    """What planning needs of a file of lines, whose columns are told by some of them. Raises BadSource."""
+    with opened(file, fs) as stream:
+        if stream.read(0, 2) in (b"\xff\xfe", b"\xfe\xff"):
+            raise BadSource(f"{file.path}: UTF-16 text: convert it to UTF-8")
+        if compressed(file.path) is None:
+            return _sampled(file, stream, typed, most)
+        return _read_through(file, stream, typed, most)
+
+
+def _sampled(file: SourceFile, stream: Stream, typed: Typed, most: int) -> FileInfo:
     sample = [trimmed(s) for s in selected(stream, sample_ranges(file.size, most), file.size, most)]
     empty = file.size == 0
     return FileInfo(
@@ -73,13 +81,13 @@ def _sampled(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType],
         extent=file.size,
         cuts=np.unique(np.array([0, file.size], dtype=np.int64)),
         divisible=True,
-        schema=infer(file.path, [s for s in sample if len(s)], types),
+        schema=typed([s for s in sample if len(s)]),
         cut_rows=np.zeros(0, dtype=np.int64) if empty else None,
         row_bytes=_row_bytes(sample),
     )
 
 
-def _read_through(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataType], most: int) -> FileInfo:
+def _read_through(file: SourceFile, stream: Stream, typed: Typed, most: int) -> FileInfo:
     cuts, rows, sample = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], []
     for number, piece in enumerate(pieces(stream, 0, ENDLESS, ENDLESS, _PIECE)):
         found = trimmed(piece.lines())
@@ -93,7 +101,7 @@ def _read_through(file: SourceFile, stream: Stream, types: Mapping[str, pa.DataT
         extent=int(cuts[-1][-1]),
         cuts=np.concatenate(cuts),
         divisible=False,
-        schema=infer(file.path, sample, types),
+        schema=typed(sample),
         cut_rows=np.concatenate(rows),
         row_bytes=_row_bytes(sample),
     )

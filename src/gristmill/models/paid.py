@@ -1,0 +1,283 @@
+"""Requests that cost something, asked of an endpoint: at most once each if they are equal, counted, and within what
+they may cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
+
+import pyarrow as pa
+
+from gristmill.errors import GristmillError, RunFailed
+from gristmill.job.prompts import prices
+from gristmill.job.secret import Secret, reveal
+from gristmill.job.specs import Call, FunctionModel, changed
+from gristmill.models.answercache import AnswerCache, digest_of
+from gristmill.models.contract import Place
+from gristmill.models.endpoint import CHAT, NOBODY, Endpoint
+from gristmill.models.room import Room
+from gristmill.models.rowfunction import LoadedRows
+
+OPENAI = "https://api.openai.com/v1"
+WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
+LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
+MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
+
+
+class Asking(Protocol):
+    """What specs of models behind endpoints say of how they are asked; see job.prompts."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def concurrency(self) -> int | Literal["auto"]: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def base_url(self) -> str | None: ...
+    @property
+    def api_key(self) -> str | None: ...
+    @property
+    def requests_per_minute(self) -> int | None: ...
+    @property
+    def tokens_per_minute(self) -> int | None: ...
+    @property
+    def dedupe(self) -> bool: ...
+    @property
+    def cache(self) -> str | None: ...
+    @property
+    def price(self) -> Mapping[str, str] | None: ...
+    @property
+    def max_cost(self) -> float | None: ...
+    @property
+    def timeout(self) -> float: ...
+
+
+S = TypeVar("S", bound=Asking)
+
+
+def reached(spec: S) -> S:
+    """The spec with its endpoint, key and folder, which the workers' machines may lack."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return changed(
+        spec,
+        base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
+        cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
+        api_key=spec.api_key or (None if key is None else Secret("${env:OPENAI_API_KEY}", key)),
+    )
+
+
+def loaded(
+    asker: Callable[..., Any],
+    spec: Asking,
+    place: Place,
+    takes: Mapping[str, str] | None,
+    outputs: pa.Schema,
+    by_user: bool = False,
+) -> LoadedAsker:
+    """The model whose rows are answered by `asker(spec, share, at_once, limit)`, as Paid has these: a class with an
+    async `__call__`, which gives an Answer, `used` and `aclose`. It takes and adds these columns; `by_user` as in
+    RowModel.
+    """
+    at_once = place.at_once or spec.most
+    share = at_once / spec.most  # of the run's limits: that of this worker
+    call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row", takes)
+    returns = {field.name: str(field.type) for field in outputs}
+    return LoadedAsker(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once), by_user)
+
+
+class LoadedAsker(LoadedRows):
+    """A model behind an endpoint at work; a RowModel."""
+
+    def __init__(self, spec: FunctionModel, place: Place, by_user: bool) -> None:
+        # The endpoint limits the time of each request, without that of waiting for its turn.
+        super().__init__(spec, replace(place, limit=math.inf))
+        self.by_user = by_user
+
+    def used(self) -> dict[str, float]:
+        """See RowModel."""
+        found: dict[str, float] = self._call.built.used()
+        return found
+
+    def leave(self) -> None:
+        """See RowModel."""
+        self._flight.close(self._call.built.aclose)
+
+    def _kept(self, answer: Answer) -> tuple[Any, Mapping[str, float]]:
+        return dict(answer), answer.used
+
+
+class Answer(dict[str, Any]):
+    """The columns of an answer, and what it has taken (contract.USED)."""
+
+    used: Mapping[str, float] = {}
+
+
+class Bill:
+    """What one row has taken: the requests that a cache may know, and what those made cost."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.used: dict[str, float] = {}
+
+    def add(self, used: Mapping[str, float]) -> None:
+        """One more request."""
+        self.used = {name: self.used.get(name, 0.0) + value for name, value in used.items()}
+
+
+@dataclass(frozen=True)
+class _Asked(FunctionModel):
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+
+class Paid:
+    """Asks an endpoint, in one event loop. `share` of the run's limits are this worker's, which asks `at_once` at a
+    time, each for up to `limit` seconds; `nobody` as for Endpoint.
+    """
+
+    def __init__(
+        self, spec: Asking, share: float, at_once: int, limit: float, nobody: Mapping[int, str] = NOBODY
+    ) -> None:
+        self._spec = spec
+        self._prices = None if spec.price is None else prices(spec.price)
+        self._most = None if spec.max_cost is None else spec.max_cost * share
+        self.spent = Spent()
+        self._cache = None if spec.cache is None else AnswerCache(spec.cache)
+        self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
+
+        def shared(rate: int | None) -> float | None:
+            return None if rate is None else rate * share
+
+        urls = str(reveal(spec.base_url)).split(",")
+        self._endpoint = Endpoint(
+            [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
+            timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=spec.concurrency == "auto"),
+            requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute), nobody=nobody,
+        )  # fmt: skip
+
+    async def ask(self, body: Mapping[str, Any], tokens: float, bill: Bill, path: str = CHAT) -> dict[str, Any]:
+        """An answer that is kept from before, or that an equal request in flight gets, or a new one, for which the row
+        is billed. Raises as Endpoint.ask.
+        """
+        if not self._spec.dedupe and self._cache is None:
+            return await self._new(body, tokens, path, bill)
+        key = digest_of(body if path == CHAT else {"path": path, **body})
+        bill.keys.append(key)
+        if self._cache is not None and (kept := self._cache.get(key)) is not None:
+            return kept
+        if not self._spec.dedupe:
+            return self._cached(key, await self._new(body, tokens, path, bill))
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = asyncio.ensure_future(self._new(body, tokens, path, bill))
+            known.add_done_callback(partial(self._asked_once, key))
+            if len(self._known) > MOST_KNOWN:
+                self._known.pop(next(iter(self._known)))
+        return self._cached(key, await asyncio.shield(known))
+
+    def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
+        if known.cancelled() or known.exception() is not None:
+            self._known.pop(key, None)  # the next row asks again
+
+    def _cached(self, key: bytes, reply: dict[str, Any]) -> dict[str, Any]:
+        if self._cache is not None:
+            self._cache.put(key, reply)
+        return reply
+
+    async def _new(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
+        """An answer, counted; not asked for if it might cost more than is left."""
+        if self._most is not None and self.spent.might_cost() > self._most:
+            whose = "" if self._most == self._spec.max_cost else " by this worker"
+            self._endpoint.stop(
+                RunFailed(
+                    f"max_cost {self._spec.max_cost:g}: ${self.spent.cost:.4f} are spent{whose}, and the requests in "
+                    "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
+                )
+            )
+        with self.spent.one():
+            reply = await self._endpoint.ask(body, tokens, path)
+        used = _used(reply.get("usage") or {}, self._prices)
+        self.spent.add(used)
+        bill.add(used)
+        return reply
+
+    def forget(self, bill: Bill) -> None:
+        """Keep no answer that this row was given: it could not be asked again."""
+        if self._cache is not None:
+            self._cache.forget(bill.keys)
+
+    async def there(self, seconds: float) -> bool:
+        """See Endpoint."""
+        return await self._endpoint.there(seconds)
+
+    def stop(self, error: GristmillError) -> NoReturn:
+        """No more requests, for this reason, which is raised."""
+        self._endpoint.stop(error)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._endpoint.close()
+        if self._cache is not None:
+            self._cache.close()
+
+
+class Spent:
+    """Requests, tokens and dollars of a worker: added to in its loop, and taken by the thread that reports."""
+
+    def __init__(self) -> None:
+        self.cost = 0.0
+        self._answers = 0
+        self._flying = 0
+        self._new: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """A request, in flight meanwhile."""
+        self._flying += 1
+        try:
+            yield
+        finally:
+            self._flying -= 1
+
+    def might_cost(self) -> float:
+        """What is spent, and what the requests in flight and one more cost if they are like the others."""
+        return self.cost + (self._flying + 1) * self.cost / max(1, self._answers)
+
+    def add(self, used: Mapping[str, float]) -> None:
+        """Count a request."""
+        self.cost += used.get("cost", 0.0)
+        self._answers += 1
+        with self._lock:
+            for name, value in used.items():
+                self._new[name] = self._new.get(name, 0.0) + value
+
+    def failed(self) -> None:
+        """Count a request that was answered with an error."""
+        with self._lock:
+            self._new["refused"] = self._new.get("refused", 0.0) + 1
+
+    def taken(self) -> dict[str, float]:
+        """What is new since the last call."""
+        with self._lock:
+            found, self._new = self._new, {}
+        return found
+
+
+def _used(usage: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:
+    """What a request has taken, by what the endpoint says of it."""
+    names = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))  # the second in responses
+    given, made = (float(usage.get(one) or usage.get(other) or 0) for one, other in names)
+    cost = {} if prices is None else {"cost": given * prices[0] + made * prices[1]}
+    return {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made, **cost}

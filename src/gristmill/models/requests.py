@@ -1,0 +1,172 @@
+"""Requests as rows, as a model: each is sent as it is, and its answer is a line of a batch's output."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.errors import BadModel, RunFailed
+from gristmill.job.requests import Requests
+from gristmill.models.columns import check_text
+from gristmill.models.contract import ModelInfo, Place
+from gristmill.models.endpoint import NOBODY, REPLIES, Refused, Unanswered
+from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, loaded, reached
+
+COLUMNS = ("custom_id", "method", "url", "body")
+INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
+URLS = {**{f"/v1/{path}": path for path in REPLIES}, "/score": "score", "/rerank": "rerank"}
+MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+STRANGE = 20  # requests of which the endpoint knows, or answers, none: it is not about these requests
+_OUTPUTS = pa.schema([(name, pa.string()) for name in ("id", "response", "error")])
+_ASKED, _LOOK = 0.8, 0.1  # of the time that a row has: for its answer, and for looking whether the endpoint is there
+_MOST_LOOK = 10.0  # seconds
+
+
+def resolve(spec: Requests) -> Requests:
+    """The spec with its endpoint and its key, which the workers' machines may lack."""
+    return reached(spec)
+
+
+def describe(spec: Requests, schema: pa.Schema | None) -> ModelInfo:
+    """See ModelKind. No request is made."""
+    for column in COLUMNS:
+        check_text(schema, column, spec.name)
+    told = schema is not None and INVALID in schema.names
+    return ModelInfo(
+        spec.name,
+        (*COLUMNS, INVALID) if told else COLUMNS,
+        tuple(_OUTPUTS.names),
+        _OUTPUTS,
+        keeps_columns=True,
+        on_gpu=False,
+        at_once=spec.most,
+    )
+
+
+def open_model(spec: Requests, place: Place) -> LoadedAsker:
+    """The model, as a function of one row that sends its request."""
+    return loaded(Sender, reached(spec), place, None, _OUTPUTS)
+
+
+class Invalid(Exception):
+    """A request that is not sent, and the status that it would have been answered with."""
+
+    def __init__(self, why: str, status: int = 400) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Sender:
+    """Sends the request of one row at a time; called for many at once, in one event loop."""
+
+    def __init__(self, spec: Requests, share: float, at_once: int, limit: float) -> None:
+        self._model = spec.llm
+        # What is not there (404) is a request's own matter: an endpoint may have chat, and no embeddings.
+        nobody = {status: what for status, what in NOBODY.items() if status != 404}
+        self._look = min(_MOST_LOOK, limit * _LOOK)
+        self._paid = Paid(spec, share, at_once, limit * _ASKED, nobody)
+        self._answers = self._strange = self._silent = 0
+        self._names_model = re.compile(rf"\bmodel\W+{re.escape(spec.llm)}(?!\w)", re.IGNORECASE)
+
+    async def __call__(self, row: Mapping[str, Any]) -> Answer:
+        name, bill = f"gristmill-{uuid.uuid4().hex}", Bill()
+        try:
+            path, body = _request(row, self._model)
+            reply = await self._paid.ask(body, _tokens(body), bill, path)
+        except Invalid as e:
+            return self._failed(name, "invalid_request", str(e), _response(e.status, name, None))
+        except Refused as e:
+            self._silent = 0
+            self._doubt(e)
+            return self._failed(name, "refused", str(e), _response(e.status, name, e.reply))
+        except Unanswered as e:
+            why = str(e)
+            self._silent += 1
+            if self._silent >= STRANGE or not await self._paid.there(self._look):
+                self._paid.stop(RunFailed(f"the endpoint answers nothing: {why}; what is answered is kept: run again"))
+            return self._failed(name, "unanswered", why, None)
+        self._silent = 0
+        self._answers += 1
+        given = reply.get("id")
+        named = given if isinstance(given, str) else name
+        answer = Answer(id=name, response=_response(200, named, reply), error=None)
+        answer.used = bill.used
+        return answer
+
+    def used(self) -> dict[str, float]:
+        """What was asked for since the last call."""
+        return self._paid.spent.taken()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._paid.aclose()
+
+    def _failed(self, name: str, code: str, why: str, response: str | None) -> Answer:
+        self._paid.spent.failed()
+        answer = Answer(id=name, response=response, error=_json({"code": code, "message": why}))
+        answer.used = {"refused": 1.0}
+        return answer
+
+    def _doubt(self, refused: Refused) -> None:
+        """Stops if what is not there is the model, or everything."""
+        if refused.status != 404:
+            return
+        self._strange += 1
+        if not self._names_model.search(str(refused)) and (self._answers or self._strange < STRANGE):
+            return
+        if not self._answers:
+            self._paid.stop(BadModel(f"the endpoint refuses the address or the model: {refused}"))
+        self._paid.stop(
+            RunFailed(f"the endpoint refuses the model now: {refused}; what is answered is kept: run again")
+        )
+
+
+def _request(row: Mapping[str, Any], model: str) -> tuple[str, dict[str, Any]]:
+    """The path of a row's request and its body. Raises Invalid."""
+    if (why := row.get(INVALID)) is not None:
+        raise Invalid(why)
+    custom_id, method, url, text = (row[name] for name in COLUMNS)
+    if custom_id is None:
+        raise Invalid("there is no custom_id")
+    if method != "POST":
+        raise Invalid(f"method is {method}: it must be POST")
+    if url not in URLS:
+        raise Invalid(f"url is {url}: it must be one of {', '.join(URLS)}")
+    try:
+        body = json.loads(text or "")
+    except (ValueError, RecursionError) as e:
+        raise Invalid(f"body is not JSON: {e}") from None
+    if not isinstance(body, dict):
+        raise Invalid("body is not an object")
+    if body.get("stream"):
+        raise Invalid("stream is set: the answers of a batch are not streamed")
+    if (other := body.get("model")) not in (None, "", model):
+        raise Invalid(f"the model {other!r} is not that of this run, {model!r}", 404)
+    return URLS[url], {**body, "model": model}
+
+
+def _tokens(body: Mapping[str, Any]) -> float:
+    """About how many tokens a request and its answer take."""
+    most = next((n for name in MOST_TOKENS if isinstance(n := body.get(name), int)), 0)
+    return len(json.dumps(body)) / LETTERS + most
+
+
+def _response(status: int, name: str, body: Any) -> str:
+    return _json({"status_code": status, "request_id": name, "body": body})
+
+
+def _json(value: Any) -> str:
+    """JSON as UTF-8 can hold it; numbers that JSON lacks, which servers written in Python may send, are null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return _json(json.loads(json.dumps(value), parse_constant=lambda _: None))
+    return text
