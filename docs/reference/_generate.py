@@ -336,7 +336,7 @@ def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, s
 
 GROUPS = {
     "Jobs": ("Job", "embed", "classify", "predict", "prompt", "apply", "run", "plan", "tune", "load_job", "schema"),
-    "Results": ("read", "dead", "retry_dead", "status", "verify", "Report"),
+    "Results": ("read", "dead", "retry_dead", "status", "verify", "compare", "Report"),
     "Sources, sinks and steps": ("source", "sink", "Source", "Sink", "step", "filter", "flat_map", "Gates"),
     "Models": ("model", "Prompt", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel", "TorchScriptModel"),
     "Engines": ("local", "ray"),
