@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -60,14 +60,15 @@ class Rows:
 
     table: pa.Table
     name: str = "rows"
+    step: ClassVar[int] = 3
 
     @property
     def schema(self) -> pa.Schema:
         return self.table.schema
 
     def stream(self, columns: list[str]) -> Iterator[tuple[int, pa.Table]]:
-        for first in range(0, self.table.num_rows, 3):
-            yield first, self.table.select(columns).slice(first, 3)
+        for first in range(0, self.table.num_rows, self.step):
+            yield first, self.table.select(columns).slice(first, self.step)
 
 
 keys = st.lists(st.tuples(st.none() | st.integers(0, 4), st.none() | st.sampled_from(["x", "é", ""])), max_size=12)
@@ -118,6 +119,22 @@ def test_rows_in_another_order_are_found_in_pieces(publish: Publish, monkeypatch
         (name, found.matched, 1.0) for name in ("text", "pair", "grid", "vector")
     ]
     assert [key["id"] for key in found.missing_in_b] == sorted(i for i in order[:20].tolist() if i < 290)[:5]
+
+
+@pytest.mark.parametrize(("memory", "fails"), [("40MB", False), ("1MB", True)])
+def test_keys_beyond_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str, fails: bool) -> None:
+    """Are joined on disk; where even that does not do, the error says what there was, and where."""
+    monkeypatch.setattr(join, "MEMORY", memory)
+    monkeypatch.setattr(Rows, "step", 100_000)
+    keys = np.arange(600_000)
+    rows, turned = Rows(pa.table({"k": keys})), Rows(pa.table({"k": keys[::-1]}))
+    if fails:
+        with pytest.raises(gm.RunFailed, match="joined in 1MB of memory and the temporary folder .*TMPDIR"):
+            join.Join(rows, turned, {"k": pa.int64()}, str(tmp_path))  # type: ignore[arg-type]
+        return
+    with join.Join(rows, turned, {"k": pa.int64()}, str(tmp_path)) as joined:  # type: ignore[arg-type]
+        assert joined.matched == 600_000 and any((tmp_path / "spilled").iterdir())
+        assert joined.matches("a", 0, 2)[1].tolist() == [599_999, 599_998]
 
 
 @pytest.mark.parametrize(

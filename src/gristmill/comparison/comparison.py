@@ -110,8 +110,8 @@ class Column:
 @dataclass(frozen=True)
 class Comparison:
     """Two results, joined by the key columns `on`. `matched` rows are in both; `only_a` and `only_b` count the others,
-    of which `missing_b` and `missing_a` are the first keys. `left_out` names columns that could not be compared, with
-    the reason.
+    and `missing_in_b` and `missing_in_a` are the first keys of these. `left_out` names columns that could not be
+    compared, with the reason.
     """
 
     a: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.rows import picked
 from gristmill.arrow.topython import to_plain
 from gristmill.comparison.side import Side
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, RunFailed
 from gristmill.process.startup import imported
 
 MEMORY = "256MB"  # of keys and row numbers; more are held on disk
@@ -29,11 +30,11 @@ Key = Mapping[str, Any]
 class Join:
     """The pairs of rows with equal keys. A null is equal to a null, NaN to NaN. `folder` is for what does not fit into
     MEMORY. Raises BadJob for keys that repeat within a result, and for values without a counterpart in the other's
-    type (0.5 among whole numbers).
+    type (0.5 among whole numbers), and RunFailed if memory and disk do not suffice.
     """
 
     def __init__(self, a: Side, b: Side, keys: Mapping[str, pa.DataType], folder: str) -> None:
-        self._keys = keys
+        self._keys, self._folder = keys, folder
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": MEMORY,
             "temp_directory": os.path.join(folder, "spilled"),
@@ -147,12 +148,26 @@ class Join:
         return True
 
     def _columns(self, sql: str) -> dict[str, np.ndarray]:
-        found = self._db.execute(sql).fetchnumpy()
+        with self._told():
+            found = self._db.execute(sql).fetchnumpy()
         return {name: np.asarray(values, dtype=np.int64) for name, values in found.items()}
 
     def _all(self, sql: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._db.execute(sql).fetchall()
+        with self._told():
+            found: list[tuple[Any, ...]] = self._db.execute(sql).fetchall()
         return found
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What DuckDB raises where memory or disk do not suffice, as RunFailed."""
+        try:
+            yield
+        except imported("duckdb").Error as e:
+            names = " and ".join(side.name for side in self._sides.values())
+            raise RunFailed(
+                f"{names}: their keys could not be joined in {MEMORY} of memory and the temporary folder "
+                f"{self._folder} (TMPDIR names another): {type(e).__name__}: {str(e).splitlines()[0]}"
+            ) from e
 
     def _number(self, sql: str) -> int:
         return int(self._all(sql)[0][0])
