@@ -129,7 +129,7 @@ def test_keys_beyond_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mem
     keys = np.arange(600_000)
     rows, turned = Rows(pa.table({"k": keys})), Rows(pa.table({"k": keys[::-1]}))
     if fails:
-        with pytest.raises(gm.RunFailed, match="joined in 1MB of memory and the temporary folder .*TMPDIR"):
+        with pytest.raises(gm.RunFailed, match=r"joined in 1MB of memory and the temporary folder .*TMPDIR"):
             join.Join(rows, turned, {"k": pa.int64()}, str(tmp_path))  # type: ignore[arg-type]
         return
     with join.Join(rows, turned, {"k": pa.int64()}, str(tmp_path)) as joined:  # type: ignore[arg-type]
