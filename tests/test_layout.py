@@ -31,6 +31,7 @@ ORDER = [
     {"observe"},
     {"driver"},
     {"tuning"},
+    {"comparison"},
     {"parallel"},
     {"dynamic"},
     {"inference"},

@@ -342,7 +342,7 @@ GROUPS = {
         *("Job", "embed", "classify", "predict", "prompt", "run_batch", "apply", "run", "plan", "tune", "load_job"),
         "schema",
     ),
-    "Results": ("read", "dead", "retry_dead", "status", "verify", "Report"),
+    "Results": ("read", "dead", "retry_dead", "status", "verify", "compare", "Report"),
     "Sources, sinks and steps": ("source", "sink", "Source", "Sink", "step", "filter", "flat_map", "Gates"),
     "Models": (
         *("model", "Prompt", "Requests", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel"),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from gristmill.comparison.comparison import Comparison
     from gristmill.files.contract import Files
     from gristmill.job.job import Sink
     from gristmill.result.verify import Verdict
@@ -457,6 +458,54 @@ def verify(sink: Any, storage: Mapping[str, Any] | None = None, *, deep: bool = 
     job = _job(sink)
     of_job = job.spec.source if job and source else source
     return of_root(*_place(job or sink, storage), deep=deep, source=of_job)
+
+
+@named("compare")
+def compare(
+    a: Any,
+    b: Any,
+    on: Sequence[str] | str | None = None,
+    columns: Sequence[str] | str | None = None,
+    *,
+    tolerance: float = 1e-5,
+    examples: int = 5,
+    min_agreement: float | None = None,
+    storage: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Where two results differ: two prompts, models or nights over the same rows.
+
+    `a`, `b` and `storage` are as in `read`. `on` are the columns that tell rows apart in both; without it, the `row_id`
+    column or the `key` columns of both jobs, if these are the same and were kept. `columns` are compared: without it,
+    those in which both models answered. Labels (texts, whole numbers, true and false) are counted in pairs; numbers are
+    compared by their absolute difference, the same within `tolerance`; vectors by their cosine; all other values for
+    equality. Of each column up to `examples` rows that differ are kept, those furthest apart first.
+
+    Memory is bounded: keys and row numbers are joined by DuckDB, and rows that are in another order in `b` are put in
+    that of `a` on disk, in the temporary folder (TMPDIR).
+
+    The comparison has .matched, .only_a, .only_b, .columns, ["label"] and .as_dict(); printed, it is the command's
+    tables. Raises BadJob for columns that cannot be compared and for keys that repeat in a result, BadSource if nothing
+    is published, and, with `min_agreement` (0 to 1), GateFailed with the comparison as its `.report` if the agreement
+    of a column is less, or if no row is in both.
+    """
+    from gristmill.comparison.compare import check
+    from gristmill.comparison.compare import compare as compared
+    from gristmill.comparison.side import Side
+
+    one, other = (Side.at(_name_of(sink), *_place(sink, storage, BadSource)) for sink in (a, b))
+    keys, names = ((given,) if isinstance(given, str) else given for given in (on, columns))
+    found = compared(one, other, keys, names, tolerance=tolerance, examples=examples, min_agreement=min_agreement)
+    check(found, min_agreement)
+    return found
+
+
+def _name_of(sink: Any) -> str:
+    """How messages call a place."""
+    from gristmill.job.uris import redact
+
+    if (job := _job(sink)) is not None:
+        return repr(job) if job.spec.sink is None else redact(job.spec.sink.uri)
+    return redact(str(getattr(sink, "uri", None) or getattr(sink, "sink", None) or os.fspath(sink)))
 
 
 # ---------------------------------------------------------------- inside

@@ -31,6 +31,7 @@ gm.spark.predict_udf(score, on_null="null")
 assert_type(gm.retry_dead("job.yaml", accept_code_change=True), gm.Report)
 assert_type(gm.verify("out", deep=True).ok, bool)
 assert_type(gm.dead("out"), pa.Table)
+assert_type(gm.compare("a", "b", on="id", min_agreement=0.9).matched, int)
 
 gm.source("rows.csv", wher="x > 1")  # type: ignore[call-arg]
 gm.sink("out", keep=7)  # type: ignore[arg-type]

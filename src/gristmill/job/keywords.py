@@ -301,7 +301,7 @@ class RunBatchOptions(JobOptions, Verbs, total=False):
 
     base_url: str | None
     api_key: str | None
-    concurrency: int
+    concurrency: int | Literal["auto"]
     requests_per_minute: int | None
     tokens_per_minute: int | None
     dedupe: bool

@@ -31,10 +31,14 @@ from gristmill.sinks.formats import sink_format
 
 def read(root: str, files: Files) -> Any:
     """The rows of a sink, a pyarrow Dataset: see `gm.read`. Raises BadSource."""
-    result = published(root, files)
+    return rows_of(published(root, files))
+
+
+def rows_of(result: Publication) -> Any:
+    """The rows of a result, a pyarrow Dataset: see `gm.read`. Raises BadSource for a format without tables."""
     if not sink_format(result.body.sink_format).tables:
         raise BadSource(
-            f"{root}: a {result.body.sink_format} sink has no tables: numpy.load the output_path files that its "
+            f"{result.root}: a {result.body.sink_format} sink has no tables: numpy.load the output_path files that its "
             "manifest.parquet names, in that order; part-N.ids.parquet has the other columns of part-N.npy"
         )
     return readable_dataset(result, "rows")

@@ -1,0 +1,65 @@
+"""`compare`: where two results differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from gristmill.cli import common as words
+from gristmill.cli.flags import listed
+from gristmill.cli.helptext import Command
+
+COMPARE = """
+gristmill compare prompt-1/ prompt-2/ --on review_id
+gristmill compare fp32/ int8/ --on review_id --columns embedding --examples 20
+gristmill compare days/dt=2026-01-01/ days/dt=2026-01-02/ --on path,chunk --tolerance 0.01
+gristmill compare old/ new/ --on id --columns label --min-agreement 0.95
+gristmill compare old/ new/ --on id --json > differences.json
+"""
+
+
+@click.command(cls=Command, examples=COMPARE)
+@click.argument("a", metavar="SINK_A")
+@click.argument("b", metavar="SINK_B")
+@words.option("--on", multiple=True, metavar="A,B",
+              help="What tells rows apart in both (default: the row_id or key columns of both jobs)")  # fmt: skip
+@words.option("--columns", multiple=True, metavar="A,B",
+              help="The columns to compare (default: those in which both models answered)")  # fmt: skip
+@words.option("--tolerance", type=float, default=1e-5, show_default=True, metavar="X",
+              help="Numbers no further apart agree")  # fmt: skip
+@words.option("--min-agreement", type=float, metavar="SHARE",
+              help="Exit 3 if less of any of these columns agrees, for example 0.95")  # fmt: skip
+@words.option("--examples", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
+              group="What it shows", help="Show N rows that differ, of each column")  # fmt: skip
+@words.as_json
+@words.debug
+def compare(a: str, b: str, **given: Any) -> int:
+    """Show where two published results differ: two prompts, two models or two nights over the same rows.
+
+    Rows are joined by the columns of --on. Labels (texts, whole numbers, true and false) are counted in pairs; numbers
+    are compared by their difference, vectors by their cosine, everything else for equality.
+    """
+    from gristmill.cli.sink import place
+    from gristmill.comparison.compare import check
+    from gristmill.comparison.compare import compare as compared
+    from gristmill.comparison.comparison import show
+    from gristmill.comparison.side import Side
+    from gristmill.job.uris import redact
+
+    one, other = (
+        Side.at(redact(sink), *place(sink, {"variables": (), "profile": None, "sets": ()})) for sink in (a, b)
+    )
+    keys, names = (listed(given[name]) if given[name] else None for name in ("on", "columns"))
+    options = {name: given[name] for name in ("tolerance", "examples", "min_agreement")}
+    found = compared(one, other, keys, names, **options)
+    with suppress(BrokenPipeError):  # the gate is judged although nobody reads on
+        if given["as_json"]:
+            sys.stdout.write(json.dumps(found.as_dict(), ensure_ascii=False) + "\n")
+        else:
+            show(found, sys.stdout)
+    check(found, given["min_agreement"])
+    return 0

@@ -1,0 +1,1 @@
+"""Two published results held against each other: `gristmill compare` and `gm.compare`."""
