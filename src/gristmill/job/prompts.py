@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Range, whole
 from gristmill.job.keywords import option_fields
-from gristmill.job.specs import AT_ONCE, OUTPUT, RETURNS
+from gristmill.job.specs import AT_ONCE, FILES, OUTPUT, RETURNS, SHA256
 
 _PLACE = "where and how fast it is asked, not what"
 _SECONDS = Range("give seconds, more than 0", above=0)
@@ -20,7 +20,8 @@ _SHARE = Range("give a number from 0 to 1", 0, 1)
 @dataclass(frozen=True)
 class Prompt:
     """A prompt a row, answered by a language model behind an endpoint that speaks OpenAI's chat form. Adds `output`,
-    or the columns of `returns`.
+    or the columns of `returns`. Without `base_url`, an `llm` that is a folder for OpenVINO, a .gguf file, or a copy of
+    such a model of the hub here is loaded in the workers, and answers greedily unless `temperature` says otherwise.
 
     `prompt` and `system` are Jinja templates over the row's columns (`{{ text }}`, or `{{ row["a b"] }}`), or `@FILE`.
     With `returns` the answer is a JSON object with these columns, and with `choices` one of these texts: sent as
@@ -32,11 +33,12 @@ class Prompt:
     not_shaping: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("base_url", "api_key", "concurrency"), _PLACE),
         **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "timeout"), _PLACE),
+        "sha256": FILES,
         **dict.fromkeys(("cache", "price", "max_cost"), "what answers cost, not what they are"),
     }
 
     prompt: Annotated[str, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)]
-    llm: Annotated[str, Help("The language model, as its endpoint names it", flag=None)]
+    llm: Annotated[str, Help("The language model, as its endpoint names it, or a folder or .gguf file", flag=None)]
     base_url: Annotated[
         str | None,
         Help("The endpoint, or several with commas between (default: OPENAI_BASE_URL, else OpenAI)", "URL", usual=True),
@@ -49,7 +51,7 @@ class Prompt:
         float | None, Range("give a number of at least 0", least=0), Help("0: the likeliest token each time")
     ] = None
     top_p: Annotated[float | None, _SHARE, Help("Only tokens that make up so much of the probability")] = None
-    max_tokens: Annotated[int | None, whole(1), Help("Tokens of an answer at most")] = None
+    max_tokens: Annotated[int | None, whole(1), Help("Tokens of an answer at most (a local model: 256)")] = None
     request: Annotated[
         Mapping[str, Any], Help("Other fields of the request, for example {reasoning_effort: low}", flag="--request")
     ] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class Prompt:
     timeout: Annotated[float, _SECONDS, Help("Seconds that one request may take; it is then sent again", "SECONDS")] = (
         120.0
     )
+    sha256: Annotated[str | None, SHA256] = None
 
     def __post_init__(self) -> None:
         if self.choices is not None and self.returns is not None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel, RunFailed
@@ -20,11 +22,14 @@ from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel
 from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.columns import check_columns
-from gristmill.models.contract import ModelInfo, Place
+from gristmill.models.contract import Journal, ModelInfo, Place, Prepared
 from gristmill.models.endpoint import Endpoint, Refused
+from gristmill.models.generator import Generator, check_request
+from gristmill.models.llmfiles import LlmFiles, find_llm
 from gristmill.models.returns import parse_schema
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.models.template import Template
+from gristmill.process.extras import installed, require
 
 OPENAI = "https://api.openai.com/v1"
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
@@ -39,15 +44,36 @@ class Misfit(Exception):
 
 def resolve(spec: Prompt) -> Prompt:
     """The spec with the texts of its files, its endpoint and its key, which the workers' machines may lack."""
-    key = os.environ.get("OPENAI_API_KEY")
-    return replace(
+    spec = replace(
         spec,
         prompt=text_of(spec.prompt, "prompt"),
         system=None if spec.system is None else text_of(spec.system, "system"),
-        base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
+    )
+    if (files := _files(spec)) is not None:
+        return replace(spec, llm=os.path.abspath(files.opened))
+    key = os.environ.get("OPENAI_API_KEY")
+    return replace(
+        spec,
+        base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
         api_key=spec.api_key or (None if key is None else Secret("${env:OPENAI_API_KEY}", key)),
     )
+
+
+def _files(spec: Prompt) -> LlmFiles | None:
+    """The files of a model on this machine; None for an endpoint's. Raises BadModel for options of the other kind."""
+    files = None
+    if spec.base_url is None:
+        files = find_llm(spec.llm, elsewhere=bool(os.environ.get("OPENAI_BASE_URL")))
+    if files is None:
+        if spec.sha256 is not None:
+            raise BadModel(f"sha256 is of a model's files, and {spec.llm} names none on this machine: leave it out")
+        return None
+    for name in ("api_key", "requests_per_minute", "tokens_per_minute", "price", "max_cost"):
+        if getattr(spec, name) is not None:
+            raise BadModel(f"{name} is for endpoints, and {spec.llm} is a model on this machine: leave it out")
+    check_request(spec.request)
+    return files
 
 
 def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
@@ -57,7 +83,7 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     check_columns(schema, columns, spec.name, "has a prompt with")
     given = None if any(template.whole for template in templates) else columns
     outputs = _schema(spec)
-    return ModelInfo(
+    info = ModelInfo(
         spec.name,
         given,
         tuple(outputs.names),
@@ -67,17 +93,27 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         on_gpu=False,
         at_once=spec.concurrency,
     )
+    if (files := _files(spec)) is None:
+        return info
+    if not installed("openvino_genai"):
+        require("openvino_genai", "genai", f"{spec.llm}, a language model on this machine,")
+    digests = files.digests(spec.sha256, spec.name)
+    return replace(info, digest=digests.all, digests=digests.by_file, weight_bytes=files.weight_bytes)
 
 
 def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
-    """The model, as a function of one row that asks the endpoint."""
+    """The model, as a function of one row that asks the endpoint, or the model that it loads."""
     spec = resolve(spec)
+    files = _files(spec)
+    if files is not None:
+        spec = replace(spec, sha256=files.digests(spec.sha256, spec.name).all)
+        place = replace(place, limit=math.inf)  # a row's time is mostly that of others; max_tokens bounds it
     templates = _templates(spec)
     whole = any(template.whole for template in templates)
     columns = [column for template in templates for column in template.columns]
     at_once = place.at_once or spec.concurrency
     share = at_once / spec.concurrency  # of the run's limits: that of this worker
-    call = Call(Asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row")
+    call = Call(Asker, {"spec": spec, "files": files, "share": share, "at_once": at_once, "place": place}, "row")
     if not whole:
         call = replace(call, takes=dict.fromkeys(columns, "not null"))
     outputs = _schema(spec)
@@ -87,6 +123,17 @@ def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
 
 class LoadedPrompt(LoadedRows):
     """A prompt at work; a RowModel."""
+
+    def begin(
+        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+    ) -> None:
+        """See RowModel."""
+        self._call.built.alive(answered)
+        super().begin(prepared, rows, answered, journal)
+
+    def _order(self, rows: Sequence[Any]) -> Sequence[int]:
+        asker: Asker = self._call.built
+        return asker.order(rows)
 
     def used(self) -> dict[str, float]:
         """See RowModel."""
@@ -128,9 +175,9 @@ _USAGE = {"prompt_tokens": pa.int64(), "completion_tokens": pa.int64(), "finish_
 
 
 class Asker:
-    """Asks an endpoint for one row at a time; called for many at once, in one event loop."""
+    """Asks an endpoint, or a model of its own, for one row at a time; called for many at once, in one event loop."""
 
-    def __init__(self, spec: Prompt, share: float, at_once: int, limit: float) -> None:
+    def __init__(self, spec: Prompt, files: LlmFiles | None, share: float, at_once: int, place: Place) -> None:
         self._spec = spec
         self._prompt, *system = _templates(spec)
         self._system = system[0] if system else None
@@ -142,20 +189,25 @@ class Asker:
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
 
+        self._endpoint: Endpoint | Generator
+        if files is not None:
+            self._endpoint = Generator(
+                files, threads=place.threads, most=at_once, request=reveal(dict(spec.request)), choice=CHOICE
+            )
+            return
+
         def shared(rate: int | None) -> float | None:
             return None if rate is None else rate * share
 
         urls = str(reveal(spec.base_url)).split(",")
         self._endpoint = Endpoint(
             [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-            timeout=spec.timeout, limit=0.9 * limit, at_once=at_once,
+            timeout=spec.timeout, limit=0.9 * place.limit, at_once=at_once,
             requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute),
         )  # fmt: skip
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        messages = [{"role": "user", "content": self._prompt.of(row)}]
-        if self._system is not None:
-            messages.insert(0, {"role": "system", "content": self._system.of(row)})
+        messages = self._messages(row)
         reply = await self._asked(messages)
         for again in (True, False):
             choice = reply["choices"][0]
@@ -177,6 +229,32 @@ class Asker:
             return {**found, **self._usage(reply, choice)}
         raise AssertionError("the second answer fits or does not")
 
+    def _messages(self, row: Mapping[str, Any]) -> list[dict[str, str]]:
+        messages = [{"role": "user", "content": self._prompt.of(row)}]
+        if self._system is not None:
+            messages.insert(0, {"role": "system", "content": self._system.of(row)})
+        return messages
+
+    def order(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """The order in which these rows are begun: a local model computes what prompts begin with once for those that
+        come one after the other.
+        """
+        if not isinstance(self._endpoint, Generator):
+            return range(len(rows))
+
+        def text(place: int) -> list[str]:
+            try:
+                return [message["content"] for message in self._messages(rows[place])]
+            except Exception:  # told for the row itself, when it is asked for
+                return []
+
+        return sorted(range(len(rows)), key=text)
+
+    def alive(self, heard: Callable[[], None]) -> None:
+        """`heard` is called whenever a local model got on."""
+        if isinstance(self._endpoint, Generator):
+            self._endpoint.alive = heard
+
     def used(self) -> dict[str, float]:
         """What was asked for since the last call."""
         return self._spent.taken()
@@ -189,11 +267,17 @@ class Asker:
 
     async def _asked(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         spec = self._spec
-        body: dict[str, Any] = {"model": spec.llm, "messages": messages, **reveal(dict(spec.request))}
+        body: dict[str, Any] = {
+            "model": spec.sha256 or spec.llm, "messages": messages, **reveal(dict(spec.request))
+        }  # fmt: skip
         for name in ("temperature", "top_p", "max_tokens"):
             if (value := getattr(spec, name)) is not None:
                 body[name] = value
         tokens = sum(len(m["content"]) for m in messages) / LETTERS + (spec.max_tokens or 0)
+        if self._form.words and isinstance(
+            self._endpoint, Generator
+        ):  # which holds it to the form, but tells it nothing
+            body["messages"] = self._told(messages)
         if self._structured:
             try:
                 return await self._paid({**body, "response_format": self._form.response_format}, tokens)
@@ -202,8 +286,11 @@ class Asker:
                     raise
                 self._structured = False
         if self._form.words:
-            body["messages"] = [*messages[:-1], {**messages[-1], "content": self._form.asked(messages[-1]["content"])}]
+            body["messages"] = self._told(messages)
         return await self._paid(body, tokens)
+
+    def _told(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        return [*messages[:-1], {**messages[-1], "content": self._form.asked(messages[-1]["content"])}]
 
     async def _paid(self, body: Mapping[str, Any], tokens: float) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one."""
