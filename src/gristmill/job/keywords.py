@@ -287,6 +287,7 @@ class PromptOptions(ScoreOptions, total=False):
     price: Mapping[str, str] | None
     max_cost: float | None
     timeout: float
+    sha256: str | None
 
 
 class ApplyOptions(ScoreOptions, total=False):

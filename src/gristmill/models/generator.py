@@ -26,6 +26,7 @@ CACHE_SHARE, LEAST_CACHE, MOST_CACHE = 0.25, 1, 16  # of the worker's memory, an
 # requests that they may bring.
 OTHERS, ROOM = 0.01, 0.001
 TURNS, PATIENCE = 8, 0.5  # rounds of the event loop from an answer to the next row's request; seconds to wait for these
+LONGEST = 1 << 17  # tokens that are tried where a model does not say how many it takes
 
 # Fields of a request besides those that are options, with the names that GenAI has for them.
 FIELDS = {
@@ -77,11 +78,11 @@ class Generator:
 
     def __init__(self, files: LlmFiles, *, threads: int, most: int, request: Mapping[str, Any], choice: str) -> None:
         self._genai = require("openvino_genai", "genai", "a language model on this machine")
-        self._context = files.context
         self._most = most
         self._choice = choice
         self._pipe = self._opened(files, threads)
         self._tokenizer = self._pipe.get_tokenizer()
+        self._context = self._limit(files.context)
         self._check(request)
         self._new: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._active: dict[
@@ -128,6 +129,12 @@ class Generator:
             )
         except RuntimeError as e:
             raise BadModel(f"llm {files.opened}: OpenVINO GenAI cannot load it: {_said(e)}") from e
+
+    def _limit(self, context: int | None) -> int | None:
+        """The tokens of a prompt and its answer. A tokenizer cuts longer texts, perhaps earlier, and says nothing."""
+        tried = "a " * ((context or LONGEST) + 8)
+        found = int(self._tokenizer.encode(tried, add_special_tokens=False).input_ids.shape[1])
+        return min(found, context) if context is not None else found if found < LONGEST else None
 
     def _check(self, request: Mapping[str, Any]) -> None:
         try:
@@ -185,7 +192,9 @@ class Generator:
         if not count:
             raise Refused("the prompt is empty")
         if self._context is not None and count >= self._context:
-            raise Refused(f"the prompt has {count} tokens, and the model's context is {self._context}, with the answer")
+            pieces = [text[n : n + self._context // 4] for n in range(0, len(text), self._context // 4)]
+            about = sum(self._tokenizer.encode(piece, add_special_tokens=False).input_ids.shape[1] for piece in pieces)
+            raise Refused(f"the prompt has about {about} tokens, and the model's context is {self._context}")
         config = self._config(request.body, text, count)
         self._begun += 1
         self._active[self._begun] = (request, self._pipe.add_request(self._begun, given, config), count)
