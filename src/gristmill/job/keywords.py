@@ -309,6 +309,7 @@ class RunBatchOptions(JobOptions, Verbs, total=False):
     price: Mapping[str, str] | None
     max_cost: float | None
     timeout: float
+    sha256: str | None
 
 
 class ApplyOptions(ScoreOptions, total=False):

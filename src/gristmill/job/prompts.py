@@ -10,7 +10,7 @@ from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Range, whole
 from gristmill.job.keywords import option_fields
 from gristmill.job.options import Auto
-from gristmill.job.specs import AT_ONCE, OUTPUT, RETURNS
+from gristmill.job.specs import AT_ONCE, FILES, OUTPUT, RETURNS, SHA256
 
 Api = Literal["chat", "completions", "responses"]
 MOST = 256  # requests in flight, if nobody says how many
@@ -58,7 +58,9 @@ HOW_ASKED: Mapping[str, str] = {
 @dataclass(frozen=True)
 class Prompt:
     """A prompt a row, answered by a language model behind an endpoint that speaks OpenAI's chat form, or another `api`
-    of its. Adds `output`, or the columns of `returns`.
+    of its. Adds `output`, or the columns of `returns`. Without `base_url`, an `llm` that is a folder for OpenVINO, a
+    .gguf file, or a copy of such a model of the hub here is loaded in the workers, and answers greedily unless
+    `temperature` says otherwise.
 
     `prompt` and `system` are Jinja templates over the row's columns (`{{ text }}`, or `{{ row["a b"] }}`), or `@FILE`.
     `examples` are rows with their answers, which are shown before each row; `images` are columns of bytes or addresses.
@@ -70,12 +72,16 @@ class Prompt:
     """
 
     home: ClassVar[str] = "gristmill.models.prompt"
-    not_shaping: ClassVar[Mapping[str, str]] = {**HOW_ASKED, "messages": "compared as code, with all that it refers to"}
+    not_shaping: ClassVar[Mapping[str, str]] = {
+        **HOW_ASKED,
+        "messages": "compared as code, with all that it refers to",
+        "sha256": FILES,
+    }
 
     prompt: Annotated[str | None, Help("The prompt: a Jinja template over the row's columns, or @FILE", flag=None)] = (
         None
     )
-    llm: Annotated[str, Help("The language model, as its endpoint names it", flag=None)] = ""
+    llm: Annotated[str, Help("The language model, as its endpoint names it, or a folder or .gguf file", flag=None)] = ""
     base_url: BaseURL = None
     system: Annotated[str | None, Help("The system prompt: a template, or @FILE", "TEMPLATE", usual=True)] = None
     messages: Annotated[
@@ -94,7 +100,7 @@ class Prompt:
         float | None, Range("give a number of at least 0", least=0), Help("0: the likeliest token each time")
     ] = None
     top_p: Annotated[float | None, _SHARE, Help("Only tokens that make up so much of the probability")] = None
-    max_tokens: Annotated[int | None, whole(1), Help("Tokens of an answer at most")] = None
+    max_tokens: Annotated[int | None, whole(1), Help("Tokens of an answer at most (a local model: 256)")] = None
     request: Annotated[
         Mapping[str, Any], Help("Other fields of the request, for example {reasoning_effort: low}", flag="--request")
     ] = field(default_factory=dict)
@@ -115,6 +121,7 @@ class Prompt:
     price: Price = None
     max_cost: MaxCost = None
     timeout: Timeout = 120.0
+    sha256: Annotated[str | None, SHA256] = None
 
     def __post_init__(self) -> None:
         if not self.llm:

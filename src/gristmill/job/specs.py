@@ -143,7 +143,7 @@ class TextSpec(ModelSpec, Protocol):
     def dtype(self) -> str: ...
 
 
-_FILES = "its files are compared by their digests"
+FILES = "its files are compared by their digests"
 _PLACE = "where a model runs does not change what it answers"
 
 # What fields of these names mean, in every kind of model.
@@ -162,7 +162,7 @@ _BACKEND = Help("The runtime: torch, onnx, or auto", "NAME")
 _DTYPE = Help("The precision: float32, bfloat16, float16, int8, or auto, which never changes it", "NAME")
 _DEVICE = Help("The device: cpu, cuda, cuda:0, mps, or auto", "NAME")
 _TRUST = Help("Let the model's folder run its own code")
-_SHA256 = Help("The digest that the model's files must have", "DIGEST")
+SHA256 = Help("The digest that the model's files must have", "DIGEST")
 
 
 @option_fields()
@@ -208,7 +208,7 @@ class TextEmbedder:
     """
 
     home: ClassVar[str] = "gristmill.models.text_embedder"
-    not_shaping: ClassVar[Mapping[str, str]] = {"model": _FILES, "sha256": _FILES, "device": _PLACE}
+    not_shaping: ClassVar[Mapping[str, str]] = {"model": FILES, "sha256": FILES, "device": _PLACE}
 
     model: Annotated[str, Help("A sentence-transformers folder or a hub id", flag=None)]
     text: Annotated[str, _TEXT]
@@ -232,7 +232,7 @@ class TextEmbedder:
     dtype: Annotated[str, _DTYPE] = "auto"
     device: Annotated[str, _DEVICE] = "auto"
     trust_remote_code: Annotated[bool, _TRUST] = False
-    sha256: Annotated[str | None, _SHA256] = None
+    sha256: Annotated[str | None, SHA256] = None
 
     @property
     def name(self) -> str:
@@ -256,7 +256,7 @@ class TextClassifier:
     """
 
     home: ClassVar[str] = "gristmill.models.text_classifier"
-    not_shaping: ClassVar[Mapping[str, str]] = {"model": _FILES, "sha256": _FILES, "device": _PLACE}
+    not_shaping: ClassVar[Mapping[str, str]] = {"model": FILES, "sha256": FILES, "device": _PLACE}
 
     model: Annotated[str, Help("A Hugging Face sequence classifier: a folder or a hub id", flag=None)]
     text: Annotated[str, _TEXT]
@@ -267,7 +267,7 @@ class TextClassifier:
     dtype: Annotated[str, _DTYPE] = "auto"
     device: Annotated[str, _DEVICE] = "auto"
     trust_remote_code: Annotated[bool, _TRUST] = False
-    sha256: Annotated[str | None, _SHA256] = None
+    sha256: Annotated[str | None, SHA256] = None
 
     @property
     def name(self) -> str:
@@ -285,7 +285,7 @@ class OnnxModel:
 
     home: ClassVar[str] = "gristmill.models.onnx_model"
     suffixes: ClassVar[tuple[str, ...]] = (".onnx",)  # of files that are such models, as `predict` takes them
-    not_shaping: ClassVar[Mapping[str, str]] = {"model": _FILES, "sha256": _FILES, "device": _PLACE}
+    not_shaping: ClassVar[Mapping[str, str]] = {"model": FILES, "sha256": FILES, "device": _PLACE}
 
     model: Annotated[str, Help("An ONNX file over feature columns", flag=None)]
     features: Annotated[tuple[str, ...] | None, _FEATURES] = None
@@ -295,7 +295,7 @@ class OnnxModel:
     )
     output: Annotated[str | None, OUTPUT] = None
     device: Annotated[str, _DEVICE] = "auto"
-    sha256: Annotated[str | None, _SHA256] = None
+    sha256: Annotated[str | None, SHA256] = None
 
     @property
     def name(self) -> str:
@@ -310,7 +310,7 @@ class TorchScriptModel:
 
     home: ClassVar[str] = "gristmill.models.torchscript"
     suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth")  # of files that are such models, as `predict` takes them
-    not_shaping: ClassVar[Mapping[str, str]] = {"model": _FILES, "sha256": _FILES, "device": _PLACE}
+    not_shaping: ClassVar[Mapping[str, str]] = {"model": FILES, "sha256": FILES, "device": _PLACE}
 
     model: Annotated[str, Help("A TorchScript file over feature columns", flag=None)]
     features: Annotated[tuple[str, ...] | None, _FEATURES] = None
@@ -318,7 +318,7 @@ class TorchScriptModel:
     output: Annotated[str | None, OUTPUT] = None
     dtype: Annotated[str, replace(_DTYPE, flag=None)] = "auto"
     device: Annotated[str, _DEVICE] = "auto"
-    sha256: Annotated[str | None, _SHA256] = None
+    sha256: Annotated[str | None, SHA256] = None
 
     @property
     def name(self) -> str:
@@ -337,8 +337,8 @@ class SklearnModel:
     home: ClassVar[str] = "gristmill.models.sklearn"
     suffixes: ClassVar[tuple[str, ...]] = (".skops", ".joblib", ".pkl", ".pickle")  # as `predict` takes them
     not_shaping: ClassVar[Mapping[str, str]] = {
-        "model": _FILES,
-        "sha256": _FILES,
+        "model": FILES,
+        "sha256": FILES,
         "allow_pickle": "whether a file may be opened: it is compared",
     }
 
@@ -353,7 +353,7 @@ class SklearnModel:
     ] = None
     output: Annotated[str | None, OUTPUT] = None
     allow_pickle: Annotated[bool, Help("Allow a file that can run code when it is loaded; needs sha256")] = False
-    sha256: Annotated[str | None, _SHA256] = None
+    sha256: Annotated[str | None, SHA256] = None
 
     @property
     def name(self) -> str:

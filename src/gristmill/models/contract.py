@@ -142,7 +142,8 @@ class RowModel(Model, Protocol):
         self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
     ) -> None:
         """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
-        is called after each answer, in any thread. What `journal` has is not asked for; it is given what is answered.
+        is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
+        asked for; it is given what is answered.
         """
         ...
 

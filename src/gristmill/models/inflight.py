@@ -29,12 +29,19 @@ DROPPED = Raised(RuntimeError("the call was dropped"))
 
 class Answers:
     """The answers to some rows, on their way. `answered` is called after each, in any thread, with the row's number
-    and its answer, if it has one. Answers are kept as `own` gives them: a function may return the same object each
-    time, with the next row's answer in it.
+    and its answer, if it has one; `order` has the rows' numbers as they are to be begun. Answers are kept as `own`
+    gives them: a function may return the same object each time, with the next row's answer in it.
     """
 
-    def __init__(self, rows: Sequence[Any], answered: Callable[[int, Any], None], own: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Any],
+        answered: Callable[[int, Any], None],
+        own: Callable[[Any], Any],
+        order: Sequence[int] | None = None,
+    ) -> None:
         self.rows: list[Any] = list(rows)  # None once answered
+        self._order = range(len(self.rows)) if order is None else order
         self._found: list[Any] = [_OPEN] * len(self.rows)
         self._left = len(self.rows)
         self._answered = answered
@@ -60,8 +67,8 @@ class Answers:
                     self._changed.notify_all()
 
     def open(self) -> list[int]:
-        """The rows that have no answer yet."""
-        return [place for place, answer in enumerate(self._found) if answer is _OPEN]
+        """The rows that have no answer yet, in the order in which to begin them."""
+        return [place for place in self._order if self._found[place] is _OPEN]
 
     def wait(self, seconds: float | None = None) -> int:
         """How many have not been answered, once all have been or after so many seconds."""

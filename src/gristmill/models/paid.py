@@ -61,7 +61,16 @@ class Asking(Protocol):
     def timeout(self) -> float: ...
 
 
+class Asked(Protocol):
+    """Who answers requests: an endpoint, or a model on this machine."""
+
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]: ...
+    def stop(self, error: GristmillError) -> NoReturn: ...
+    async def close(self) -> None: ...
+
+
 S = TypeVar("S", bound=Asking)
+L = TypeVar("L", bound="LoadedAsker")
 
 
 def reached(spec: S) -> S:
@@ -81,17 +90,19 @@ def loaded(
     place: Place,
     takes: Mapping[str, str] | None,
     outputs: pa.Schema,
+    kind: type[L],
     by_user: bool = False,
-) -> LoadedAsker:
-    """The model whose rows are answered by `asker(spec, share, at_once, limit)`, as Paid has these: a class with an
-    async `__call__`, which gives an Answer, `used` and `aclose`. It takes and adds these columns; `by_user` as in
-    RowModel.
+    **more: Any,
+) -> L:
+    """The model whose rows are answered by `asker(spec, share, at_once, limit, **more)`, as Paid and `endpoint_of` have
+    these: a class with an async `__call__`, which gives an Answer, `used` and `aclose`. It takes and adds these
+    columns; `by_user` as in RowModel.
     """
     at_once = place.at_once or spec.most
     share = at_once / spec.most  # of the run's limits: that of this worker
-    call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit}, "row", takes)
+    call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit, **more}, "row", takes)
     returns = {field.name: str(field.type) for field in outputs}
-    return LoadedAsker(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once), by_user)
+    return kind(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once), by_user)
 
 
 class LoadedAsker(LoadedRows):
@@ -142,30 +153,33 @@ class _Asked(FunctionModel):
         return self.label
 
 
-class Paid:
-    """Asks an endpoint, in one event loop. `share` of the run's limits are this worker's, which asks `at_once` at a
-    time, each for up to `limit` seconds; `nobody` as for Endpoint.
+def endpoint_of(spec: Asking, share: float, at_once: int, limit: float, nobody: Mapping[int, str] = NOBODY) -> Endpoint:
+    """The endpoint that a spec names. `share` of the run's limits are this worker's, which asks `at_once` at a time,
+    each for up to `limit` seconds; `nobody` as for Endpoint.
     """
 
-    def __init__(
-        self, spec: Asking, share: float, at_once: int, limit: float, nobody: Mapping[int, str] = NOBODY
-    ) -> None:
+    def shared(rate: int | None) -> float | None:
+        return None if rate is None else rate * share
+
+    urls = str(reveal(spec.base_url)).split(",")
+    return Endpoint(
+        [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
+        timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=spec.concurrency == "auto"),
+        requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute), nobody=nobody,
+    )  # fmt: skip
+
+
+class Paid:
+    """Asks somebody, in one event loop; `share` of what the run may cost is this worker's."""
+
+    def __init__(self, spec: Asking, share: float, asked: Asked) -> None:
         self._spec = spec
+        self._asked = asked
         self._prices = None if spec.price is None else prices(spec.price)
         self._most = None if spec.max_cost is None else spec.max_cost * share
         self.spent = Spent()
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
-
-        def shared(rate: int | None) -> float | None:
-            return None if rate is None else rate * share
-
-        urls = str(reveal(spec.base_url)).split(",")
-        self._endpoint = Endpoint(
-            [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-            timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=spec.concurrency == "auto"),
-            requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute), nobody=nobody,
-        )  # fmt: skip
 
     async def ask(self, body: Mapping[str, Any], tokens: float, bill: Bill, path: str = CHAT) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one, for which the row
@@ -199,14 +213,14 @@ class Paid:
         """An answer, counted; not asked for if it might cost more than is left."""
         if self._most is not None and self.spent.might_cost() > self._most:
             whose = "" if self._most == self._spec.max_cost else " by this worker"
-            self._endpoint.stop(
+            self._asked.stop(
                 RunFailed(
                     f"max_cost {self._spec.max_cost:g}: ${self.spent.cost:.4f} are spent{whose}, and the requests in "
                     "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
                 )
             )
         with self.spent.one():
-            reply = await self._endpoint.ask(body, tokens, path)
+            reply = await self._asked.ask(body, tokens, path)
         used = _used(reply.get("usage") or {}, self._prices)
         self.spent.add(used)
         bill.add(used)
@@ -217,17 +231,13 @@ class Paid:
         if self._cache is not None:
             self._cache.forget(bill.keys)
 
-    async def there(self, seconds: float) -> bool:
-        """See Endpoint."""
-        return await self._endpoint.there(seconds)
-
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
-        self._endpoint.stop(error)
+        self._asked.stop(error)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._endpoint.close()
+        await self._asked.close()
         if self._cache is not None:
             self._cache.close()
 

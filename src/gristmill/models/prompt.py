@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
@@ -17,11 +19,14 @@ from gristmill.job.specs import Call
 from gristmill.models.apis import FORMS, Reply, Sampling
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
-from gristmill.models.contract import ModelInfo, Place
+from gristmill.models.contract import Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversation import Conversation, examples_of, letters, text_in
 from gristmill.models.endpoint import Refused
-from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, loaded, reached
+from gristmill.models.generator import AT_ONCE, Generator, check_request
+from gristmill.models.llmfiles import LlmFiles, find_llm
+from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, loaded, reached
 from gristmill.models.returns import parse_schema
+from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
 
 CHOICE = "choice"
@@ -34,12 +39,36 @@ class Misfit(Exception):
 
 def resolve(spec: Prompt) -> Prompt:
     """The spec with the texts of its files, its endpoint and its key, which the workers' machines may lack."""
-    return replace(
-        reached(spec),
+    spec = replace(
+        spec,
         prompt=None if spec.prompt is None else text_of(spec.prompt, "prompt"),
         examples=None if spec.examples is None else tuple(examples_of(spec)),
         system=None if spec.system is None else text_of(spec.system, "system"),
+        cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
     )
+    files = _files(spec)
+    return reached(spec) if files is None else replace(spec, llm=os.path.abspath(files.opened))
+
+
+_OF_ENDPOINTS = ("api_key", "requests_per_minute", "tokens_per_minute", "price", "max_cost", "images")
+
+
+def _files(spec: Prompt) -> LlmFiles | None:
+    """The files of a model on this machine; None for an endpoint's. Raises BadModel for options of the other kind."""
+    files = None
+    if spec.base_url is None:
+        files = find_llm(spec.llm, elsewhere=bool(os.environ.get("OPENAI_BASE_URL")))
+    if files is None:
+        if spec.sha256 is not None:
+            raise BadModel(f"sha256 is of a model's files, and {spec.llm} names none on this machine: leave it out")
+        return None
+    others = [name for name in _OF_ENDPOINTS if getattr(spec, name) is not None]
+    others += [name for name in ("keep_score", "keep_reasoning") if getattr(spec, name)]
+    others += [] if spec.api == "chat" else ["api"]
+    if others:
+        raise BadModel(f"{others[0]} is for endpoints, and {spec.llm} is a model on this machine: leave it out")
+    check_request(spec.request)
+    return files
 
 
 def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
@@ -48,7 +77,7 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     asked = Conversation(spec, answers_of(spec))
     check_columns(schema, asked.columns, spec.name, "has a prompt with")
     _check_images(spec, schema)
-    return ModelInfo(
+    info = ModelInfo(
         spec.name,
         None if asked.whole else asked.columns,
         tuple(outputs.names),
@@ -59,14 +88,42 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         on_gpu=False,
         at_once=spec.most,
     )
+    if (files := _files(spec)) is None:
+        return info
+    if not installed("openvino_genai"):
+        require("openvino_genai", "genai", f"{spec.llm}, a language model on this machine,")
+    digests = files.digests(spec.sha256, spec.name)
+    at_once = AT_ONCE if spec.concurrency == "auto" else spec.concurrency
+    return replace(info, digest=digests.all, digests=digests.by_file, weight_bytes=files.weight_bytes, at_once=at_once)
 
 
-def open_model(spec: Prompt, place: Place) -> LoadedAsker:
-    """The model, as a function of one row that asks the endpoint."""
+def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
+    """The model, as a function of one row that asks the endpoint, or the model that it loads."""
     spec = resolve(spec)
+    files = _files(spec)
+    if files is not None:
+        spec = replace(spec, sha256=files.digests(spec.sha256, spec.name).all)
     asked = Conversation(spec, answers_of(spec))
     takes = None if asked.whole else dict.fromkeys(asked.columns, "not null")
-    return loaded(Asker, spec, place, takes, _schema(spec), by_user=spec.messages is not None)
+    own = spec.messages is not None
+    return loaded(
+        Asker, spec, place, takes, _schema(spec), LoadedPrompt, by_user=own, files=files, threads=place.threads
+    )
+
+
+class LoadedPrompt(LoadedAsker):
+    """A prompt at work; a RowModel."""
+
+    def begin(
+        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+    ) -> None:
+        """See RowModel."""
+        self._call.built.alive(answered)
+        super().begin(prepared, rows, answered, journal)
+
+    def _order(self, rows: Sequence[Any]) -> Sequence[int]:
+        asker: Asker = self._call.built
+        return asker.order(rows)
 
 
 def answers_of(spec: Prompt) -> tuple[str, ...]:
@@ -119,11 +176,17 @@ _BESIDE: Mapping[str, Mapping[str, pa.DataType]] = {
 
 
 class Asker:
-    """Asks an endpoint for one row at a time; called for many at once, in one event loop."""
+    """Asks an endpoint, or a model of its own, for one row at a time; called for many at once, in one event loop."""
 
-    def __init__(self, spec: Prompt, share: float, at_once: int, limit: float) -> None:
+    def __init__(
+        self, spec: Prompt, share: float, at_once: int, limit: float, files: LlmFiles | None, threads: int
+    ) -> None:
         self._spec = spec
-        self._paid = Paid(spec, share, at_once, limit)
+        self._own = None
+        if files is not None:
+            request = reveal(dict(spec.request))
+            self._own = Generator(files, threads=threads, most=at_once, request=request, choice=CHOICE)
+        self._paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit))
         self._conversation = Conversation(spec, answers_of(spec))
         self._api = FORMS[spec.api]
         self._most_tokens = self._api.most_tokens
@@ -161,6 +224,26 @@ class Asker:
             return {**found, **self._beside(messages, reply)}
         raise AssertionError("the second answer fits or does not")
 
+    def order(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """The order in which these rows are begun: a local model computes what prompts begin with once for those that
+        come one after the other.
+        """
+        if self._own is None or self._spec.messages is not None:  # the user's function is called once a row
+            return range(len(rows))
+
+        def text(place: int) -> list[str]:
+            try:
+                return [message["content"] for message in self._conversation.of(rows[place])]
+            except Exception:  # told for the row itself, when it is asked for
+                return []
+
+        return sorted(range(len(rows)), key=text)
+
+    def alive(self, heard: Callable[[], None]) -> None:
+        """`heard` is called whenever a local model got on."""
+        if self._own is not None:
+            self._own.alive = heard
+
     def used(self) -> dict[str, float]:
         """What was asked for since the last call."""
         return self._paid.spent.taken()
@@ -195,10 +278,12 @@ class Asker:
 
     def _body(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         spec, form = self._spec, self._form
-        if form.words and not self._structured:
+        if form.words and (not self._structured or self._own is not None):  # which is held to it, but told nothing
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": form.asked(last["content"])}]
-        body = self._api.body(spec.llm, messages, self._sampling, form.schema if self._structured else None)
+        body = self._api.body(
+            spec.sha256 or spec.llm, messages, self._sampling, form.schema if self._structured else None
+        )
         if self._most_tokens != self._api.most_tokens and spec.max_tokens is not None:
             body[self._most_tokens] = body.pop(self._api.most_tokens)
         return {**body, **reveal(dict(spec.request))}

@@ -15,7 +15,7 @@ from gristmill.job.requests import Requests
 from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.endpoint import NOBODY, REPLIES, Refused, Unanswered
-from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, loaded, reached
+from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, loaded, reached
 
 COLUMNS = ("custom_id", "method", "url", "body")
 INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
@@ -50,7 +50,7 @@ def describe(spec: Requests, schema: pa.Schema | None) -> ModelInfo:
 
 def open_model(spec: Requests, place: Place) -> LoadedAsker:
     """The model, as a function of one row that sends its request."""
-    return loaded(Sender, reached(spec), place, None, _OUTPUTS)
+    return loaded(Sender, reached(spec), place, None, _OUTPUTS, LoadedAsker)
 
 
 class Invalid(Exception):
@@ -69,7 +69,8 @@ class Sender:
         # What is not there (404) is a request's own matter: an endpoint may have chat, and no embeddings.
         nobody = {status: what for status, what in NOBODY.items() if status != 404}
         self._look = min(_MOST_LOOK, limit * _LOOK)
-        self._paid = Paid(spec, share, at_once, limit * _ASKED, nobody)
+        self._endpoint = endpoint_of(spec, share, at_once, limit * _ASKED, nobody)
+        self._paid = Paid(spec, share, self._endpoint)
         self._answers = self._strange = self._silent = 0
         self._names_model = re.compile(rf"\bmodel\W+{re.escape(spec.llm)}(?!\w)", re.IGNORECASE)
 
@@ -87,7 +88,7 @@ class Sender:
         except Unanswered as e:
             why = str(e)
             self._silent += 1
-            if self._silent >= STRANGE or not await self._paid.there(self._look):
+            if self._silent >= STRANGE or not await self._endpoint.there(self._look):
                 self._paid.stop(RunFailed(f"the endpoint answers nothing: {why}; what is answered is kept: run again"))
             return self._failed(name, "unanswered", why, None)
         self._silent = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ class LoadedRows(LoadedFunction):
                 journal.put(keys[place], *self._kept(answer))
             answered()
 
-        answers = Answers(rows, heard, own if self.by_user else _same)
+        answers = Answers(rows, heard, own if self.by_user else _same, self._order(rows))
         for place, key in enumerate(keys):
             there, answer = journal.earlier(key) if journal is not None and key else (False, None)
             if there:
@@ -121,6 +121,10 @@ class LoadedRows(LoadedFunction):
                 answers.put(place, answer)
         self._flight.begin(answers)
         return answers
+
+    def _order(self, rows: Sequence[Any]) -> Sequence[int]:
+        """The order in which to begin these rows."""
+        return range(len(rows))
 
     def _begun(self, prepared: Prepared) -> Begun:
         found: Begun = prepared.inputs.begun
