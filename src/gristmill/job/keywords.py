@@ -294,6 +294,7 @@ class PromptOptions(ScoreOptions, total=False):
     price: Mapping[str, str] | None
     max_cost: float | None
     timeout: float
+    sha256: str | None
 
 
 class RunBatchOptions(JobOptions, Verbs, total=False):
@@ -309,7 +310,6 @@ class RunBatchOptions(JobOptions, Verbs, total=False):
     price: Mapping[str, str] | None
     max_cost: float | None
     timeout: float
-    sha256: str | None
 
 
 class ApplyOptions(ScoreOptions, total=False):
