@@ -125,7 +125,10 @@ class Prompt:
         if self.price is not None:
             prices(self.price)
         elif self.max_cost is not None:
-            raise BadJob("max_cost needs price, as input=0.40/1M and output=1.60/1M")
+            raise BadJob(
+                "max_cost needs price, that of tokens in and out: --price input=0.40/1M --price output=1.60/1M, "
+                "price={'input': '0.40/1M', 'output': '1.60/1M'}"
+            )
         for name in ("model", "messages", "input", "stream", "n"):
             if name in self.request:
                 raise BadJob(f"request has {name!r}, which is not an option: gristmill sets it")
