@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.cli.app import gristmill
+from gristmill.cli.flags import ways
 
 Folder = Any  # conftest.Folder
 
@@ -144,6 +147,31 @@ def test_an_option_that_is_named_as_python_does_is_told_as_a_flag(folder: Folder
     assert "types= is --set source.types.NAME=…" in (refused := folder.run(*score)).err, refused.err
     assert folder.run(*score, "--set", "source.types.a=string", "--set", "sink.keep=a").code == 0
     assert "options.names" in folder.run(*score, "--set", "source.names=x").err
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("max_cost needs a price, as input=0.40/1M and output=1.60/1M", ()),
+        ("pass it as an argument (gm.model(f, (1, 2), name=value))", ()),
+        ("use reset_index(drop=True), or keep=", ("keep",)),
+        ("'seed=3 where=x': give a limit of at least 1 (limit=100)", ("limit",)),
+        ("uses ${limit}, which is not defined: give it under vars, or with --var limit=…", ()),
+        ("rows/keep=a/b.csv and limit=3/b.csv: it is empty, so where= finds nothing", ("where",)),
+    ],
+)
+def test_only_options_are_told_as_flags(message: str, told: tuple[str, ...]) -> None:
+    """No words of examples, calls, paths and quoted texts that look like one."""
+    command = gristmill.get_command(click.Context(gristmill), "apply")
+    assert command is not None
+    assert tuple(re.findall(r"(\w+)= is --", ways(message, command.params))) == told
+
+
+def test_a_limit_of_cost_names_the_flag_of_the_price(folder: Folder) -> None:
+    """And no other flag that its example could be taken for."""
+    refused = folder.run("prompt", "rows.parquet", "out", "--model", "m", "--prompt", "{{ id }}", "--max-cost", "5")
+    assert refused.code == 2 and "--price input=0.40/1M --price output=1.60/1M" in refused.err
+    assert "for this command" not in refused.err and "--output" not in refused.err
 
 
 def test_fixed_code_after_a_first_run_whose_gate_did_not_hold(folder: Any) -> None:

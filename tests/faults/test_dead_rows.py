@@ -91,6 +91,40 @@ def test_fault_68_the_gate_that_is_advised_holds(quick: Path) -> None:
     assert job(float(advised)).run().rows_dead == len(bad)
 
 
+@pytest.mark.parametrize("bad_shards", [1, 2])
+def test_fault_68_rows_committed_before_count(quick: Path, bad_shards: int) -> None:
+    """The same job again after a gate failed scores nothing at all: what is committed cannot hold it any more. With a
+    gate that could hold, it goes on and counts those from before; message, report and status agree.
+    """
+    log = quick / "log"
+    bad = [*range(10), *(range(550, 560) if bad_shards > 1 else ())]
+
+    def job(min_ok: float) -> gm.Job:
+        model = gm.model(victims.scored, bad=bad, log=str(log))
+        gates = {"min_ok": min_ok}
+        return gm.Job(victims.table(1000), model, str(quick / "out"), workers=0, shard_rows=100, gates=gates)
+
+    def failed(min_ok: float, dead: int) -> gm.Report:
+        with pytest.raises(gm.GateFailed) as e:
+            job(min_ok).run()
+        report = e.value.report
+        assert report is not None and report.rows_dead == dead and report.rows_in == 100 * report.shards_done
+        assert f"{dead} of {report.rows_in:,} rows so far" in str(e.value)
+        return report
+
+    failed(0.998, 10)
+    log.unlink()
+    again = failed(0.998, 10)
+    assert again.shards_resumed == again.shards_done > 0 and again.rows_run == 0 and not log.exists()
+    if bad_shards == 1:
+        assert job(0.98).run().rows_dead == 10
+        return
+    later = failed(0.985, 20)
+    assert later.shards_resumed == again.shards_done and later.rows_run == later.rows_in - again.rows_in > 0
+    status = gm.status(str(quick / "out"))
+    assert (status["rows_dead"], status["rows_ok"]) == (20, status["rows_done"] - 20)
+
+
 @pytest.mark.long
 def test_fault_68_half_of_the_rows_in_every_form(tmp_path: Path) -> None:
     """A job in a file, a command, a table without a sink, a stream: none of them publishes half of the rows."""

@@ -131,6 +131,15 @@ def test_a_whole_number_of_the_file_may_be_given_with_a_fraction(tmp_path: Path)
     assert "2.5" in refusal(tmp_path, limited, variables={"k": "2.5"})
 
 
+def test_a_variable_that_only_a_profile_uses_or_declares(tmp_path: Path) -> None:
+    """It may be given to the job without that profile, by --var and --set; one may use another."""
+    text = swap("{prod: {", "{prod: {vars: {head: a, all: '${head}b'}, sink: '${all}${tail}', ")
+    spec = job(tmp_path, text, profile="prod", sets=["vars.tail=c"], variables={"head": "x"})
+    assert spec.sink is not None and spec.sink.uri == "xbc"
+    spec = job(tmp_path, swap("{prod: {", "{prod: {vars: {ds: x}, "), profile="prod")
+    assert spec.source.uri == ("data/reviews/dt=x/",)
+
+
 WRITTEN = ["1.10", "01234", "1e3", "0x1F", "+5", ".5", "TRUE", "12345678901234567890.10", "-0"]
 
 
@@ -216,6 +225,18 @@ MISTAKES = [
     (swap("{prod: {engine: {name", "{prod: {engnie: {name"), {}, "job.yaml:8: a job has no key 'engnie'"),
     (CONTRACT, {"profile": "pord"}, "--profile pord: job.yaml has no such profile: did you mean prod?"),
     (CONTRACT, {"variables": {"dss": "x"}}, "--var dss=x: job.yaml has no ${dss}; did you mean ds?"),
+    (
+        swap("{prod: {", "{prod: {vars: {dss: x}, "),
+        {},
+        "job.yaml:8: profile prod: job.yaml has no ${dss}; did you mean ds?",
+    ),
+    (
+        swap("{prod: {", "{p: {vars: {dss: x}}, prod: {"),
+        {"profile": "prod"},
+        "job.yaml:8: profile p: job.yaml has no ${dss}",
+    ),
+    (swap("gpus_per_worker", "gpus_per_workers"), {}, "job.yaml:8: engine has no key 'gpus_per_workers': did you mean"),
+    (CONTRACT, {"sets": ["vars.dss=x"]}, "--set vars.dss=x: job.yaml has no ${dss}; did you mean ds?"),
     (swap("=${ds}", "=${dss}"), {}, "job.yaml:2: source.uri uses ${dss}, which is not defined: did you mean ${ds}?"),
     (swap("=${ds}", "=${ds"), {}, "source.uri has an unclosed ${"),
     (swap(TODAY, "null"), {}, "source.uri uses ${ds}, which has no value: give it with --var ds=…"),

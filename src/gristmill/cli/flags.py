@@ -214,13 +214,18 @@ def listed(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for value in values for name in split(value))
 
 
+# Where a message has name=value, but names no option of a job: in a text that it quotes, in a call, after a flag, and
+# where the value is a path or a price.
+_OTHERS = re.compile(r"""(?<!\w)(['"]).*?\1(?!\w)|\w\((?:[^()]|\([^()]*\))*\)|--[\w-]+\s[\w.]+=|\w+=[^\s,;)]*/\S*""")
+
+
 def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
     """A line that tells how this command takes the options that a message names as in Python (`types=`); empty if it
     names none, or gives the flag itself.
     """
     given = {parameter.name: parameter.opts[0] for parameter in parameters}
     told = []
-    for name in dict.fromkeys(re.findall(r"(?<![\w.'\"-])([a-z_]+)=", message)):
+    for name in dict.fromkeys(re.findall(r"(?<![\w.'\"/-])([a-z_]+)=", _OTHERS.sub(" ", message))):
         homes = [(s, cls) for s, classes in SECTIONS.items() for cls in classes if name in options_of(cls)]
         if len({section for section, _ in homes}) != 1:
             continue

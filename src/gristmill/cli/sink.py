@@ -126,14 +126,13 @@ def _rows(now: Mapping[str, Any]) -> list[tuple[str, str]]:
             went_on = f"{counts.expanded:,} went on, {counts.dead:,} dead, {counts.filtered:,} filtered"
             became = f"{counts.ok:,} ok, {counts.derived_dead:,} dead, {counts.derived_filtered:,} filtered"
             return [("rows", f"{counts.rows_in:,}: {went_on}"), ("made", f"{counts.derived:,}: {became}")]
-        of, since = f"{now['rows_in']:,}", ""
+        of = f"{now['rows_in']:,}"
     elif "rows_done" not in now or now.get("phase") in ("planning", "loading"):
         return []
     else:
         of = f"{now['rows_done']:,}" + (f" of {now['rows_total']:,}" if now.get("rows_total") else "")
-        since = " since it was resumed" if now.get("shards_resumed") else ""
     parts = f"{now['rows_ok']:,} ok, {now['rows_dead']:,} dead, {now['rows_filtered']:,} filtered"
-    return [("rows", f"{of}: {parts}{since}")]
+    return [("rows", f"{of}: {parts}")]
 
 
 def _holder(holder: Any) -> str:

@@ -212,6 +212,7 @@ def _described(
     whole = seen is files
     schema = unify(seen, job.sink is not None and job.sink.evolve)
     blank = _blank(seen, schema)
+    _check_calls(job)
     if not blank:
         _check_steps(job, schema)
     model, warned = models.resolve(job.model), models.remarks(job.model)
@@ -240,10 +241,11 @@ def _described(
     unseen = not_compared(dict(identity.code))
     nulls = _nulls(seen)
     read = [schema.field(n) for n in reads if n in schema.names]  # an empty file has no known names
+    doubts = [] if blank else _doubtful(job, info, schema)
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[: gpus // room.per_gpu], identity, (*notes, *warned, *said, *filter(None, [unseen])),
+        0, room.gpus[: gpus // room.per_gpu], identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen])),
         nulls, _nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
         skipped=tuple(skipped),
     )  # fmt: skip
@@ -529,6 +531,15 @@ def _widened(schema: pa.Schema, job: JobSpec) -> pa.Schema | None:
     return pa.schema([schema.field(c) for c in job.source.columns])
 
 
+def _check_calls(job: JobSpec) -> None:
+    """Look for what the steps call, as workers will. Raises BadModel."""
+    from gristmill.models.calls import found
+
+    for step in (*job.steps, *job.post):
+        if step.call is not None:
+            found(step.call)
+
+
 def _check_steps(job: JobSpec, schema: pa.Schema) -> None:
     """Check what the first steps declare to take, and conditions, as far as the source's schema still holds. Raises
     BadModel, BadJob.
@@ -588,8 +599,8 @@ def implied(job: JobSpec) -> tuple[str, ...]:
 
 
 def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -> None:
-    """Check that columns named by the sink exist. Rows may be partitioned by results, too; a function's results only
-    the run can tell.
+    """Check that columns named by the sink exist. Rows may be partitioned by results, too; those of a function and of
+    post steps only the run can tell.
     """
     there = schema if job.source.columns is None else pa.schema([schema.field(n) for n in job.source.columns])
     for what, names, more in (("keep", sink.keep or (), info.outputs or ()), ("key", sink.key, ())):
@@ -605,8 +616,26 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
                 "neither source nor model has: there are",
             )
     for name in sink.partition_by:
-        if name not in there.names and name not in (info.outputs or (name,)):
+        if name not in there.names and not job.post and name not in (info.outputs or (name,)):
             raise _no_column(name, there, "partition_by")
+
+
+def _doubtful(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> list[str]:
+    """A line for each name that the sink has and only the run can find, and that is nearly a column of the source."""
+    import difflib
+
+    sink, outputs = job.sink, info.outputs or ()
+    named = [] if sink is None else [("keep", sink.keep or ()), ("key", sink.key), ("partition_by", sink.partition_by)]
+    lines = []
+    for what, names in named:
+        for name in names:
+            near = difflib.get_close_matches(name, schema.names, 1)
+            if near and name not in (*schema.names, *outputs, sink and sink.row_id, sink and sink.model_version):
+                lines.append(
+                    f"{what} names column {name!r}, which the source does not have: the job's own code has to make it; "
+                    f"or did you mean {near[0]!r}?"
+                )
+    return lines
 
 
 def _read_columns(

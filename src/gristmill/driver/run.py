@@ -113,10 +113,10 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
         return done
     except (GristmillError, Interrupted) as e:
         if e.report is None and scoring is not None:
-            e.report = summary.stopped(scoring, by_receipts=True)
+            e.report = summary.stopped(scoring)
         raise
     except OSError as e:  # a full or failing disk; workers report theirs as an outcome
-        report = None if scoring is None else summary.stopped(scoring, by_receipts=False)
+        report = None if scoring is None else summary.stopped(scoring)
         raise RunFailed(_told(command, e), report=report) from e
     finally:
         SPARES.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gristmill.commit import gates
@@ -68,12 +68,14 @@ class Scoring:
         at, feed = self.at, self._feed()
         if isinstance(at, Planned):
             shards = at.plan.shards
-            done = receipts.listed(at.generation.receipts, at.files)
-            receipts.valid(done[max(done)] if done else [], at.files)  # refuses one of a later version, before any work
-            at.log.say(**self.tally.begin(shards, set(done)))
-            if len(done) == len(shards) and not at.stream and self._all_read():
+            listed = receipts.listed(at.generation.receipts, at.files)
+            whole = self._all_read()  # refuses receipts of a later version, before any work
+            at.log.say(**self.tally.begin(shards, self.receipts))
+            if whole and not at.stream:
                 return self._scored()
-            feed.begin(at.task, (n for n in range(len(shards)) if n not in done))
+            self._check_early()
+            self._tell_lost([n for n in listed if n not in self.receipts])
+            feed.begin(at.task, self._missing())
         else:
             feed.probe = probe.probe(at, probe.first_rows(at))
         touched = 0
@@ -88,11 +90,9 @@ class Scoring:
             if self._all_read():
                 return self._scored()
             self._refuse_unshared(feed.committed)
-            missing = [n for n in range(len(self.planned.plan.shards)) if n not in self.receipts]
+            missing = self._missing()
             if not touched:
-                which = units.plural(len(missing), "shard has", "shards have")
-                lack = f"no readable receipt, or files that it names are missing ({missing[:5]})"
-                at.log.note("warning", f"{which} {lack}: done again")
+                self._tell_lost(missing)
             feed = self._feed()
             feed.begin(self.planned.task, missing)
 
@@ -196,7 +196,7 @@ class Scoring:
             return
         self.at = at = probe.planned(self.at, answer)
         feed.begin(at.task, range(len(at.plan.shards)))
-        at.log.say(**self.tally.begin(at.plan.shards, set()))
+        at.log.say(**self.tally.begin(at.plan.shards, {}))
 
     def _check_early(self) -> None:
         at, so_far = self.at, self.tally.counts
@@ -208,6 +208,15 @@ class Scoring:
                 gates.early(at.spec.gates, so_far, rows, self.tally.errors, at.look)
 
     # ------------------------------------------------ receipts
+
+    def _missing(self) -> list[int]:
+        return [n for n in range(len(self.planned.plan.shards)) if n not in self.receipts]
+
+    def _tell_lost(self, lost: Sequence[int]) -> None:
+        if lost:
+            which = units.plural(len(lost), "shard has", "shards have")
+            lack = f"no readable receipt, or files that it names are missing ({list(lost[:5])})"
+            self.at.log.note("warning", f"{which} {lack}: done again")
 
     def _all_read(self) -> bool:
         """Read all receipts. Returns whether every shard has a valid one whose files are all there."""

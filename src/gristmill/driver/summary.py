@@ -32,15 +32,11 @@ class Whole:
 SHORT = 1.0  # seconds of all workers together: with less, shares of their time show only their start
 
 
-def stopped(scoring: Scoring, *, by_receipts: bool) -> Report | None:
-    """The report of a run that has not published; None if it had no plan. `by_receipts` counts what the generation has
-    committed, if its receipts were read, otherwise what this run scored itself.
+def stopped(scoring: Scoring) -> Report | None:
+    """The report of a run that has not published: what it and the runs before it have committed. None if it had no
+    plan.
     """
-    if not isinstance(at := scoring.at, Planned):
-        return None
-    report = _so_far(at, scoring.tally.sums())
-    read = [Counts(*x.counts) for x in scoring.receipts.values()] if by_receipts else []
-    return replace(report, counts=sum(read, Counts())) if read else report
+    return _so_far(scoring.at, scoring.tally.sums()) if isinstance(scoring.at, Planned) else None
 
 
 def _so_far(at: Planned, sums: Tallied) -> Report:
@@ -59,8 +55,9 @@ def _so_far(at: Planned, sums: Tallied) -> Report:
         digest=r.info.digest,
         workers=r.workers,
         engine=at.spec.engine.name,
-        rows_run=sums.counts.rows_in,
+        rows_run=sums.rows_run,
         per_worker=sums.per_worker,
+        errors={k: int(v) for k, v in sums.errors.items() if v},
         notes=tuple(at.log.notes),
         skipped=r.skipped,
         format=r.sink_format.name,

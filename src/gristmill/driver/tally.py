@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.commit.gates import summed
+from gristmill.commit.receipt import Receipt
 from gristmill.observe.report import WorkerPace
 from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick
 from gristmill.shards.counts import Counts
@@ -18,20 +19,23 @@ from gristmill.shards.shard import ShardTable
 
 @dataclass(frozen=True)
 class Tallied:
-    """The sums of a run's events: what it scored itself, and its shards with a receipt, including those `resumed` from
-    earlier runs. `per_worker` has what each worker did, in the order in which they started, without those that
-    committed nothing.
+    """The sums of a run's events: `counts` and `errors` are of all shards with a receipt, including those `resumed`
+    from earlier runs; `figures` and `rows_run` are of what it scored itself. `per_worker` has what each worker did, in
+    the order in which they started, without those that committed nothing.
     """
 
     counts: Counts
+    errors: Mapping[str, float]
     figures: Mapping[str, float]
+    rows_run: int
     shards_done: int
     resumed: int
     per_worker: tuple[WorkerPace, ...]
 
 
 class Tally:
-    """Counts rows and shards of this run as events come in; a shard that is scored again counts once.
+    """Counts rows and shards as events come in, beside what earlier runs have committed; a shard that is scored again
+    counts once.
 
     Progress is in source rows: each shard has as many as were planned, whatever its steps make of them. If only reading
     tells how many, the share is of positions (bytes). Neither goes backwards when an attempt is lost.
@@ -41,6 +45,8 @@ class Tally:
         self.counts = Counts()
         self._figures: dict[str, float] = {}
         self.errors: dict[str, float] = {}
+        self._before: dict[int, tuple[Counts, Mapping[str, int]]] = {}  # counts and errors of earlier runs' shards
+        self._rows_run = 0
         self._resumed = 0
         self._paces: dict[str, WorkerPace] = {}
         self._started: dict[str, float] = {}
@@ -55,10 +61,13 @@ class Tally:
         self._begun = time.monotonic()
         self._workers: set[str] = set()
 
-    def begin(self, shards: ShardTable, done: set[int]) -> dict[str, Any]:
+    def begin(self, shards: ShardTable, done: Mapping[int, Receipt]) -> dict[str, Any]:
         """The plan is made; `done` are shards committed by earlier runs. Returns the changes for Progress."""
         self._shards, self._total, self._done = shards, shards.rows(), set(done)
         self._resumed = len(done)
+        self._before = {number: (Counts(*receipt.counts), receipt.errors) for number, receipt in done.items()}
+        self.counts = sum((counts for counts, _ in self._before.values()), Counts())
+        self.errors = summed(errors for _, errors in self._before.values())
         self._rows = self._rows_resumed = sum(shards.rows_of(n) or 0 for n in done) if self._total is not None else 0
         self._weight = self._weight_resumed = sum(shards.weight(n) for n in done)
         self._weights = shards.total_weight() or 1
@@ -98,7 +107,8 @@ class Tally:
     def sums(self) -> Tallied:
         """The sums so far."""
         paces = tuple(p for p in self._paces.values() if p.rows)
-        return Tallied(self.counts, dict(self._figures), len(self._done), self._resumed, paces)
+        done = len(self._done)
+        return Tallied(self.counts, dict(self.errors), dict(self._figures), self._rows_run, done, self._resumed, paces)
 
     def _reach(self, tick: Tick) -> None:
         if self._shards is None or tick.key.startswith("probe"):
@@ -118,7 +128,12 @@ class Tally:
         if number in self._own:  # scored again because its receipt did not read back
             return
         self._own.add(number)
+        if number in self._before:  # so was that of an earlier run
+            lost, errors = self._before.pop(number)
+            self.counts = self.counts - lost
+            self.errors = summed([self.errors, {name: -n for name, n in errors.items()}])
         self.counts = self.counts + counts
+        self._rows_run += counts.rows_in
         self._figures = summed([self._figures, value["figures"]])
         self.errors = summed([self.errors, value["errors"]])
         if pace := self._paces.get(event.worker):

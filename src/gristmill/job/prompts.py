@@ -178,7 +178,10 @@ def check_cost(price: Mapping[str, str] | None, max_cost: float | None) -> None:
     if price is not None:
         prices(price)
     elif max_cost is not None:
-        raise BadJob("max_cost needs price, as input=0.40/1M and output=1.60/1M")
+        raise BadJob(
+            "max_cost needs price, that of tokens in and out: --price input=0.40/1M --price output=1.60/1M, "
+            "price={'input': '0.40/1M', 'output': '1.60/1M'}"
+        )
 
 
 _PRICE = re.compile(r"\$?(\d+(?:\.\d*)?|\.\d+)\s*/\s*(1M|1K|token)", re.IGNORECASE)

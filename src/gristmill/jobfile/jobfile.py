@@ -73,20 +73,33 @@ def read_job_file(
     Raises BadJob: one line for each error, with file, line and way out. Nothing but the file is opened.
     """
     from gristmill.jobfile.document import read_document
-    from gristmill.jobfile.merging import apply_profile, apply_sets, check_profiles, merged, normal, with_default_engine
+    from gristmill.jobfile.merging import (
+        apply_profile,
+        apply_sets,
+        check_profiles,
+        merged,
+        normal,
+        variables_set,
+        with_default_engine,
+    )
     from gristmill.jobfile.sections import check_keys, validated
-    from gristmill.jobfile.variables import Scope
+    from gristmill.jobfile.variables import Scope, check_given, references, variables_of
 
     name = os.fspath(path)
     read = normal(read_document(_bytes(name), name))
     check_profiles(read)
-    document = with_default_engine(apply_sets(apply_profile(read, profile), sets), environ or {})
+    chosen = apply_profile(read, profile)
+    document = with_default_engine(apply_sets(chosen, sets), environ or {})
     scope = Scope(document, variables or {}, environ or {})
     filled = {key: scope.fill(item, (key,)) for key, item in document.value.items() if key not in ("vars", "profiles")}
     spec = validated(dataclasses.replace(document, value=filled))
-    scope.check_unused(variables or {})
+    said = {variable: f"--var {variable}={text}" for variable, text in (variables or {}).items()}
+    check_given(document, variables_of(chosen), said | variables_set(sets))
     for other in read.value.get("profiles") or ():
-        check_keys(merged(read, other))
+        whole = merged(read, other)
+        check_keys(whole)
+        own = {v: f"{whole.place(('vars', v))}: profile {other}" for v in variables_of(read, ("profiles", other))}
+        check_given(whole, [*variables_of(read), *references(document.value)], own)
     check_names(spec)
     return spec
 

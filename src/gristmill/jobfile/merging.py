@@ -117,6 +117,12 @@ def apply_sets(document: Document, sets: Sequence[str]) -> Document:
     return Document(document.name, _normal(value), places)
 
 
+def variables_set(sets: Sequence[str]) -> dict[str, str]:
+    """The variables that `--set vars.NAME=value` gives, with how each was given."""
+    named = ((split_set(text)[0], text) for text in sets)
+    return {path[1]: f"--set {text}" for path, text in named if path[0] == "vars" and len(path) == 2}
+
+
 def with_default_engine(document: Document, environ: Mapping[str, str]) -> Document:
     """The document with the engine that the environment names, if it names none itself."""
     engine = document.value.get("engine") or {}

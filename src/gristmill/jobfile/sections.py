@@ -17,7 +17,7 @@ from gristmill.errors import BadJob
 from gristmill.job.annotations import Option, options_of
 from gristmill.job.checks import expected, field_type
 from gristmill.job.job import JobSpec, Sink, Source
-from gristmill.job.options import EngineSpec, Gates, Running
+from gristmill.job.options import ENGINES, EngineSpec, Gates, Running
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
 from gristmill.jobfile.document import Document, Path
 from gristmill.jobfile.variables import dotted
@@ -167,6 +167,9 @@ def check_keys(document: Document) -> None:
             raise BadJob(
                 "\n".join(_unknown(document, path, _fields_at(document.value, path[:-1])) for path in paths)
             ) from None
+    engine = document.value.get("engine")
+    if isinstance(engine, dict) and engine.get("name", EngineSpec.name) in ENGINES.names:
+        _check_engine(document, engine.get("name", EngineSpec.name), engine)
 
 
 def _built(document: Document, job: Any) -> JobSpec:
@@ -210,10 +213,15 @@ def _extra(document: Document, section: BaseModel) -> dict[str, Any]:
     extra = section.model_extra
     if not extra:
         return {} if extra is None else {"options": {}}
-    own = _placed(document, ("engine",), EngineSpec, {"name": section.name}).own_names  # type: ignore[attr-defined]
-    if (unknown := next((name for name in extra if name not in own), None)) is not None:
-        raise BadJob(_unknown(document, ("engine", unknown), [*EngineSection.model_fields, *own]))
+    _check_engine(document, section.name, extra)  # type: ignore[attr-defined]
     return {"options": dict(extra)}
+
+
+def _check_engine(document: Document, name: str, keys: Iterable[str]) -> None:
+    own = _placed(document, ("engine",), EngineSpec, {"name": name}).own_names
+    known = [*EngineSection.model_fields, *own]
+    if (unknown := next((key for key in keys if key not in known), None)) is not None:
+        raise BadJob(_unknown(document, ("engine", unknown), known))
 
 
 def _model_spec(document: Document, section: BaseModel) -> ModelSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gristmill.errors import BadJob
@@ -43,13 +43,12 @@ def escape(text: str) -> str:
 
 
 class Scope:
-    """The variables of a job file and the environment; `fill` inserts them, `check_unused` detects typing errors."""
+    """The variables of a job file and the environment; `fill` inserts them."""
 
     def __init__(self, document: Document, given: Mapping[str, str], environ: Mapping[str, str]) -> None:
         self.document = document
         self.given, self.environ = given, environ
         self.values: dict[str, Any] = {}
-        self.used: set[str] = set()
         declared = document.value.get("vars") or {}
         if not isinstance(declared, dict):
             raise BadJob(
@@ -66,8 +65,7 @@ class Scope:
                     f"{document.place(path)}: vars.{name} is a {type(value).__name__}: a variable is one value"
                 )
             self.values[name] = _typed(given[name], value, name) if name in given else self.fill(value, path)
-        self.declared = set(self.values)
-        self.values |= {name: value for name, value in given.items() if name not in self.declared}
+        self.values |= {name: value for name, value in given.items() if name not in self.values}
 
     def fill(self, value: Any, path: Path = ()) -> Any:
         """`value` with all references replaced. Raises BadJob for an unknown name, with its place."""
@@ -106,7 +104,6 @@ class Scope:
             near = difflib.get_close_matches(name, self.values, 1)
             hint = f"did you mean ${{{near[0]}}}?" if near else f"give it under vars, or with --var {name}=…"
             raise BadJob(f"{place}: {dotted(path)} uses ${{{name}}}, which is not defined: {hint}")
-        self.used.add(name)
         value = self.values[name]
         if value is None:
             raise BadJob(f"{place}: {dotted(path)} uses ${{{name}}}, which has no value: give it with --var {name}=…")
@@ -146,16 +143,38 @@ class Scope:
             "values with --var"
         )
 
-    def check_unused(self, given: Mapping[str, str]) -> None:
-        """Raises BadJob for a variable that was given but is not used: its name is probably mistyped."""
-        for name in given:
-            if name not in self.used and name not in self.declared:
-                near = difflib.get_close_matches(name, self.declared | self.used, 1)
-                has = (
-                    f"its variables are {', '.join(sorted(self.declared))}" if self.declared else "it has no variables"
-                )
-                hint = f"did you mean {near[0]}?" if near else has
-                raise BadJob(f"--var {name}={given[name]}: {self.document.name} has no ${{{name}}}; {hint}")
+
+def check_given(document: Document, declared: Iterable[str], given: Mapping[str, str]) -> None:
+    """Raises BadJob for a variable, in words as it was given, that is neither declared nor used in the document: its
+    name is probably mistyped.
+    """
+    job = {key: part for key, part in document.value.items() if key != "profiles"}
+    known = {*declared, *references(job)}
+    for name, said in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            has = f"its variables are {', '.join(sorted(known))}" if known else "it has no variables"
+            hint = f"did you mean {near[0]}?" if near else has
+            raise BadJob(f"{said}: {document.name} has no ${{{name}}}; {hint}")
+
+
+def variables_of(document: Document, path: Path = ()) -> list[str]:
+    """The names of the variables that a document, or a profile at `path` in it, declares."""
+    part: Any = document.value
+    for key in path:
+        part = part[key]
+    declared = part.get("vars")
+    return list(declared) if isinstance(declared, dict) else []
+
+
+def references(value: Any) -> Iterator[str]:
+    """The names of all variables that are used somewhere in a value."""
+    if isinstance(value, str):
+        names = (match[1] for match in _REFERENCE.finditer(value))
+        yield from (name for name in names if name and not name.startswith("env:"))
+    elif isinstance(value, (dict, list)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from references(part)
 
 
 def dotted(path: Path) -> str:

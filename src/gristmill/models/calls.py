@@ -37,15 +37,10 @@ class LoadedCall:
 def load_call(call: Call, waits: bool = False) -> LoadedCall:
     """The callable of a `Call`, imported if it is named by text; a class is built with its arguments, here and once.
 
-    Raises BadModel if it cannot be found or called, or is async and nothing `waits` for it. What a class raises while
-    it is built is passed on unchanged.
+    Raises BadModel as `found` does. What a class raises while it is built is passed on unchanged.
     """
-    target = import_target(call.target) if isinstance(call.target, str) else call.target
-    checked = Call(target, call.args, call.batch_format)  # refuses instances, including those that a module holds
-    check_arguments(checked)
+    target = found(call, waits)
     args = reveal(dict(call.args))
-    if not waits:
-        _refuse_async(target, call.name)
     if not inspect.isclass(target):
         return LoadedCall(call.name, functools.partial(target, **args) if args else target)
     with UserCode():
@@ -53,6 +48,18 @@ def load_call(call: Call, waits: bool = False) -> LoadedCall:
     if not callable(built):
         raise BadModel(f"class {call.name} has no __call__ method: add one that takes a batch and returns its rows")
     return LoadedCall(call.name, built, built)
+
+
+def found(call: Call, waits: bool = False) -> Any:
+    """The target of a `Call`, imported if it is named by text. Raises BadModel if it cannot be found or called with its
+    arguments, or is async and nothing `waits` for it.
+    """
+    target = import_target(call.target) if isinstance(call.target, str) else call.target
+    checked = Call(target, call.args, call.batch_format)  # refuses instances, including those that a module holds
+    check_arguments(checked)
+    if not waits:
+        _refuse_async(target, call.name)
+    return target
 
 
 def check_arguments(call: Call) -> None:

@@ -25,6 +25,9 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
 
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(a - b for a, b in zip(self.values(), other.values(), strict=True)))
+
     def values(self) -> tuple[int, ...]:
         """The eight counts in the order of the fields."""
         return (
