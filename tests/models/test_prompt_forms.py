@@ -163,3 +163,28 @@ def test_parts_that_do_not_go_together(chat: ChatServer) -> None:
         with pytest.raises((BadJob, BadModel), match=said):
             gm.prompt(ROWS, model="m", **options)
     assert chat.told()["requests"] == 0
+
+
+def test_a_plan_estimates_what_the_prompts_take(chat: ChatServer, tmp_path: Path) -> None:
+    """Requests, tokens and dollars for all rows, from some at several places, before any request."""
+    texts = pa.table({"text": ["word " * (10 if n % 2 else 30) for n in range(4000)]})  # 100 letters on average
+    pq.write_table(texts, tmp_path / "rows.parquet", row_group_size=400)
+    price = {"input": "1/1M", "output": "2/1M"}
+    plain = gm.Prompt("{{ text }}", "m", max_tokens=50, price=price)
+    plan = gm.Job(str(tmp_path / "rows.parquet"), plain, gm.sink(tmp_path / "out")).plan()
+    assert plan.takes["requests"] == pytest.approx(4000)
+    assert plan.takes["prompt_tokens"] == pytest.approx(4000 * 100 / 4)
+    assert plan.takes["completion_tokens"] == pytest.approx(4000 * 50)
+    assert plan.takes["cost"] == pytest.approx(4000 * (25 + 2 * 50) / 1e6)
+    half = gm.Job(gm.source(str(tmp_path / "rows.parquet"), where="length(text) > 100"), plain, gm.sink("out")).plan()
+    assert half.takes["requests"] == pytest.approx(2000, rel=0.05)
+    (tmp_path / "job.yaml").write_text(
+        "source: rows.parquet\nmodel: {prompt: '{{ text }}', llm: m, price: {input: 1/1M, output: 2/1M}}\nsink: out\n"
+    )
+    command = [sys.executable, "-m", "gristmill", "plan", "job.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = (
+        "asks     about 4,000 requests, 100,000 tokens in, and the answers (limit them by max_tokens), more than $0.1"
+    )
+    assert said in done.stdout, done.stdout + done.stderr
+    assert chat.told()["requests"] == 0

@@ -107,7 +107,13 @@ def plan_dict(view: Any) -> dict[str, Any]:
     for name in ("schema", "output"):
         out[name] = [{"name": column, "type": kind} for column, kind in getattr(view, name)]
     model = {"name": view.model.name, "digest": view.model.digest, "backend": view.backend or None}
-    return {**out, "model": model, "notes": list(view.notes), "problems": list(view.problems)}
+    return {
+        **out,
+        "takes": dict(view.takes),
+        "model": model,
+        "notes": list(view.notes),
+        "problems": list(view.problems),
+    }
 
 
 def plan_lines(view: Any, conditions: bool = False) -> list[str]:
@@ -129,10 +135,24 @@ def plan_lines(view: Any, conditions: bool = False) -> list[str]:
         f"reads    {_columns(view.schema)}",
         f"writes   {_columns(view.output)}{returns}",
     ]
+    lines += [f"asks     {_takes(view.takes)}"] if view.takes else []
     lines += [f"sink     {view.sink}"] if view.sink else []
     lines.append("nulls    " + (_nulls(view.nulls) or "none known"))
     lines += [f"note     {note}" for note in view.notes]
     return lines + [f"problem  {problem}" for problem in view.problems]
+
+
+def _takes(takes: Mapping[str, float]) -> str:
+    """`about 2,000 requests, 31,000 tokens in, at most 60,000 out, $0.11` by some of the rows."""
+    from gristmill.observe import units
+
+    def about(name: str) -> str:
+        return units.count(int(float(f"{takes[name]:.2g}")))
+
+    limited = "completion_tokens" in takes
+    made = f"at most {about('completion_tokens')} out" if limited else "and the answers (limit them by max_tokens)"
+    cost = [f"{'at most' if limited else 'more than'} ${takes['cost']:.2g}"] if "cost" in takes else []
+    return ", ".join([f"about {about('requests')} requests", f"{about('prompt_tokens')} tokens in", made, *cost])
 
 
 def _columns(schema: Sequence[tuple[str, str | None]]) -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from gristmill.commit import generation as generations
 from gristmill.commit import onefile, publication, receipt
 from gristmill.driver import backends, opening, planning, selection, sourcecheck, sparktables
+from gristmill.driver.estimate import estimate
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
@@ -46,7 +47,8 @@ UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for views that only look
 @dataclass(frozen=True)
 class PlanView:
     """What would run. `rows` and `shards` are estimates if flagged so; sizes are in bytes. `schema` and `nulls` are of
-    the columns that are read. `problems` would stop the run.
+    the columns that are read. `takes` has what requests would take (USED), by some of the rows; `problems` would stop
+    the run.
     """
 
     files: int
@@ -64,11 +66,12 @@ class PlanView:
     notes: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
     sink: str = ""  # what a run would find there
+    takes: Mapping[str, float] = field(default_factory=dict)  # by estimate: requests, tokens, dollars
 
 
 def plan(spec: JobSpec) -> PlanView:
-    """What would run, from metadata alone. Raises BadJob if the job cannot run at all; broken gates are in
-    `problems`.
+    """What would run, from metadata alone, for prompts also from some rows. Raises BadJob if the job cannot run at all;
+    broken gates are in `problems`.
     """
     problems = []
     with passing() as folder, _of_files(spec) as spec:
@@ -102,6 +105,7 @@ def plan(spec: JobSpec) -> PlanView:
         timed or rows is None, r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), (*r.warnings, *([r.nulls_given] if r.nulls_given else [])), problems, sink,
+        estimate(r),
     )  # fmt: skip
 
 

@@ -166,7 +166,8 @@ class RowModel(Model, Protocol):
 
 class ModelKind(Protocol):
     """The module that a spec names as its `home`. The driver calls `describe`, a worker `open_model`. It may also have
-    `resolve` and `open_preparer`, as a Transformer has.
+    `resolve` and `open_preparer`, as a Transformer has, and `estimate(spec, rows)`, which tells what these rows will
+    take (USED).
     """
 
     def describe(self, spec: Any, schema: pa.Schema | None, /) -> ModelInfo:

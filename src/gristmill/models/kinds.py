@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,17 @@ def describe(spec: ModelSpec, schema: pa.Schema | None) -> ModelInfo:
     """See ModelKind."""
     info: ModelInfo = _home(spec).describe(spec, schema)
     return info
+
+
+def estimates(spec: ModelSpec) -> bool:
+    """Whether what its rows will take can be estimated."""
+    return hasattr(_home(spec), "estimate")
+
+
+def estimate(spec: ModelSpec, rows: pa.Table) -> Mapping[str, float]:
+    """What these rows will take (contract.USED), about."""
+    found: Mapping[str, float] = _home(spec).estimate(spec, rows)
+    return found
 
 
 def open(spec: ModelSpec, place: Place) -> Model:

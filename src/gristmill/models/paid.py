@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
@@ -103,6 +103,22 @@ def loaded(
     call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit, **more}, "row", takes)
     returns = {field.name: str(field.type) for field in outputs}
     return kind(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once), by_user)
+
+
+def estimated(spec: Asking, sizes: Sequence[tuple[int, int | None]]) -> dict[str, float]:
+    """What requests will take (contract.USED), each of so many characters and with an answer of at most so many tokens;
+    answers are taken to be as long as they may, and left out of the count if nothing limits them.
+    """
+    given = sum(letters for letters, _ in sizes) / LETTERS
+    most = [tokens for _, tokens in sizes]
+    made = None if None in most else float(sum(tokens or 0 for tokens in most))
+    found = {"requests": float(len(sizes)), "prompt_tokens": given}
+    if made is not None:
+        found["completion_tokens"] = made
+    if spec.price is not None:
+        of_given, of_made = prices(spec.price)
+        found["cost"] = given * of_given + (made or 0.0) * of_made
+    return found
 
 
 class LoadedAsker(LoadedRows):

@@ -21,10 +21,11 @@ from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversation import Conversation, examples_of, letters, text_in
+from gristmill.models.conversion import to_batch
 from gristmill.models.endpoint import Refused
 from gristmill.models.generator import AT_ONCE, Generator, check_request
 from gristmill.models.llmfiles import LlmFiles, find_llm
-from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, loaded, reached
+from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, estimated, loaded, reached
 from gristmill.models.returns import parse_schema
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
@@ -109,6 +110,20 @@ def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
     return loaded(
         Asker, spec, place, takes, _schema(spec), LoadedPrompt, by_user=own, files=files, threads=place.threads
     )
+
+
+def estimate(spec: Prompt, rows: pa.Table) -> dict[str, float]:
+    """See ModelKind. Rows for which there is no prompt are left out; nothing is told of messages of the user's own."""
+    if spec.messages is not None or _files(spec) is not None:
+        return {}
+    spec = resolve(spec)
+    asked, sizes = Conversation(spec, answers_of(spec)), []
+    for row in to_batch(rows, "rows"):
+        try:
+            sizes.append((letters(asked.of(row)), spec.max_tokens))
+        except Exception:  # told when the row is asked for
+            continue
+    return estimated(spec, sizes)
 
 
 class LoadedPrompt(LoadedAsker):

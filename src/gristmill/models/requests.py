@@ -15,7 +15,7 @@ from gristmill.job.requests import Requests
 from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.endpoint import NOBODY, REPLIES, Refused, Unanswered
-from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, loaded, reached
+from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, estimated, loaded, reached
 
 COLUMNS = ("custom_id", "method", "url", "body")
 INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
@@ -46,6 +46,18 @@ def describe(spec: Requests, schema: pa.Schema | None) -> ModelInfo:
         on_gpu=False,
         at_once=spec.most,
     )
+
+
+def estimate(spec: Requests, rows: pa.Table) -> dict[str, float]:
+    """See ModelKind. Lines that are no requests are left out."""
+    sizes = []
+    for row in rows.to_pylist():
+        try:
+            body = _request(row, spec.llm)[1]
+        except Invalid:
+            continue
+        sizes.append((len(row["body"]), _most(body)))
+    return estimated(spec, sizes)
 
 
 def open_model(spec: Requests, place: Place) -> LoadedAsker:
@@ -153,8 +165,12 @@ def _request(row: Mapping[str, Any], model: str) -> tuple[str, dict[str, Any]]:
 
 def _tokens(body: Mapping[str, Any]) -> float:
     """About how many tokens a request and its answer take."""
-    most = next((n for name in MOST_TOKENS if isinstance(n := body.get(name), int)), 0)
-    return len(json.dumps(body)) / LETTERS + most
+    return len(json.dumps(body)) / LETTERS + (_most(body) or 0)
+
+
+def _most(body: Mapping[str, Any]) -> int | None:
+    """The tokens that an answer may have."""
+    return next((n for name in MOST_TOKENS if isinstance(n := body.get(name), int)), None)
 
 
 def _response(status: int, name: str, body: Any) -> str:
