@@ -20,7 +20,7 @@ from gristmill.models.llmfiles import LlmFiles
 from gristmill.process import machine
 from gristmill.process.extras import require
 
-AT_ONCE = 32  # prompts that are computed at a time, if nobody says how many
+AT_ONCE = 256  # prompts that are computed at a time, if nobody says how many: as many as its scheduler takes
 MAX_TOKENS = 256  # of an answer, if nobody says how many
 CACHE_SHARE, LEAST_CACHE, MOST_CACHE = 0.25, 1, 16  # of the worker's memory, and GB: keys and values of tokens
 # `step` holds Python's lock: between two steps others get so much of a step's time, and once more if there is room for
