@@ -25,6 +25,7 @@ import gristmill as gm
 from gristmill.errors import BadJob, BadModel, RunFailed
 from gristmill.models.pace import MARGIN, SLACK, Pace
 from gristmill.models.template import Template
+from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
 
 ROWS = 400
@@ -323,6 +324,17 @@ def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
 
 
+class Shown(Silent):
+    """An observer that keeps what it is told of costs."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+
+    def progress(self, now: Progress) -> None:
+        """See Observer."""
+        self.costs += [now.used["cost"]] if now.used else []
+
+
 def test_what_it_cost_is_told_and_bounded(chat: ChatServer, tmp_path: Path) -> None:
     """Tokens as the endpoint counts them, by the prices given; over several runs a dollar is not crossed by any."""
     price = {"input": "100/1K", "output": "$0.5/token"}  # 4 tokens each: 2.40 a row
@@ -331,13 +343,20 @@ def test_what_it_cost_is_told_and_bounded(chat: ChatServer, tmp_path: Path) -> N
         table(300), gm.Prompt("{{ text }}", "m", price=price, max_cost=300.0, concurrency=8),
         gm.sink(str(tmp_path / "out"), keep=["id"]), workers=1, shard_rows=50,
     )  # fmt: skip
+    seen = Shown()
     for run in range(1, 4):
         with contextlib.suppress(RunFailed):
-            job.run()
+            done = job.run(observer=seen)
+        if run < 3:  # what is committed is told while it is not done
+            state = gm.status(tmp_path / "out")
+            # Workers tell what they have asked for with the shards that they commit, whichever rows it was for.
+            assert state["state"] == "unfinished" and 2.39 * state["rows_ok"] < state["used"]["cost"] <= 300 * run
         assert chat.told()["requests"] <= 125 * run + 8
     report = job.run()
     assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(300)}
     assert chat.told()["requests"] <= 300 + 3 * 32 and report.rows_ok == 300
+    assert 300 <= done.used["requests"] <= chat.told()["requests"]
+    assert seen.costs == sorted(seen.costs) and len(seen.costs) > 3
     told = gm.prompt(table(10), tmp_path / "b", prompt="{{ text }}", model="m", price=price, keep=["id"])
     assert dict(told.used) == {
         "requests": 10,

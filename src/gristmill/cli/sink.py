@@ -24,7 +24,7 @@ from gristmill.job.job import JobSpec
 from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
-from gristmill.observe.report import Report
+from gristmill.observe.report import Report, asked
 from gristmill.shards.counts import Counts
 
 # ---------------------------------------------------------------- status
@@ -108,6 +108,8 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     if now.get("rows_per_second"):
         left = f", {units.clock(now['eta'])} left" if now.get("eta") is not None else ""
         lines.append(("speed", f"{units.rate(now['rows_per_second'])}{left}"))
+    if now.get("used"):
+        lines.append(("asked", asked(now["used"])))
     if now.get("workers"):
         lines.append(("workers", units.count(now["workers"])))
     if now.get("held_by"):

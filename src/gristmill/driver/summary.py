@@ -13,7 +13,6 @@ from gristmill.driver.opening import Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scored, Scoring
 from gristmill.driver.tally import Tallied
-from gristmill.models.contract import USED
 from gristmill.observe.report import Report
 from gristmill.shards.counts import Counts
 
@@ -56,6 +55,7 @@ def _so_far(at: Planned, sums: Tallied) -> Report:
         workers=r.workers,
         engine=at.spec.engine.name,
         rows_run=sums.rows_run,
+        used=sums.used,
         per_worker=sums.per_worker,
         errors={k: int(v) for k, v in sums.errors.items() if v},
         notes=tuple(at.log.notes),
@@ -83,7 +83,6 @@ def finished(scored: Scored, whole: Whole) -> Report:
         held_back=_held_back(own, time) if time >= SHORT else {},
         padding=1 - figures["tokens"] / padded if padded else None,
         tokens=int(figures["tokens"]) if figures.get("tokens") else None,
-        used={name: figures[name] for name in USED if name in figures},
         errors={k: int(v) for k, v in whole.errors.items()},
     )
 

@@ -5,12 +5,13 @@ separate.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.commit.gates import summed
 from gristmill.commit.receipt import Receipt
+from gristmill.models.contract import USED
 from gristmill.observe.report import WorkerPace
 from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick
 from gristmill.shards.counts import Counts
@@ -20,13 +21,15 @@ from gristmill.shards.shard import ShardTable
 @dataclass(frozen=True)
 class Tallied:
     """The sums of a run's events: `counts` and `errors` are of all shards with a receipt, including those `resumed`
-    from earlier runs; `figures` and `rows_run` are of what it scored itself. `per_worker` has what each worker did, in
+    from earlier runs, as is what they `used` of endpoints; `figures` and `rows_run` are of what it scored itself.
+    `per_worker` has what each worker did, in
     the order in which they started, without those that committed nothing.
     """
 
     counts: Counts
     errors: Mapping[str, float]
     figures: Mapping[str, float]
+    used: Mapping[str, float]
     rows_run: int
     shards_done: int
     resumed: int
@@ -45,6 +48,7 @@ class Tally:
         self.counts = Counts()
         self._figures: dict[str, float] = {}
         self.errors: dict[str, float] = {}
+        self._used: dict[str, float] = {}
         self._before: dict[int, tuple[Counts, Mapping[str, int]]] = {}  # counts and errors of earlier runs' shards
         self._rows_run = 0
         self._resumed = 0
@@ -68,6 +72,7 @@ class Tally:
         self._before = {number: (Counts(*receipt.counts), receipt.errors) for number, receipt in done.items()}
         self.counts = sum((counts for counts, _ in self._before.values()), Counts())
         self.errors = summed(errors for _, errors in self._before.values())
+        self._used = used(receipt.figures for receipt in done.values())
         self._rows = self._rows_resumed = sum(shards.rows_of(n) or 0 for n in done) if self._total is not None else 0
         self._weight = self._weight_resumed = sum(shards.weight(n) for n in done)
         self._weights = shards.total_weight() or 1
@@ -108,7 +113,10 @@ class Tally:
         """The sums so far."""
         paces = tuple(p for p in self._paces.values() if p.rows)
         done = len(self._done)
-        return Tallied(self.counts, dict(self.errors), dict(self._figures), self._rows_run, done, self._resumed, paces)
+        return Tallied(
+            self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run, done, self._resumed,
+            paces,
+        )  # fmt: skip
 
     def _reach(self, tick: Tick) -> None:
         if self._shards is None or tick.key.startswith("probe"):
@@ -135,6 +143,7 @@ class Tally:
         self.counts = self.counts + counts
         self._rows_run += counts.rows_in
         self._figures = summed([self._figures, value["figures"]])
+        self._used = used([self._used, value["figures"]])
         self.errors = summed([self.errors, value["errors"]])
         if pace := self._paces.get(event.worker):
             self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)
@@ -164,7 +173,13 @@ class Tally:
             "rows_per_second": (rows - self._rows_resumed) / elapsed,
             "eta": elapsed * (1 - share) / (share - before) if share > before else None,
             "share": share,
+            "used": self._used,
         }
+
+
+def used(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What shards with these figures took of endpoints (USED)."""
+    return summed({name: each[name] for name in USED if name in each} for each in figures)
 
 
 def all_committed(shards: ShardTable, counts: Counts) -> dict[str, Any]:

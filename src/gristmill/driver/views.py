@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import onefile, publication, receipt
-from gristmill.driver import backends, opening, planning, selection, sourcecheck, sparktables
+from gristmill.driver import backends, opening, planning, selection, sourcecheck, sparktables, tally
 from gristmill.driver.estimate import estimate
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.run import finish, streamed
@@ -314,6 +314,7 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
         if holder is None and len(done) <= COUNTED:  # exact, while the last note is a little older
             read = [found for paths in done.values() if (found := receipt.valid(paths, files)) is not None]
             counts = sum((Counts(*r.counts) for r in read), Counts())
+            out["used"] = tally.used(r.figures for r in read)
             out.update(rows_done=counts.rows_in, rows_ok=counts.ok, rows_filtered=counts.all_filtered)
             out.update(rows_dead=counts.all_dead, shards_resumed=0)
         out["share"] = out["shards_done"] / max(1, out["shards_total"])

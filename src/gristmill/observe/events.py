@@ -15,8 +15,8 @@ class Progress:
     """How far a run is. Rows are source rows unless stated; totals are None if only reading will tell.
 
     `rows_done` counts committed rows and those scored since (`ticking`); `rows_ok`, `rows_dead` and `rows_filtered`
-    count the committed ones. `share` (0..1) is by bytes if the number of rows is unknown. Times are in seconds. `gate`
-    tells which gate did not hold, and the way out.
+    count the committed ones, and `used` is what these took of an endpoint (models.contract.USED). `share` (0..1) is by
+    bytes if the number of rows is unknown. Times are in seconds. `gate` tells which gate did not hold, and the way out.
     """
 
     phase: Phase = "planning"
@@ -39,6 +39,7 @@ class Progress:
     workers_wanted: int = 0
     waiting: str = ""
     gate: str = ""
+    used: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

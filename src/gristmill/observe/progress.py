@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TextIO, cast
 
@@ -142,6 +142,8 @@ def line(now: Progress) -> str:
             parts.append(f"{units.clock(now.eta)} left")
         if now.rows_dead:
             parts.append(f"{units.count(now.rows_dead)} dead")
+        if now.used:
+            parts.append(_asked(now.used))
         parts.append(units.plural(now.workers, "worker"))
         if now.shards_resumed and not now.shards_done > now.shards_resumed:
             parts.append(f"{units.plural(now.shards_resumed, 'shard')} done before")
@@ -154,6 +156,11 @@ def _rows(now: Progress) -> str:
     if now.rows_total is None:
         return f"{units.plural(now.rows_done, 'row')} ({units.percent(now.share)} of the bytes)"
     return f"{units.count(now.rows_done)} of {units.plural(now.rows_total, 'row')} ({units.percent(done_share(now))})"
+
+
+def _asked(used: Mapping[str, float]) -> str:
+    """What the committed rows took of an endpoint: its price, if that is known, else how many requests."""
+    return f"${used['cost']:.2f}" if "cost" in used else units.plural(int(used.get("requests", 0)), "request")
 
 
 def done_share(now: Progress) -> float:
@@ -183,6 +190,7 @@ def bar_line(now: Progress, width: int, full: str = "━", empty: str = "╌") -
         (units.short_rate(now.rows_per_second) if running and now.rows_per_second > 0 else "", 4),
         (f"{units.clock(now.eta)} left" if running and now.eta is not None else "", 5),
         (f"{units.count(now.rows_dead)} dead" if now.rows_dead else "", 3),
+        (_asked(now.used) if now.used else "", 4),
         (units.plural(now.workers, "worker") if running and now.workers else "", 6),
     ]
     kept = [part for part in parts if part[0]]

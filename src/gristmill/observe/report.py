@@ -200,7 +200,7 @@ def summary_rows(report: Report) -> list[Row]:
     digest = report.digest.removeprefix("sha256:")[:DIGEST]
     rows.append(("model", "", f"{report.model} {digest}".strip()))
     if report.used:
-        rows.append(("asked", "", _used(report.used)))
+        rows.append(("asked", "", asked(report.used)))
     if runs_on := report.details.get("runs_on"):
         rows.append(("on", "", _runs_on(runs_on)))
     return rows
@@ -273,8 +273,8 @@ def _held_back(report: Report) -> str:
     return f" ({names[what]} {units.percent(share)})"
 
 
-def _used(used: Mapping[str, float]) -> str:
-    """`1,204 requests, 310,221 tokens in, 40,112 out, $0.1882`."""
+def asked(used: Mapping[str, float]) -> str:
+    """What rows took of an endpoint: `1,204 requests, 310,221 tokens in, 40,112 out, $0.1882`."""
     tokens = [units.count(int(used.get(name, 0))) for name in ("prompt_tokens", "completion_tokens")]
     parts = [units.plural(int(used.get("requests", 0)), "request"), f"{tokens[0]} tokens in", f"{tokens[1]} out"]
     parts += [f"${used['cost']:.4f}"] if "cost" in used else []
