@@ -37,9 +37,9 @@ def test_what_was_written_is_there_as_it_was(tmp_path_factory: Any, rows: list[t
     assert whole == len(rows) or cut > 0
     again = Journal(folder, 7, "rb", "b", LOCAL)
     for row, answer in rows[:whole]:
-        assert again.earlier(again.key({"x": row})) == (True, answer)
-    assert all(again.earlier(again.key({"x": row})) == (False, None) for row in range(4))
-    assert Journal(folder, 8, "rc", "c", LOCAL).earlier(again.key({"x": 0})) == (False, None)
+        assert again.earlier(again.key({"x": row})) == (True, answer, {})
+    assert all(again.earlier(again.key({"x": row})) == (False, None, {}) for row in range(4))
+    assert Journal(folder, 8, "rc", "c", LOCAL).earlier(again.key({"x": 0})) == (False, None, {})
     again.remove()
     assert LOCAL.names(str(Path(folder, "journal"))) == []
 
@@ -98,6 +98,6 @@ def test_in_a_store_answers_are_kept_soon(tmp_path: Path) -> None:
     journal.put(journal.key(100), {"y": 100}, {})
     journal.close()
     again = Journal("s3://b/g", 3, "rb", "b", store)
-    assert all(again.earlier(again.key(n)) == (True, {"y": n}) for n in range(101))
+    assert all(again.earlier(again.key(n)) == (True, {"y": n}, {}) for n in range(101))
     again.remove()
     assert store.held == {}

@@ -46,15 +46,6 @@ class Staged:
         return self.rows()
 
 
-def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of mappings, name by name."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total.get(name, 0) + value
-    return total
-
-
 def worst(errors: Mapping[str, float]) -> str:
     """The three most frequent errors as " (KeyError: 12, …)"; "" if there are none."""
     top = sorted(errors.items(), key=lambda kv: -kv[1])[:3]

@@ -51,8 +51,7 @@ class Journal:
         self._waiting: list[bytes] = []
         self._segments = 0
         self._timer: threading.Timer | None = None
-        self._earlier: dict[bytes, deque[bytes]] = {}
-        self._before: dict[str, float] = {}
+        self._earlier: dict[bytes, deque[tuple[bytes, bool]]] = {}  # and whether it is of this run
         for name in sorted(files.names(self._folder)):
             if name.startswith(self._shard) and not name.endswith(".tmp"):
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
@@ -60,14 +59,7 @@ class Journal:
 
     def _read(self, data: bytes, of_run: bool) -> None:
         for key, kept in _records(data):
-            self._earlier.setdefault(key, deque()).append(kept)
-            for name, value in json.loads(kept)[1].items() if not of_run else ():
-                self._before[name] = self._before.get(name, 0.0) + value
-
-    def before(self) -> dict[str, float]:
-        """What the answers of earlier runs have taken; told once."""
-        found, self._before = self._before, {}
-        return found
+            self._earlier.setdefault(key, deque()).append((kept, of_run))
 
     def key(self, row: Any) -> bytes:
         """See models.contract.Journal: 16 bytes; none for a row with a value whose text may be that of another one."""
@@ -75,10 +67,13 @@ class Journal:
             return b""
         return hashlib.blake2b(repr(row).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
-    def earlier(self, key: bytes) -> tuple[bool, Any]:
+    def earlier(self, key: bytes) -> tuple[bool, Any, Mapping[str, float]]:
         """See models.contract.Journal."""
-        found = self._earlier.get(key)
-        return (False, None) if not found else (True, json.loads(found.popleft())[0])
+        if not (found := self._earlier.get(key)):
+            return False, None, {}
+        kept, of_run = found.popleft()
+        answer, used = json.loads(kept)
+        return True, answer, {} if of_run else used
 
     def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
         """Keep an answer, if it is of plain values: texts, numbers, lists and dicts of these; and what it has taken. If

@@ -22,7 +22,7 @@ from gristmill.job.uris import file_named
 from gristmill.observe import units
 from gristmill.observe.report import Report
 from gristmill.result import ids, reading
-from gristmill.shards.counts import Counts
+from gristmill.shards.counts import Counts, summed
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def published(s: Scored) -> Published:
 
 def _gates(s: Scored, counts: Counts) -> None:
     gates.account(counts, None if s.retries else s.plan.shards.rows())
-    errors = gates.summed(x.errors for x in s.receipts)
+    errors = summed(x.errors for x in s.receipts)
     if warning := gates.warning(s.spec.gates, counts, errors):
         s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
     if not s.verbs.accept and not s.retries:
@@ -93,14 +93,14 @@ def _gates(s: Scored, counts: Counts) -> None:
 
 def _whole(s: Scored, new: Counts) -> Whole:
     """The live result: the base's counts with this generation's added, but without this generation's files."""
-    errors, shards = gates.summed(x.errors for x in s.receipts), len(s.plan.shards)
+    errors, shards = summed(x.errors for x in s.receipts), len(s.plan.shards)
     if s.base is None or s.generation.base is None:
         return Whole(new, errors, shards, [s.generation.number], [])
     body, live = s.base.body, s.base.live()
     before = Counts(*body.counts_list)
     numbers, shards = [*body.generations, s.generation.number], body.shards + shards
     if not s.retries:
-        return Whole(before + new, gates.summed([body.errors, errors]), shards, numbers, live)
+        return Whole(before + new, summed([body.errors, errors]), shards, numbers, live)
     letters = reading.dead_letters(reading.letters_of(s.root, live, s.files), s.files)
     # All of the base's dead letters were scored again: those still dead are this generation's own.
     counts = retrying.combined(before, letters, new)

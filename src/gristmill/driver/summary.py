@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gristmill.commit.documents import Live
-from gristmill.commit.gates import summed
 from gristmill.commit.publication import published
 from gristmill.driver import budgets, shipping
 from gristmill.driver.opening import Opened
@@ -14,7 +13,7 @@ from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scored, Scoring
 from gristmill.driver.tally import Tallied
 from gristmill.observe.report import Report
-from gristmill.shards.counts import Counts
+from gristmill.shards.counts import Counts, summed
 
 
 @dataclass(frozen=True)

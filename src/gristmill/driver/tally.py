@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gristmill.commit.gates import summed
 from gristmill.commit.receipt import Receipt
 from gristmill.models.contract import USED
 from gristmill.observe.report import WorkerPace
 from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick
-from gristmill.shards.counts import Counts
+from gristmill.shards.counts import Counts, summed
 from gristmill.shards.shard import ShardTable
 
 

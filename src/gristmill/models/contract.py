@@ -117,8 +117,10 @@ class Journal(Protocol):
         """A digest of the row that a function is given; empty if it cannot be told from others."""
         ...
 
-    def earlier(self, key: bytes) -> tuple[bool, Any]:
-        """Whether an earlier attempt was answered for such a row, and the answer: each serves one row."""
+    def earlier(self, key: bytes) -> tuple[bool, Any, Mapping[str, float]]:
+        """Whether an earlier attempt was answered for such a row, the answer, and what that took (USED) if it was in an
+        earlier run: each serves one row.
+        """
         ...
 
     def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
@@ -155,8 +157,8 @@ class RowModel(Model, Protocol):
         """Nobody needs the answers: ask for no more of these rows."""
         ...
 
-    def used(self) -> dict[str, float]:
-        """What answers have cost since this was last asked (USED), for the report; nothing for functions."""
+    def used(self, prepared: Prepared) -> Mapping[str, float]:
+        """What the answers to these rows have taken (USED), for the report; nothing for functions."""
         ...
 
     def leave(self) -> None:

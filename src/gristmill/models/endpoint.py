@@ -44,7 +44,11 @@ REPLIES = {
 
 
 class Refused(Exception):
-    """The endpoint refuses this request, and would again: with which status, and its reply if that is JSON."""
+    """The endpoint refuses this request, and would again: with which status, and its reply if that is JSON. `used` is
+    what its row has taken all the same (contract.USED).
+    """
+
+    used: Mapping[str, float] = {}
 
     def __init__(self, why: str, status: int = 400, reply: Any = None) -> None:
         super().__init__(why)

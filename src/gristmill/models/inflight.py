@@ -8,10 +8,11 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gristmill.process.startup import UserCode
+from gristmill.shards.counts import summed
 
 SOON = 5.0  # seconds: what a function does when its call is cancelled should not take longer
 
@@ -48,6 +49,13 @@ class Answers:
         self._own = own
         self._changed = threading.Condition()
         self.dropped = False
+        self.used: dict[str, float] = {}  # what the answers have taken (contract.USED)
+
+    def took(self, used: Mapping[str, float]) -> None:
+        """Count what one of the answers has taken."""
+        if used:
+            with self._changed:
+                self.used = summed([self.used, used])
 
     def put(self, place: int, answer: Any) -> None:
         """The answer to a row, or `Raised`. Called before the function is called again by whoever called it."""

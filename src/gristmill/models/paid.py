@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from gristmill.models.contract import Place
 from gristmill.models.endpoint import CHAT, NOBODY, Endpoint
 from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
+from gristmill.shards.counts import summed
 
 OPENAI = "https://api.openai.com/v1"
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
@@ -95,7 +95,7 @@ def loaded(
     **more: Any,
 ) -> L:
     """The model whose rows are answered by `asker(spec, share, at_once, limit, **more)`, as Paid and `endpoint_of` have
-    these: a class with an async `__call__`, which gives an Answer, `used` and `aclose`. It takes and adds these
+    these: a class with an async `__call__`, which gives an Answer, and `aclose`. It takes and adds these
     columns; `by_user` as in RowModel.
     """
     at_once = place.at_once or spec.most
@@ -129,17 +129,12 @@ class LoadedAsker(LoadedRows):
         super().__init__(spec, replace(place, limit=math.inf))
         self.by_user = by_user
 
-    def used(self) -> dict[str, float]:
-        """See RowModel."""
-        found: dict[str, float] = self._call.built.used()
-        return found
-
     def leave(self) -> None:
         """See RowModel."""
         self._flight.close(self._call.built.aclose)
 
-    def _kept(self, answer: Answer) -> tuple[Any, Mapping[str, float]]:
-        return dict(answer), answer.used
+    def _kept(self, answer: Answer) -> Any:
+        return dict(answer)
 
 
 class Answer(dict[str, Any]):
@@ -157,7 +152,7 @@ class Bill:
 
     def add(self, used: Mapping[str, float]) -> None:
         """One more request."""
-        self.used = {name: self.used.get(name, 0.0) + value for name, value in used.items()}
+        self.used = summed([self.used, used])
 
 
 @dataclass(frozen=True)
@@ -193,7 +188,7 @@ class Paid:
         self._asked = asked
         self._prices = None if spec.price is None else prices(spec.price)
         self._most = None if spec.max_cost is None else spec.max_cost * share
-        self.spent = Spent()
+        self._spent = Spent()
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
 
@@ -227,18 +222,18 @@ class Paid:
 
     async def _new(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         """An answer, counted; not asked for if it might cost more than is left."""
-        if self._most is not None and self.spent.might_cost() > self._most:
+        if self._most is not None and self._spent.might_cost() > self._most:
             whose = "" if self._most == self._spec.max_cost else " by this worker"
             self._asked.stop(
                 RunFailed(
-                    f"max_cost {self._spec.max_cost:g}: ${self.spent.cost:.4f} are spent{whose}, and the requests in "
+                    f"max_cost {self._spec.max_cost:g}: ${self._spent.cost:.4f} are spent{whose}, and the requests in "
                     "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
                 )
             )
-        with self.spent.one():
+        with self._spent.one():
             reply = await self._asked.ask(body, tokens, path)
         used = _used(reply.get("usage") or {}, self._prices)
-        self.spent.add(used)
+        self._spent.add(used)
         bill.add(used)
         return reply
 
@@ -259,14 +254,12 @@ class Paid:
 
 
 class Spent:
-    """Requests, tokens and dollars of a worker: added to in its loop, and taken by the thread that reports."""
+    """What a worker has spent, for the limit of costs."""
 
     def __init__(self) -> None:
         self.cost = 0.0
         self._answers = 0
         self._flying = 0
-        self._new: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
@@ -285,20 +278,6 @@ class Spent:
         """Count a request."""
         self.cost += used.get("cost", 0.0)
         self._answers += 1
-        with self._lock:
-            for name, value in used.items():
-                self._new[name] = self._new.get(name, 0.0) + value
-
-    def failed(self) -> None:
-        """Count a request that was answered with an error."""
-        with self._lock:
-            self._new["refused"] = self._new.get("refused", 0.0) + 1
-
-    def taken(self) -> dict[str, float]:
-        """What is new since the last call."""
-        with self._lock:
-            found, self._new = self._new, {}
-        return found
 
 
 def _used(usage: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:

@@ -37,6 +37,8 @@ NEW_MOST = "max_completion_tokens"  # as newer models of OpenAI want max_tokens 
 class Misfit(Exception):
     """An answer that is not of the form asked for, also when asked for again."""
 
+    used: Mapping[str, float] = {}
+
 
 def resolve(spec: Prompt) -> Prompt:
     """The spec with the texts of its files, its endpoint and its key, which the workers' machines may lack."""
@@ -214,8 +216,9 @@ class Asker:
         bill = Bill()
         try:
             answer = Answer(await self._answered(messages, bill))
-        except (Misfit, Refused):
+        except (Misfit, Refused) as e:
             self._paid.forget(bill)
+            e.used = bill.used
             raise
         answer.used = bill.used
         return answer
@@ -258,10 +261,6 @@ class Asker:
         """`heard` is called whenever a local model got on."""
         if self._own is not None:
             self._own.alive = heard
-
-    def used(self) -> dict[str, float]:
-        """What was asked for since the last call."""
-        return self._paid.spent.taken()
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -111,16 +111,11 @@ class Sender:
         answer.used = bill.used
         return answer
 
-    def used(self) -> dict[str, float]:
-        """What was asked for since the last call."""
-        return self._paid.spent.taken()
-
     async def aclose(self) -> None:
         """Close the connections."""
         await self._paid.aclose()
 
     def _failed(self, name: str, code: str, why: str, response: str | None) -> Answer:
-        self._paid.spent.failed()
         answer = Answer(id=name, response=response, error=_json({"code": code, "message": why}))
         answer.used = {"refused": 1.0}
         return answer

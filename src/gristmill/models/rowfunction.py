@@ -16,6 +16,7 @@ from gristmill.models.contract import Journal, Place, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.inflight import Answers, Coroutines, Flight, Raised, Threads
 from gristmill.process.ownership import own
+from gristmill.shards.counts import summed
 
 
 class Begun:
@@ -47,6 +48,7 @@ class LoadedRows(LoadedFunction):
         super().__init__(spec, place, "rows")
         function = self._call.function
         coroutine = is_async(type(function) if self._call.built is not None else function)
+        self._anew: dict[str, float] = {}  # what rows took that were asked for once more
         self._flight: Flight = (
             Coroutines(function, place.at_once, place.limit) if coroutine else Threads(function, place.at_once)
         )
@@ -66,9 +68,11 @@ class LoadedRows(LoadedFunction):
         """See RowModel."""
         self._begun(prepared).answers.dropped = True
 
-    def used(self) -> dict[str, float]:
+    def used(self, prepared: Prepared) -> Mapping[str, float]:
         """See RowModel."""
-        return {}
+        asked = {} if prepared.inputs.begun is None else self._begun(prepared).answers.used
+        found, self._anew = summed([asked, self._anew]), {}
+        return found
 
     def leave(self) -> None:
         """See RowModel."""
@@ -88,6 +92,7 @@ class LoadedRows(LoadedFunction):
         if found is None:
             answers = self._asked(given, _unheard)
             answers.wait()
+            self._anew = summed([self._anew, answers.used])
             found = answers.of(range(len(index)))
         return found if self._returns is not None else [self._nothing if one is None else one for one in found]
 
@@ -99,9 +104,9 @@ class LoadedRows(LoadedFunction):
             "(or declare returns=)"
         )
 
-    def _kept(self, answer: Any) -> tuple[Any, Mapping[str, float]]:
-        """What a journal keeps of an answer, and what the answer has taken."""
-        return answer, {}
+    def _kept(self, answer: Any) -> Any:
+        """What a journal keeps of an answer."""
+        return answer
 
     def _asked(self, given: pa.Table, answered: Callable[[], None], journal: Journal | None = None) -> Answers:
         rows = to_batch(given, "rows")
@@ -109,15 +114,21 @@ class LoadedRows(LoadedFunction):
         known: set[int] = set()
 
         def heard(place: int, answer: Any) -> None:
-            if journal is not None and keys[place] and place not in known and not isinstance(answer, Raised):
-                journal.put(keys[place], *self._kept(answer))
+            if place not in known:
+                used = getattr(answer.error if isinstance(answer, Raised) else answer, "used", {})
+                answers.took(used)
+                if journal is not None and keys[place] and not isinstance(answer, Raised):
+                    journal.put(keys[place], self._kept(answer), used)
             answered()
 
         answers = Answers(rows, heard, own if self.by_user else _same, self._order(rows))
         for place, key in enumerate(keys):
-            there, answer = journal.earlier(key) if journal is not None and key else (False, None)
+            if journal is None or not key:
+                continue
+            there, answer, used = journal.earlier(key)
             if there:
                 known.add(place)
+                answers.took(used)
                 answers.put(place, answer)
         self._flight.begin(answers)
         return answers

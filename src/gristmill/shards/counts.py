@@ -1,7 +1,8 @@
-"""Rows by outcome: what receipts hold, gates compare and reports show."""
+"""Rows by outcome, and other figures: what receipts hold, gates compare and reports show."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -67,3 +68,12 @@ class Counts:
                 f"{self.derived_dead} dead = {self.ok + self.derived_filtered + self.derived_dead}"
             )
         return None
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of mappings, name by name."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0) + value
+    return total

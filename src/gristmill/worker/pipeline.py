@@ -27,6 +27,7 @@ from gristmill.errors import BadOutput
 from gristmill.models.contract import RowModel
 from gristmill.process.liveness import LOADING
 from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick
+from gristmill.shards.counts import summed
 from gristmill.worker.bisection import ModelBroken, Stage
 from gristmill.worker.heap import resident
 from gristmill.worker.identity import Identity
@@ -82,6 +83,7 @@ class ShardWorker:
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._watch.load()
         self._looking = threading.Lock()
+        self._used: dict[str, float] = {}  # what rows took of an endpoint, and is in no shard's figures yet
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
@@ -365,10 +367,11 @@ class ShardWorker:
             scored = 0  # these rows' share is told again as they are scored
             done = self._predict.score(task, window, self._before, tick)
             done.figures["model_seconds"] += seconds
-            if self._rows is not None and task.kind == "score":  # a probe's answers are those of shard 0
-                journal = self._journals.get(key)
-                for name, value in (*self._rows.used().items(), *(journal.before() if journal else {}).items()):
-                    done.figures[name] = done.figures.get(name, 0.0) + value
+            if self._rows is not None:  # a probe's answers are those of shard 0
+                self._used = summed([self._used, self._rows.used(window.prepared)])
+                if task.kind == "score":
+                    done.figures.update(self._used)
+                    self._used = {}
         else:
             done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
         self._behind = (key, behind + window.counts.rows_in, end)
