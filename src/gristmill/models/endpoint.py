@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
+from gristmill.job.uris import redact
 from gristmill.models.pace import Pace
 from gristmill.models.room import Room
 from gristmill.process.extras import require
@@ -223,13 +224,18 @@ class Endpoint:
             address.flying -= 1
         if status == 200:
             return _parsed(text, key)
-        raise self._failure(status, text, headers)
+        raise self._failure(status, text, headers, f"{redact(address.url)}/{path}")
 
-    def _failure(self, status: int, text: bytes, headers: Mapping[str, str]) -> Exception:
+    def _failure(self, status: int, text: bytes, headers: Mapping[str, str], asked: str) -> Exception:
         said, code = _said(text)
-        why = f"{status}: {said}" if said else str(status)
+        why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if status in NOBODY or code in QUOTA:
             what = NOBODY.get(status, "the account")
+            if status == 404:
+                v1 = "" if "/v1" in asked else "; most addresses end in /v1 (base_url)"
+                why = f"{why} ({asked}{v1})"
+            elif status == 401 and "authorization" not in self._headers:
+                why = f"{why}; no key was sent: OPENAI_API_KEY is not set, and no api_key is given"
             if not self._answered:
                 self._over = BadModel(f"the endpoint refuses {what}: {why}")
             else:
