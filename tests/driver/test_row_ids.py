@@ -82,7 +82,7 @@ def test_nan_answers_tell_how_they_are_published(tmp_path: Path) -> None:
         gm.Job(table, gm.model(passed), str(tmp_path / "out"), workers=0, gates={"min_ok": 0.1}).run()
     had, made = gm.dead(str(tmp_path / "out"))["message"].to_pylist()
     assert "column 'x', which the row's own column already had; on_nan keep" in had
-    assert "column 'y'; on_nan keep" in made
+    assert "column 'y'; on_nan keep" in made and "which --restart begins" in made
 
 
 def test_nan_that_is_left_out_is_no_failure(tmp_path: Path) -> None:

@@ -223,6 +223,11 @@ MISTAKES = [
     ),
     (swap("chunking:split", "chunking"), {}, "job.yaml:3: callable 'chunking': write it as MODULE:NAME"),
     (swap("{prod: {engine: {name", "{prod: {engnie: {name"), {}, "job.yaml:8: a job has no key 'engnie'"),
+    (
+        SMALL.replace("call: 'scoring:score'", "prompt: x, model: m"),
+        {},
+        "model has no key 'model': the language model's",
+    ),
     (CONTRACT, {"profile": "pord"}, "--profile pord: job.yaml has no such profile: did you mean prod?"),
     (CONTRACT, {"variables": {"dss": "x"}}, "--var dss=x: job.yaml has no ${dss}; did you mean ds?"),
     (

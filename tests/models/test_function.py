@@ -187,6 +187,10 @@ def here(tmp_path, monkeypatch):
         "    def __call__(self, batch): return batch['x'] > self.threshold\n"
         "made = Scorer()\n"
         "number = 3\n"
+        "class Strict:\n"
+        "    def __init__(self, path): pass\n"
+        "    def __call__(self, batch): return batch\n"
+        "def mixed(batch, b, c, d=1): return batch\n"
     )
     (tmp_path / "broken_here.py").write_text("import not_there_at_all\n")
     (tmp_path / "raises_here.py").write_text("1 / 0\n")
@@ -212,6 +216,12 @@ def test_callables_by_name_from_the_current_folder(here):
         ("scoring_here:number", {}, "cannot be called"),
         ("scoring_here:Scorer", {"treshold": 1}, "did you mean 'threshold'"),
         ("scoring_here:score", {"factor": 1}, "has no argument 'factor'"),
+        (
+            "scoring_here:Strict",
+            {},
+            "missing a required argument: 'path'; give it with --arg path=…, args: {path: …} or",
+        ),
+        ("scoring_here:mixed", {"b": 1}, "missing a required argument: 'c'; give it with --arg c=…"),
         ("broken_here:f", {}, "No module named 'not_there_at_all'"),
         ("raises_here:f", {}, "ZeroDivisionError"),
     ],

@@ -94,6 +94,33 @@ def test_what_no_row_would_be_answered_for_is_said_after_one_request(chat: ChatS
         assert e.value.exit_code == 2 and chat.told()["requests"] - before == requests
 
 
+def test_a_missing_key_and_a_wrong_address_are_named(
+    chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPENAI_API_KEY, if none was sent; the whole address that is not there, and that /v1 is missing."""
+    asked = {"prompt": "{{ text }}", "model": "m", "workers": 0}
+    root = chat.url.removesuffix("/v1")
+    with pytest.raises(BadModel, match=rf"404: Not Found \({root}/chat/completions; most addresses end in /v1"):
+        gm.prompt(table(), tmp_path / "out", base_url=root, **asked)
+    with pytest.raises(BadModel, match=rf"404: Not Found \({chat.url}/more/chat/completions\)"):
+        gm.prompt(table(), tmp_path / "out", base_url=f"{chat.url}/more", **asked)
+    with pytest.raises(BadModel, match=r"401: Incorrect API key provided$"):
+        gm.prompt(table(), tmp_path / "out", api_key="wrong", **asked)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(BadModel, match=r"401: Incorrect .*; no key was sent: OPENAI_API_KEY is not set"):
+        gm.prompt(table(), tmp_path / "out", **asked)
+
+
+def test_a_prompt_without_a_column_is_noted(tmp_path: Path) -> None:
+    """By the plan; not one that names a column anywhere, in a file as well, or that may read any."""
+    (tmp_path / "prompt.txt").write_text("{{ text }}")
+    told = {}
+    for prompt in ("{ text }", "{{ text }}", "{{ row }}", f"@{tmp_path / 'prompt.txt'}"):
+        job = gm.Job(table(3), gm.Prompt(prompt, "m", base_url="http://127.0.0.1:9/v1"), str(tmp_path / "out"))
+        told[prompt] = [note for note in job.plan().notes if "all rows are asked the same" in note]
+    assert [bool(notes) for notes in told.values()] == [True, False, False, False], told
+
+
 def test_a_bad_prompt_is_said_before_any_request(chat: ChatServer, tmp_path: Path) -> None:
     """With the nearest name, the line, the field."""
     (tmp_path / "latin.txt").write_bytes("für {{ text }}".encode("latin-1"))

@@ -59,12 +59,20 @@ def test_format_overrules_the_suffix() -> None:
         ("README", "there is no suffix to tell the format by"),
         ("a.json", "format='jsonl'"),
         ("a.parquet.gz", r"\.parquet\.gz"),
+        ("a.csv.zip", r"a\.csv\.zip: .* unzip it"),
     ],
 )
 def test_an_unknown_suffix_is_named_with_the_way_out(name: str, said: str) -> None:
     """With a suggestion where one is near."""
     with pytest.raises(BadSource, match=said):
         by_suffix(name)
+
+
+def test_a_zip_archive_is_no_table() -> None:
+    """Whatever the format is said to be; as one row, its bytes, it can be read."""
+    with pytest.raises(BadSource, match="unzip it"):
+        by_suffix("a.csv.zip", format="csv")
+    assert by_suffix("a.csv.zip", format="binary") == "binary"
 
 
 def test_several_formats_need_to_be_told_apart() -> None:

@@ -54,7 +54,10 @@ def worst(errors: Mapping[str, float]) -> str:
 
 def _why(errors: Mapping[str, float]) -> str:
     """The worst errors, and what to do about NaN or infinite answers and about rows with nulls."""
-    keep = "; rows with NaN or infinite answers are published with on_nan keep (--on-nan keep, on_nan='keep')"
+    keep = (
+        "; rows with NaN or infinite answers are published with on_nan keep (--on-nan keep, on_nan='keep'), which "
+        "makes it another job"
+    )
     skip = (
         "; rows with nulls are left out with on_null skip (--on-null skip, on_null='skip'), which makes it another job"
     )

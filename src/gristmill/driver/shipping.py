@@ -129,7 +129,7 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
     if doubled:
         raise BadJob(
             f"column {doubled[0]!r} would appear twice in the output: {r.model.name} returns it and keep carries it "
-            "over; rename one (output=) or leave it out of keep"
+            "over; return only the columns that it adds, rename one (output=), or leave it out of keep"
         )
     for option, name in (("row_id", sink.row_id), ("model_version", sink.model_version)):
         if name in answer["results"]:

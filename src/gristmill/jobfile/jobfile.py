@@ -99,7 +99,7 @@ def read_job_file(
         whole = merged(read, other)
         check_keys(whole)
         own = {v: f"{whole.place(('vars', v))}: profile {other}" for v in variables_of(read, ("profiles", other))}
-        check_given(whole, [*variables_of(read), *references(document.value)], own)
+        check_given(whole, [*variables_of(read), *references(document)], own)
     check_names(spec)
     return spec
 

@@ -346,7 +346,9 @@ def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
     """The line for an unknown key, with the nearest known one, here or in another section."""
     key, known = str(path[-1]), list(known)
     where = f"{dotted(path[:-1])} has" if path[:-1] else "a job has"
-    if len(path) > 1 and key in JobSection.model_fields:
+    if path == ("model", "model") and "llm" in known:
+        hint = "the language model's name is llm: …"
+    elif len(path) > 1 and key in JobSection.model_fields:
         hint = f"it is a key of the job itself: write {key}: … at its top"
     elif len(homes := [name for name, section in _SECTIONS.items() if key in section.model_fields]) > 1:
         hint = f"it is a key of {' and of '.join(homes)}: write {homes[0]}: {{{key}: …}}"

@@ -148,8 +148,7 @@ def check_given(document: Document, declared: Iterable[str], given: Mapping[str,
     """Raises BadJob for a variable, in words as it was given, that is neither declared nor used in the document: its
     name is probably mistyped.
     """
-    job = {key: part for key, part in document.value.items() if key != "profiles"}
-    known = {*declared, *references(job)}
+    known = {*declared, *references(document)}
     for name, said in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), 1)
@@ -167,14 +166,18 @@ def variables_of(document: Document, path: Path = ()) -> list[str]:
     return list(declared) if isinstance(declared, dict) else []
 
 
-def references(value: Any) -> Iterator[str]:
-    """The names of all variables that are used somewhere in a value."""
+def references(document: Document) -> set[str]:
+    """The names of all variables that a document uses, its profiles left out."""
+    return {name for key, part in document.value.items() if key != "profiles" for name in _references(part)}
+
+
+def _references(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         names = (match[1] for match in _REFERENCE.finditer(value))
         yield from (name for name in names if name and not name.startswith("env:"))
     elif isinstance(value, (dict, list)):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from references(part)
+            yield from _references(part)
 
 
 def dotted(path: Path) -> str:

@@ -74,15 +74,16 @@ def check_arguments(call: Call) -> None:
         if given not in names and not takes_any:
             hint = did_you_mean(given, names) or f": it has {', '.join(names) or 'none'}"
             raise BadModel(f"{call.name} has no argument {given!r}{hint}")
+    first = () if inspect.isclass(call.target) else (None,)  # the batch
     try:
-        if inspect.isclass(call.target):
-            signature.bind(**call.args)
-        else:
-            signature.bind(None, **call.args)
+        signature.bind(*first, **call.args)
     except TypeError as e:
-        raise BadModel(
-            f"{call.name} cannot be called with a batch and {sorted(call.args) or 'no arguments'}: {e}"
-        ) from e
+        what = f"{call.name} cannot be called with a batch and {sorted(call.args) or 'no arguments'}: {e}"
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        asked = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in named]
+        if missing := [name for name in asked[len(first) :] if name not in call.args]:
+            what += f"; give it with --arg {missing[0]}=…, args: {{{missing[0]}: …}} or gm.model(…, {missing[0]}=…)"
+        raise BadModel(what) from e
 
 
 def is_async(target: Any) -> bool:

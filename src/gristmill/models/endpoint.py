@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
+from gristmill.job.uris import redact
 from gristmill.models.pace import Pace
 from gristmill.models.room import Room
 from gristmill.process.extras import require
@@ -300,7 +301,7 @@ class Endpoint:
             address.flying -= 1
         if status == 200:
             return _parsed(text, REPLIES[path])
-        raise self._failure(status, text, headers, sent)
+        raise self._failure(status, text, headers, f"{redact(address.url)}/{path}", sent)
 
     def _opened(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -313,12 +314,17 @@ class Endpoint:
             )
         return self._session
 
-    def _failure(self, status: int, text: bytes, headers: Mapping[str, str], sent: float) -> Exception:
+    def _failure(self, status: int, text: bytes, headers: Mapping[str, str], asked: str, sent: float) -> Exception:
         said, code = _said(text)
-        why = f"{status}: {said}" if said else str(status)
+        why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if status == 403 and code not in QUOTA:
             return Forbidden(why, sent, _json(text))
         if status in self._nobody or code in QUOTA:
+            if status == 404:
+                v1 = "" if "/v1" in asked else "; most addresses end in /v1 (base_url)"
+                why = f"{why} ({asked}{v1})"
+            elif status == 401 and "authorization" not in self._headers:
+                why = f"{why}; no key was sent: OPENAI_API_KEY is not set, and no api_key is given"
             self._over = self._refused(self._nobody.get(status, "the account"), why)
             return self._over
         if status in LATER:

@@ -74,6 +74,14 @@ def _files(spec: Prompt) -> LlmFiles | None:
     return files
 
 
+def remarks(spec: Prompt) -> tuple[str, ...]:
+    """A warning if all rows are asked the same."""
+    asked = Conversation(resolve(spec), answers_of(spec))
+    if asked.whole or asked.columns:
+        return ()
+    return ("the prompt names no column, so all rows are asked the same: a column's value is {{ column }}",)
+
+
 def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     """See ModelKind. No request is made."""
     outputs = _schema(spec)

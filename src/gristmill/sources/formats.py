@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SOURCES", "by_bytes", "damaged", "format_options", "reading", "source_format", "suffix_of"]
 
 _COMPRESSED = (".gz", ".zst", ".bz2")
+_ZIPPED = "a .zip file may hold several files: unzip it, or name one of them, as zip://NAME::file:///PATH"
 
 SOURCES: Registry[type[SourceFormat]] = Registry(
     "source format",
@@ -64,6 +65,9 @@ def source_format(source: Source, files: Sequence[SourceFile]) -> SourceFormat:
     Raises BadSource if a suffix is unknown or files differ in format, naming them.
     """
     name = _format_of(files, source) if source.format is None else SOURCES.known(source.format)
+    zipped = next((file.path for file in files if suffix_of(file.path) == ".zip"), None)
+    if zipped is not None and SOURCES.get(name).compressed:
+        raise BadSource(f"{zipped}: {_ZIPPED}")
     if not any(file.folders for file in files):
         return _source(name)
     from gristmill.sources.hive import Hive
@@ -143,6 +147,8 @@ def _unknown(suffix: str) -> str:
             "a .json file may be one JSON value or one per line: if each line is a record, give format='jsonl' "
             "(--source-format jsonl)"
         )
+    if suffix == ".zip":
+        return _ZIPPED
     alike = difflib.get_close_matches(suffix, [s for of in suffixes.values() for s in of], n=1, cutoff=0.7)
     hint = f"did you mean {alike[0]}? " if alike else ""
     what = f"suffix {suffix!r} is not a known format" if suffix else "there is no suffix to tell the format by"

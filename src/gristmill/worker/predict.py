@@ -375,7 +375,7 @@ class Predict:
                 had = ", which the row's own column already had" if own is not None and own[place[i]] else ""
                 message = (
                     f"{self._recipe.model.name} returned {what} in column {name!r}{had}; on_nan keep (--on-nan keep, "
-                    "on_nan='keep') publishes such rows"
+                    "on_nan='keep') publishes such rows: it makes another job, which --restart begins"
                 )
                 dead.append(DeadRow(int(place[i]), stage, error, message))
             bad |= found
