@@ -126,11 +126,18 @@ def valid(paths: list[str], files: Files = LOCAL) -> Receipt | None:
     return None
 
 
-def standing(folder: str, files: Files = LOCAL) -> dict[int, Receipt]:
-    """All valid receipts, by shard."""
+def standing(folder: str, files: Files = LOCAL, known: Mapping[int, Receipt] | None = None) -> dict[int, Receipt]:
+    """All valid receipts, by shard; those `known` are not read again, as long as they are listed."""
     found = listed(folder, files)
-    read = zip(found, files.map(lambda paths: valid(paths, files), found.values()), strict=True)
-    return {number: receipt for number, receipt in read if receipt is not None}
+    held = {
+        number: receipt
+        for number, receipt in (known or {}).items()
+        if join(folder, name(number, receipt.version)) in found.get(number, ())
+    }
+    new = {number: paths for number, paths in found.items() if number not in held}
+    read = zip(new, files.map(lambda paths: valid(paths, files), new.values()), strict=True)
+    held.update((number, receipt) for number, receipt in read if receipt is not None)
+    return dict(sorted(held.items()))
 
 
 def cut(files: Files, work: str, found: Iterable[Receipt]) -> list[Receipt]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from gristmill.driver.planning import Resolved
 from gristmill.driver.shipping import pieces, reader
+from gristmill.errors import BadSource
 from gristmill.models import kinds
 from gristmill.worker.pieces import blocks, reading
 
@@ -20,7 +21,10 @@ def estimate(r: Resolved) -> Mapping[str, float]:
     """
     if r.job.steps or not kinds.estimates(r.model):
         return {}
-    read, rows = _some(r)
+    try:
+        read, rows = _some(r)
+    except BadSource:  # for the run to tell, where a damaged file may be left out
+        return {}
     if not read:
         return {}
     share = (r.rows if r.rows is not None else r.estimated_rows) / read

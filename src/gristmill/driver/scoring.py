@@ -221,7 +221,7 @@ class Scoring:
     def _all_read(self) -> bool:
         """Read all receipts. Returns whether every shard has a valid one whose files are all there."""
         at = self.planned
-        self.receipts = receipts.standing(at.generation.receipts, at.files)
+        self.receipts = receipts.standing(at.generation.receipts, at.files, self.receipts)
         if not at.stream:  # a stream removes what was read
             self._void_cut(at)
         return len(self.receipts) == len(at.plan.shards)

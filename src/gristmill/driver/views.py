@@ -88,6 +88,7 @@ def plan(spec: JobSpec) -> PlanView:
             problems.append(str(e))
             r = resolved(replace(spec, gates=UNGATED))
         sink = "" if held is None else selection.outlook(held, r, spec.on_new_files == "append")
+        takes = estimate(r)
     rows = r.rows
     table = shard.cut(r.files, r.selection, planning.shard_rows(r, None), max(1, r.workers))
     given = r.schema.names if r.columns is None else r.columns
@@ -105,7 +106,7 @@ def plan(spec: JobSpec) -> PlanView:
         timed or rows is None, r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), (*r.warnings, *([r.nulls_given] if r.nulls_given else [])), problems, sink,
-        estimate(r),
+        takes,
     )  # fmt: skip
 
 
