@@ -22,6 +22,7 @@ from gristmill.files.disk import LocalFiles, join
 
 SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once,
 AT_ONCE = 0.1  # or after so many, where code has to be compared first
+PROBE = "probe"  # instead of a shard's number: the first rows, of whichever shards
 _HEAD = struct.Struct("<16sII")  # the row's digest, and length and CRC-32 of the answer
 _KEPT = (str, int, float, bool, type(None))
 # What rows are made of (arrow.topython); an extension type of the user's may give anything.
@@ -31,19 +32,26 @@ _TOLD = {
 
 
 class Journal:
-    """The answers of one attempt at a shard, in some run, and those of earlier attempts. `folder` is the generation's.
+    """The answers of one attempt at a shard, in some run, and those of earlier attempts. `folder` is the generation's;
+    the first rows, of a probe, are in no shard (None), and each shard may have some of them.
 
     `stands` is called after answers came and before they are kept, in any thread: it raises if the code that gave them
     is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
     """
 
     def __init__(
-        self, folder: str, shard: int, run: str, attempt: str, files: Files, stands: Callable[[], None] | None = None
+        self,
+        folder: str,
+        shard: int | None,
+        run: str,
+        attempt: str,
+        files: Files,
+        stands: Callable[[], None] | None = None,
     ) -> None:
         self._stands = stands
         self._files = files
         self._folder = join(folder, "journal")
-        self._shard = f"{shard:07d}."
+        self._shard = f"{PROBE if shard is None else f'{shard:07d}'}."
         self._path = join(self._folder, f"{self._shard}{run}.{attempt}")
         self._lock = threading.Lock()
         self._out: Any = None
@@ -53,9 +61,11 @@ class Journal:
         self._timer: threading.Timer | None = None
         self._earlier: dict[bytes, deque[tuple[bytes, bool]]] = {}  # and whether it is of this run
         for name in sorted(files.names(self._folder)):
-            if name.startswith(self._shard) and not name.endswith(".tmp"):
+            if name.startswith((self._shard, f"{PROBE}.")) and not name.endswith(".tmp"):
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
-                    self._read(files.read(join(self._folder, name)), of_run=name.startswith(f"{self._shard}{run}."))
+                    self._read(
+                        files.read(join(self._folder, name)), of_run=name.partition(".")[2].startswith(f"{run}.")
+                    )
 
     def _read(self, data: bytes, of_run: bool) -> None:
         for key, kept in _records(data):
@@ -121,9 +131,16 @@ class Journal:
 
     def remove(self) -> None:
         """The shard is committed: its answers are in its files."""
+        self._removed(self._shard)
+
+    def spoil(self) -> None:
+        """No column can be made of the answers, which may be those of the first rows."""
+        self._removed(self._shard, f"{PROBE}.")
+
+    def _removed(self, *of: str) -> None:
         self._end()
         for name in self._files.names(self._folder):
-            if name.startswith(self._shard):
+            if name.startswith(of):
                 self._files.remove(join(self._folder, name))
 
     def _stored(self) -> None:

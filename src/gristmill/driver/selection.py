@@ -155,7 +155,9 @@ def choose(
         return Choice(held.claim("restart" if held.claims else "new", r), False, r)
     if begun is not None and (begun.planned or begun.kind in ("append", "restart")):
         return _unfinished(held, begun, uri, r, append, accept)
-    if held.latest is None:  # a claim without a plan has scored nothing and is ignored
+    if held.latest is None:  # a claim without a plan has scored nothing, but may have answers that were paid for
+        if begun is not None and not r.differing and not _meant(begun, r.fingerprint):
+            return Choice(begun, False, r)
         return Choice(held.claim("new", r), False, r)
     return _finished(held, held.latest, uri, r, append)
 

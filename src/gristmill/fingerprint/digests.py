@@ -122,6 +122,8 @@ def _shaping(value: Any, name: str) -> Iterator[tuple[str, str]]:
                 yield from _shaping(part, f"{here}[{number}].")
         elif _plain(item) != _plain(_default(field)):
             yield here, _plain(item)
+            if field.name in getattr(value, "ordered", ()):
+                yield f"{here} in order", json.dumps(item, default=_told)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

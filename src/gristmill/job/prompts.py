@@ -72,6 +72,7 @@ class Prompt:
     """
 
     home: ClassVar[str] = "gristmill.models.prompt"
+    ordered: ClassVar[tuple[str, ...]] = ("returns", "request")  # mappings whose order is sent, and shapes the answers
     not_shaping: ClassVar[Mapping[str, str]] = {
         **HOW_ASKED,
         "messages": "compared as code, with all that it refers to",

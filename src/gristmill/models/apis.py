@@ -4,12 +4,12 @@ responses. https://platform.openai.com/docs/api-reference
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.job.prompts import Api
-from gristmill.models.endpoint import CHAT
+from gristmill.models.endpoint import CHAT, usage_of
 
 Schema = Mapping[str, Any] | None
 Messages = Sequence[Mapping[str, Any]]  # as the chat form has them: role, content; whatever form they are sent in
@@ -77,14 +77,17 @@ class Chat:
         """See Form."""
         choice = found["choices"][0]
         message = choice.get("message") or {}
+        ended = _text(choice.get("finish_reason"))
+        if message.get("content") is None and not message.get("refusal") and ended != "content_filter":
+            raise LookupError(f"no text, and finish_reason {ended}")
         tokens = (choice.get("logprobs") or {}).get("content") or ()
         return Reply(
-            message.get("content") or "",
-            choice.get("finish_reason"),
-            message.get("refusal"),
-            message.get("reasoning_content") or message.get("reasoning"),
+            _text(message.get("content")) or "",
+            ended,
+            _text(message.get("refusal")),
+            _text(message.get("reasoning_content") or message.get("reasoning")),
             *_used(found, "prompt_tokens", "completion_tokens"),
-            tuple((t["token"], t["logprob"]) for t in tokens),
+            _tokens((t["token"], t["logprob"]) for t in tokens),
         )
 
 
@@ -111,12 +114,12 @@ class Completions:
         logged = choice.get("logprobs") or {}
         pairs = zip(logged.get("tokens") or (), logged.get("token_logprobs") or (), strict=False)
         return Reply(
-            choice["text"],
-            choice.get("finish_reason"),
+            _text(choice["text"]) or "",
+            _text(choice.get("finish_reason")),
             None,
             None,
             *_used(found, "prompt_tokens", "completion_tokens"),
-            tuple(pairs),
+            _tokens(pairs),
         )
 
 
@@ -148,11 +151,11 @@ class Responses:
         why = (found.get("incomplete_details") or {}).get("reason")
         return Reply(
             "".join(part["text"] for part in texts),
-            {None: "stop", "max_output_tokens": "length"}.get(why, why),
-            next((part["refusal"] for part in parts if part.get("type") == "refusal"), None),
+            {None: "stop", "max_output_tokens": "length"}.get(why) or _text(why),
+            _text(next((part["refusal"] for part in parts if part.get("type") == "refusal"), None)),
             thought or None,
             *_used(found, "input_tokens", "output_tokens"),
-            tuple((t["token"], t["logprob"]) for part in texts for t in part.get("logprobs") or ()),
+            _tokens((t["token"], t["logprob"]) for part in texts for t in part.get("logprobs") or ()),
         )
 
 
@@ -169,9 +172,24 @@ def _named(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _used(found: Mapping[str, Any], *names: str) -> tuple[int | None, int | None]:
-    used = found.get("usage") or {}
-    given, made = (used.get(name) for name in names)
+    usage = usage_of(found)
+    given, made = (int(usage[name]) if name in usage else None for name in names)
     return given, made
+
+
+def _text(value: Any) -> str | None:
+    """A text, also one in parts, as some endpoints have it. Raises TypeError for anything else."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        return "".join(part["text"] for part in value if isinstance(part.get("text"), str))
+    raise TypeError(f"{str(value)[:100]!r} is no text")
+
+
+def _tokens(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[str, float], ...]:
+    """Tokens with their log-probabilities; none if one has no number."""
+    found = tuple(pairs)
+    return found if all(isinstance(t, str) and isinstance(n, (int, float)) for t, n in found) else ()
 
 
 def _input(content: Any, role: str) -> Any:

@@ -91,7 +91,7 @@ def examples_of(spec: Prompt) -> list[Mapping[str, Any]]:
     if not isinstance(spec.examples, str):
         return list(spec.examples or ())
     found: list[Mapping[str, Any]] = []
-    for number, line in enumerate(text_of(spec.examples, "examples").splitlines(), 1):
+    for number, line in enumerate(text_of(spec.examples, "examples").removeprefix("\ufeff").split("\n"), 1):
         if line.strip():
             try:
                 example = json.loads(line)

@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,8 +28,8 @@ LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
 FULL = frozenset({429, 503})
 # What is refused for all rows.
 NOBODY = {401: "the key", 402: "the account", 404: "the address or the model"}
-# A 403 may be the key's, or that of a filter which forbids one text: it is the key's once so many are forbidden and
-# nobody is answered, or so many seconds have passed.
+# A 403 may be the key's, or that of a filter which forbids one text. If the endpoint does not say which, it is the
+# key's once so many are forbidden and nobody is answered, or if nobody ever was within a sixth of so many seconds.
 SUSPECTS, SUSPENSE = 16, 30.0
 QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
 CHAT = "chat/completions"
@@ -154,33 +154,28 @@ class Endpoint:
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
+    @property
+    def flying(self) -> int:
+        """Requests in flight."""
+        return self._slots.flying
+
+    async def ask(
+        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, before: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. `path` is
-        one of REPLIES. Raises Refused, Unanswered, and BadModel or RunFailed for what no other row would be answered
-        either.
+        one of REPLIES; `before` is called each time before it is sent. Raises Refused, Unanswered, and BadModel or
+        RunFailed for what no other row would be answered either.
         """
         try:
             if not self._answered:
                 self._first = self._first or asyncio.Lock()
                 async with self._first:  # one request alone, until there is an answer of any kind
                     if self._is_first():
-                        return await self._asked(body, tokens, path)
-            return await self._asked(body, tokens, path)
+                        return await self._asked(body, tokens, path, before)
+            return await self._asked(body, tokens, path, before)
         except Forbidden as forbidden:
             await self._forbidden_alone(forbidden)
             raise Refused(forbidden.why, 403, forbidden.reply) from None
-
-    async def there(self, seconds: float) -> bool:
-        """Whether an address answers anything at all within so many seconds, without asking the model."""
-        import aiohttp
-
-        for address in self._addresses:
-            with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
-                wait = aiohttp.ClientTimeout(total=seconds / len(self._addresses))
-                async with self._opened().get(f"{address.url}/models", timeout=wait) as reply:
-                    if reply.status < 500:
-                        return True
-        return False
 
     def _is_first(self) -> bool:
         return not self._answered
@@ -195,7 +190,10 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str) -> dict[str, Any]:
+    async def _asked(
+        self, body: Mapping[str, Any], tokens: float, path: str, before: Callable[[], None] | None
+    ) -> dict[str, Any]:
+        tokens = min(tokens, self._tokens.most)  # whatever a request says of itself, it waits a minute at most
         tries, taken = 0, 0.0  # seconds in flight and resting: waiting for others is not the request's fault
         data = json.dumps(body).encode()
         while True:
@@ -205,6 +203,8 @@ class Endpoint:
                     if self._over is not None:
                         raise self._over
                     await self._turn(tokens)
+                    if before is not None:
+                        before()
                     address = self._address()
                     sent = time.monotonic()
                     found = await self._sent(address, path, data)
@@ -219,8 +219,7 @@ class Endpoint:
                 raise
             self._well()
             self._room.answered(time.monotonic(), self._slots.flying + 1)
-            used = found.get("usage") or {}
-            self._tokens.more(float(used.get("total_tokens") or tokens) - tokens)
+            self._tokens.more(usage_of(found).get("total_tokens", tokens) - tokens)
             return found
 
     def _well(self) -> None:
@@ -228,18 +227,31 @@ class Endpoint:
         self._answered, self._heard = True, time.monotonic()
 
     async def _forbidden_alone(self, forbidden: Forbidden) -> None:
-        """Returns if others than this request are answered: a filter forbids its text. Raises BadModel or RunFailed if
-        nobody is.
+        """Returns if a filter forbids this request's text: others are answered, or the key is good for the list of
+        models. Raises BadModel or RunFailed if it is the key that is refused.
         """
         self._suspects += 1
-        most, seconds = (SUSPECTS, SUSPENSE) if self._answered else (2, SUSPENSE / 6)
-        until = time.monotonic() + seconds
-        while self._heard < forbidden.sent and self._suspects < most and time.monotonic() < until:
+        good = None if self._heard >= forbidden.sent else await self._key_is_good()
+        until = time.monotonic() + (SUSPENSE if self._answered else SUSPENSE / 6)
+        while good is None and self._suspects < SUSPECTS and time.monotonic() < until and self._heard < forbidden.sent:
             await asyncio.sleep(0.05)
-        if self._heard < forbidden.sent:
+        if good is None and self._heard < forbidden.sent:
+            good = self._answered and self._suspects < SUSPECTS
+        if good is False:
             self._over = self._over or self._refused("the key", forbidden.why)
             raise self._over
         self._suspects -= 1
+
+    async def _key_is_good(self) -> bool | None:
+        """Whether the endpoint lists its models to this key; None if it does not say."""
+        import aiohttp
+
+        for address in self._addresses:
+            with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                async with self._opened().get(f"{address.url}/models") as reply:
+                    if reply.status in (200, 401, 403):
+                        return reply.status == 200
+        return None
 
     def _refused(self, what: str, why: str) -> GristmillError:
         if not self._answered:
@@ -264,7 +276,7 @@ class Endpoint:
         enough, and BadModel.
         """
         now = time.monotonic()
-        if not self._answered and tries >= FIRST_TRIES:
+        if not self._answered and tries >= FIRST_TRIES and not later.full:
             self._over = BadModel(f"{address.url}: no answer: {later.why}: is this the endpoint (base_url)?")
             raise self._over
         wait = random.uniform(0, min(MOST, BASE * 2.0 ** min(tries - 1, 10)))
@@ -346,6 +358,12 @@ def _json(text: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def usage_of(found: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an answer's usage, whatever else it may hold."""
+    usage = found.get("usage")
+    return {name: float(n) for name, n in usage.items() if type(n) in (int, float)} if isinstance(usage, dict) else {}
 
 
 def _said(text: bytes) -> tuple[str, str]:

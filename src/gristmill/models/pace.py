@@ -12,6 +12,7 @@ class Pace:
     """
 
     def __init__(self, rate: float | None) -> None:
+        self.most = rate or float("inf")  # units that may be taken at once: those of a minute
         self._each = 0.0 if rate is None else 60.0 / (MARGIN * rate)
         self._next = 0.0
 

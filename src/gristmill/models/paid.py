@@ -5,10 +5,9 @@ they may cost.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
@@ -21,7 +20,7 @@ from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.contract import Place
-from gristmill.models.endpoint import CHAT, NOBODY, Endpoint
+from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, usage_of
 from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.shards.counts import summed
@@ -64,7 +63,11 @@ class Asking(Protocol):
 class Asked(Protocol):
     """Who answers requests: an endpoint, or a model on this machine."""
 
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]: ...
+    @property
+    def flying(self) -> int: ...
+    async def ask(
+        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, before: Callable[[], None] | None = None
+    ) -> dict[str, Any]: ...
     def stop(self, error: GristmillError) -> NoReturn: ...
     async def close(self) -> None: ...
 
@@ -190,6 +193,7 @@ class Paid:
         self._most = None if spec.max_cost is None else spec.max_cost * share
         self._spent = Spent()
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
+        self._first = asyncio.Lock()
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
 
     async def ask(self, body: Mapping[str, Any], tokens: float, bill: Bill, path: str = CHAT) -> dict[str, Any]:
@@ -198,7 +202,7 @@ class Paid:
         """
         if not self._spec.dedupe and self._cache is None:
             return await self._new(body, tokens, path, bill)
-        key = digest_of(body if path == CHAT else {"path": path, **body})
+        key = digest_of({"path": path, "body": body})
         bill.keys.append(key)
         if self._cache is not None and (kept := self._cache.get(key)) is not None:
             return kept
@@ -222,7 +226,23 @@ class Paid:
 
     async def _new(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         """An answer, counted; not asked for if it might cost more than is left."""
-        if self._most is not None and self._spent.might_cost() > self._most:
+        if self._most is not None and not self._spent.known:  # what one costs: until then one at a time
+            async with self._first:
+                if not self._spent.known:
+                    return await self._sent(body, tokens, path, bill)
+        return await self._sent(body, tokens, path, bill)
+
+    async def _sent(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
+        reply = await self._asked.ask(body, tokens, path, None if self._most is None else self._afford)
+        used = _used(usage_of(reply), self._prices)
+        self._spent.add(used)
+        bill.add(used)
+        return reply
+
+    def _afford(self) -> None:
+        """Raises RunFailed if the requests in flight, among them one that is about to be sent, might cost too much."""
+        assert self._most is not None
+        if self._spent.might_cost(self._asked.flying) > self._most:
             whose = "" if self._most == self._spec.max_cost else " by this worker"
             self._asked.stop(
                 RunFailed(
@@ -230,12 +250,6 @@ class Paid:
                     "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
                 )
             )
-        with self._spent.one():
-            reply = await self._asked.ask(body, tokens, path)
-        used = _used(reply.get("usage") or {}, self._prices)
-        self._spent.add(used)
-        bill.add(used)
-        return reply
 
     def forget(self, bill: Bill) -> None:
         """Keep no answer that this row was given: it could not be asked again."""
@@ -259,20 +273,15 @@ class Spent:
     def __init__(self) -> None:
         self.cost = 0.0
         self._answers = 0
-        self._flying = 0
 
-    @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """A request, in flight meanwhile."""
-        self._flying += 1
-        try:
-            yield
-        finally:
-            self._flying -= 1
+    @property
+    def known(self) -> bool:
+        """Whether a request has told what it cost."""
+        return self._answers > 0
 
-    def might_cost(self) -> float:
-        """What is spent, and what the requests in flight and one more cost if they are like the others."""
-        return self.cost + (self._flying + 1) * self.cost / max(1, self._answers)
+    def might_cost(self, flying: int) -> float:
+        """What is spent, and what so many requests cost if they are like the others."""
+        return self.cost + flying * self.cost / max(1, self._answers)
 
     def add(self, used: Mapping[str, float]) -> None:
         """Count a request."""
@@ -280,9 +289,9 @@ class Spent:
         self._answers += 1
 
 
-def _used(usage: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:
+def _used(usage: Mapping[str, float], prices: tuple[float, float] | None) -> dict[str, float]:
     """What a request has taken, by what the endpoint says of it."""
     names = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))  # the second in responses
-    given, made = (float(usage.get(one) or usage.get(other) or 0) for one, other in names)
+    given, made = (usage.get(one) or usage.get(other) or 0.0 for one, other in names)
     cost = {} if prices is None else {"cost": given * prices[0] + made * prices[1]}
     return {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made, **cost}

@@ -356,14 +356,16 @@ class _Form:
         if not reply.tokens or self._choices is None:
             return None
         text = "".join(token for token, _ in reply.tokens)
-        plain = text.strip()
-        if plain.startswith("{"):
-            said = _json(plain).get(CHOICE)
-            begin = text.find(json.dumps(said, ensure_ascii=False)[1:-1], text.find(CHOICE) + len(CHOICE))
-            end = begin + len(str(said))
-        else:
-            begin = text.find(plain)
-            end = begin + len(plain)
+        said, begin = reply.text.strip(), text.find(reply.text.strip())
+        if said.startswith("{"):
+            choice = str(_json(said).get(CHOICE))
+            begin = text.find(CHOICE) + len(CHOICE) if CHOICE in text else -1
+            forms = [json.dumps(choice, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
+            said = next((form for form in forms if begin >= 0 and text.find(form, begin) >= 0), "")
+            begin = text.find(said, begin)
+        if begin < 0 or not said:
+            return None
+        end = begin + len(said)
         total, place = 0.0, 0
         for token, logprob in reply.tokens:
             if place < end and place + len(token) > begin:

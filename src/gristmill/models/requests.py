@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import uuid
@@ -21,7 +22,14 @@ COLUMNS = ("custom_id", "method", "url", "body")
 INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
 URLS = {**{f"/v1/{path}": path for path in REPLIES}, "/score": "score", "/rerank": "rerank"}
 MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
+# Members of the smallest requests that there are.
+SMALL: Mapping[str, Any] = {
+    "messages": [{"role": "user", "content": "1"}], "prompt": "1", "input": "1", "max_tokens": 1,
+    "max_completion_tokens": 1, "max_output_tokens": 16, "text_1": "1", "text_2": "1", "query": "1", "documents": ["1"],
+}  # fmt: skip
 STRANGE = 20  # requests of which the endpoint knows, or answers, none: it is not about these requests
+_GONE = re.compile(r"not exist|not found|no such|unknown|not have access|not available", re.IGNORECASE)
 _OUTPUTS = pa.schema([(name, pa.string()) for name in ("id", "response", "error")])
 _ASKED, _LOOK = 0.8, 0.1  # of the time that a row has: for its answer, and for looking whether the endpoint is there
 _MOST_LOOK = 10.0  # seconds
@@ -83,7 +91,7 @@ class Sender:
         self._look = min(_MOST_LOOK, limit * _LOOK)
         self._endpoint = endpoint_of(spec, share, at_once, limit * _ASKED, nobody)
         self._paid = Paid(spec, share, self._endpoint)
-        self._answers = self._strange = self._silent = 0
+        self._answers = self._strange = 0
         self._names_model = re.compile(rf"\bmodel\W+{re.escape(spec.llm)}(?!\w)", re.IGNORECASE)
 
     async def __call__(self, row: Mapping[str, Any]) -> Answer:
@@ -94,22 +102,31 @@ class Sender:
         except Invalid as e:
             return self._failed(name, "invalid_request", str(e), _response(e.status, name, None))
         except Refused as e:
-            self._silent = 0
             self._doubt(e)
             return self._failed(name, "refused", str(e), _response(e.status, name, e.reply))
         except Unanswered as e:
-            why = str(e)
-            self._silent += 1
-            if self._silent >= STRANGE or not await self._endpoint.there(self._look):
-                self._paid.stop(RunFailed(f"the endpoint answers nothing: {why}; what is answered is kept: run again"))
-            return self._failed(name, "unanswered", why, None)
-        self._silent = 0
+            if not await self._answers_others(path, body):
+                self._paid.stop(RunFailed(f"the endpoint answers nothing: {e}; what is answered is kept: run again"))
+            return self._failed(name, "unanswered", str(e), None)
+        except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError) as e:  # whatever a body may hold
+            return self._failed(name, "invalid_request", f"{type(e).__name__}: {e}", _response(400, name, None))
         self._answers += 1
         given = reply.get("id")
         named = given if isinstance(given, str) else name
         answer = Answer(id=name, response=_response(200, named, reply), error=None)
         answer.used = bill.used
         return answer
+
+    async def _answers_others(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Whether the endpoint answers the smallest request of a form, if only to refuse it."""
+        small = {name: SMALL[name] for name in SMALL if name in body}
+        try:
+            await asyncio.wait_for(self._endpoint.ask({"model": self._model, **small}, 1.0, path), self._look)
+        except Refused:
+            return True
+        except (Unanswered, asyncio.TimeoutError):
+            return False
+        return True
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -125,7 +142,8 @@ class Sender:
         if refused.status != 404:
             return
         self._strange += 1
-        if not self._names_model.search(str(refused)) and (self._answers or self._strange < STRANGE):
+        gone = self._names_model.search(str(refused)) and _GONE.search(str(refused))
+        if not gone and (self._answers or self._strange < STRANGE):
             return
         if not self._answers:
             self._paid.stop(BadModel(f"the endpoint refuses the address or the model: {refused}"))
@@ -165,7 +183,8 @@ def _tokens(body: Mapping[str, Any]) -> float:
 
 def _most(body: Mapping[str, Any]) -> int | None:
     """The tokens that an answer may have."""
-    return next((n for name in MOST_TOKENS if isinstance(n := body.get(name), int)), None)
+    found = next((n for name in MOST_TOKENS if isinstance(n := body.get(name), int)), None)
+    return None if found is None else max(0, min(found, LIMITLESS))
 
 
 def _response(status: int, name: str, body: Any) -> str:

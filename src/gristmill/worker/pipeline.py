@@ -260,8 +260,9 @@ class ShardWorker:
             # A probe's rows are the first ones of shard 0, which perhaps another worker scores.
             if task.kind != "proof" and item.key not in self._journals:
                 stands = partial(self._stands, task) if self._predict.by_user else None
+                shard = task.shard.number if task.kind == "score" else None
                 self._journals[item.key] = Journal(
-                    task.folder, task.shard.number, self._recipe.run, secrets.token_hex(6), self._files, stands
+                    task.folder, shard, self._recipe.run, secrets.token_hex(6), self._files, stands
                 )
             self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
         except BaseException:
@@ -403,7 +404,7 @@ class ShardWorker:
                     broken.abort()
                 if (journal := self._journals.pop(key, None)) is not None:
                     # Answers of which no column can be made would end each later attempt, too.
-                    (journal.remove if isinstance(error, BadOutput) else journal.close)()
+                    (journal.spoil if isinstance(error, BadOutput) else journal.close)()
                 if not isinstance(error, Elsewhere) or error.failure is not None:
                     emit(Outcome(self._name, key, None, scrubbed(classified(error), self._recipe.secrets)))
             self._writing = None
