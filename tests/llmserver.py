@@ -71,6 +71,8 @@ class Chat:
         self.newer = False
         self.forbids = ""
         self.lacks: list[str] = []
+        self.lacking = "Not Found"
+        self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
         self.stuck: str | None = None
         self.down = False
         self.answer = "echo"
@@ -120,7 +122,7 @@ class Chat:
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return error(401, "Incorrect API key provided", "invalid_api_key")
         if path in self.lacks:
-            return 404, {"detail": "Not Found"}, {}
+            return 404, {"detail": self.lacking}, {}
         if self.forbids and self.forbids in json.dumps(body):
             return error(403, "Forbidden by policy")
         if body["model"] != self.model:
@@ -161,7 +163,11 @@ class Chat:
         content = self._said(said, body)
         if path not in _FORMS:
             return 200, _other(path, len(said.split())), {}
-        return 200, _FORMS[path](content, reason, len(said.split()), _tokens(content, body)), {}
+        found = _FORMS[path](content, reason, len(said.split()), _tokens(content, body))
+        if self.odd and "odd" in said.split():
+            usage = self.odd.get("usage", found["usage"])
+            found = {**found, "choices": [{**found["choices"][0], **self.odd}], "usage": usage}
+        return 200, found, {}
 
     def _after(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -22,8 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gristmill as gm
-from gristmill.errors import BadJob, BadModel, RunFailed
+from gristmill.errors import BadJob, BadModel, PlanChanged, RunFailed
+from gristmill.models.apis import Reply
 from gristmill.models.pace import MARGIN, SLACK, Pace
+from gristmill.models.prompt import _Form
 from gristmill.models.template import Template
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
@@ -377,7 +380,7 @@ def test_what_it_cost_is_told_and_bounded(chat: ChatServer, tmp_path: Path) -> N
         if run < 3:  # what is committed is told while it is not done
             state = gm.status(tmp_path / "out")
             assert state["state"] == "unfinished" and state["used"]["cost"] == pytest.approx(2.4 * state["rows_ok"])
-        assert chat.told()["requests"] <= 125 * run + 8
+        assert chat.told()["requests"] <= 125 * run
     report = job.run()
     assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(300)}
     assert chat.told()["requests"] <= 300 + 3 * 32 and report.rows_ok == 300
@@ -534,3 +537,99 @@ def test_a_text_that_a_filter_forbids_is_a_dead_letter_alone(chat: ChatServer, t
 def test_texts_themselves(chat: ChatServer) -> None:
     """A list of texts is these texts, as for embed."""
     assert gm.prompt(["a", "b"], prompt="{{ text }}", model="m")["answer"].to_pylist() == ["<a>", "<b>"]
+
+
+def test_what_was_paid_for_before_there_was_a_plan_is_kept(chat: ChatServer, tmp_path: Path) -> None:
+    """The first rows: after a kill, and where the costs end the run among them."""
+    pq.write_table(table(60), tmp_path / "rows.parquet")
+    typed = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}"]
+    typed += ["--model", "m", "--keep", "id", "--workers", "1"]
+    chat.set(stuck="row 10 is here")
+    run = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    while sum(chat.told()["answered"].values()) < 31 and run.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
+        process.kill()
+    run.wait()
+    chat.set(stuck=None)
+    assert subprocess.run(typed, cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 0
+    assert set(chat.told()["answered"].values()) == {1} and chat.told()["requests"] == 61
+    price = {"input": "1/token", "output": "0/token"}  # 5 dollars a row
+    ask: dict[str, Any] = {"prompt": "b {{ text }}", "model": "m", "price": price, "keep": ["id"]}
+    for _ in range(4):
+        with contextlib.suppress(RunFailed):
+            gm.prompt(table(20), tmp_path / "b", max_cost=35, **ask)
+    assert gm.read(tmp_path / "b").count_rows() == 20 and chat.told()["requests"] == 61 + 20
+
+
+def test_an_order_that_is_sent_counts(chat: ChatServer, tmp_path: Path) -> None:
+    """Of the columns of an answer, which a model fills one after the other, and of the request's own members."""
+    chat.set(answer="auto")
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"]}
+    reason = {"reason": "string", "verdict": "string"}
+    gm.prompt(table(5), tmp_path / "out", returns=reason, request={"a": {"b": 1, "c": 2}}, **ask)
+    for other in (
+        {"returns": dict(reversed(reason.items())), "request": {"a": {"b": 1, "c": 2}}},
+        {"returns": reason, "request": {"a": {"c": 2, "b": 1}}},
+    ):
+        with pytest.raises(PlanChanged):
+            gm.prompt(table(5), tmp_path / "out", **other, **ask)
+
+
+def test_a_forbidden_text_stops_no_later_run(chat: ChatServer, tmp_path: Path) -> None:
+    """Alone in a retry, and where all that is left is forbidden: the key may list the models."""
+    chat.set(forbids="row 1")  # 1, and 10 to 19
+    rows, gates = tmp_path / "rows.parquet", {"min_ok": 0.4}
+    pq.write_table(table(20), rows)
+    assert gm.prompt(str(rows), tmp_path / "out", prompt="{{ text }}", model="m", gates=gates).rows_ok == 9
+    job = gm.Job(gm.source(str(rows)), gm.Prompt("{{ text }}", "m"), gm.sink(tmp_path / "out"), gates=gates)
+    assert gm.retry_dead(job).rows_dead == 11
+    chat.set(forbids="")
+    assert gm.retry_dead(job).rows_ok == 20
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"message": {"content": [{"type": "text", "text": "<odd>"}]}},
+        {"usage": ["many"]},
+        {"usage": {"prompt_tokens": "3", "completion_tokens": 2.0, "total_tokens": None}},
+        {"finish_reason": {"type": "stop"}},
+        {"message": {"content": None}, "finish_reason": "length"},
+        {"message": {"content": 3}},
+        {"message": "text"},
+        {"logprobs": {"content": [{"token": "x", "logprob": None}]}},
+    ],
+)
+def test_an_odd_reply_is_its_rows_own_matter(chat: ChatServer, odd: dict[str, Any]) -> None:
+    """Of whatever types its values are: the row has an answer or is a dead letter, and the others stand."""
+    chat.set(odd=odd)
+    rows = pa.table({"id": range(8), "text": ["a", "b", "odd", *"cdefg"]})
+    found = gm.prompt(rows, prompt="{{ text }}", model="m", keep=["id"], keep_usage=True, gates={"min_ok": 0.8})
+    others = [row for row in found.to_pylist() if row["id"] != 2]
+    assert [row["answer"] for row in others] == ["<a>", "<b>", *(f"<{text}>" for text in "cdefg")]
+    assert {row["answer"] for row in found.to_pylist() if row["id"] == 2} <= {"<odd>"}
+
+
+def test_an_endpoint_that_is_busy_at_first_is_waited_for(chat: ChatServer) -> None:
+    """It is there, and says so."""
+    chat.set(busy=1.0, retry_after=0.2)
+    threading.Timer(3.0, chat.set, kwargs={"busy": 0.0}).start()
+    assert gm.prompt(table(3), prompt="{{ text }}", model="m").num_rows == 3 and chat.told()["requests"] > 7
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ([('{"', 0.5), ("choice", 0.5), ('":"', 0.5), ("tea", 0.9), ('"}', 0.5)], '{"choice":"tea"}'),
+        ([('{"choice":"', 0.5), ("caf\\u00e9", 0.9), ('"}', 0.5)], '{"choice":"caf\\u00e9"}'),
+        ([('{"choice":"', 0.5), ("te", 0.9), ("a", 1.0), ('"}', 0.5), ("<|end|>", 0.2)], '{"choice":"tea"}'),
+        ([(" tea", 0.9), ("\n", 0.1)], " tea\n"),
+    ],
+)
+def test_the_score_of_a_choice_is_that_of_its_tokens(tokens: list[tuple[str, float]], text: str) -> None:
+    """Escaped or not, and whatever comes after them."""
+    form = _Form(gm.Prompt("x", "m", choices=["tea", "café"]))
+    assert form.score(Reply(text, tokens=tuple((t, math.log(p)) for t, p in tokens))) == pytest.approx(0.9)
+    assert form.score(Reply(text)) is None and form.score(Reply(text, tokens=(("other", -1.0),))) is None

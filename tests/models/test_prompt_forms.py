@@ -66,15 +66,16 @@ def test_messages_count_as_code(chat: ChatServer, tmp_path: Path) -> None:
 
 def test_examples_are_shown_first(chat: ChatServer, tmp_path: Path) -> None:
     """As questions and answers of the template, from a list or a file; others than before are another job."""
-    (tmp_path / "few.jsonl").write_text('{"text": "u", "answer": "U"}\n\n{"text": "v", "answer": "V"}\n')
+    lines = '\ufeff{"text": "u\u2028", "answer": "U"}\n\n{"text": "v", "answer": "V"}\n'
+    (tmp_path / "few.jsonl").write_text(lines, encoding="utf-8")
     sink = tmp_path / "out"
     prompt = {"prompt": "Say {{ text }}", "model": "m", "system": "S"}
     gm.prompt(ROWS, sink, examples=f"@{tmp_path / 'few.jsonl'}", **prompt)
     sent = chat.told()["bodies"][0]["messages"]
-    assert [m["content"] for m in sent[:-1]] == ["S", "Say u", "U", "Say v", "V"]
+    assert [m["content"] for m in sent[:-1]] == ["S", "Say u\u2028", "U", "Say v", "V"]
     assert [m["role"] for m in sent] == ["system", "user", "assistant", "user", "assistant", "user"]
     requests = chat.told()["requests"]
-    given = [{"text": "u", "answer": "U"}, {"text": "v", "answer": "V"}]
+    given = [{"text": "u\u2028", "answer": "U"}, {"text": "v", "answer": "V"}]
     assert gm.prompt(ROWS, sink, examples=given, **prompt).rows_ok == 3
     assert chat.told()["requests"] == requests
     with pytest.raises(PlanChanged, match="examples"):

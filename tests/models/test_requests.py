@@ -298,3 +298,43 @@ def test_what_does_not_fit_is_said(server: ChatServer) -> None:
         [sys.executable, "-m", "gristmill", "run-batch", "--help"], capture_output=True, text=True, env=os.environ
     ).stdout
     assert "-i, --input-file FILE" in shown and "gristmill run-batch -i requests.jsonl -o answers.jsonl" in shown
+
+
+def test_a_request_is_known_by_its_url_too(server: ChatServer) -> None:
+    """To `dedupe` and to a cache: bodies may be equal, and may have members of any name."""
+    body = {"input": "a", "path": "embeddings", "body": {"input": "a"}}
+    write(*(request(str(n), f"/v1/{path}", **body) for n, path in enumerate(("embeddings", "responses", "embeddings"))))
+    gm.run_batch("in.jsonl", "out.jsonl", model="m", dedupe=True, cache="kept")
+    assert ["data" in line["response"]["body"] for line in read()] == [True, False, True]
+    assert server.told()["requests"] == 2
+
+
+def test_odd_numbers_cost_no_line(server: ChatServer) -> None:
+    """In requests, of hundreds of digits and over any limit, and in what the endpoint says of them."""
+    server.set(odd={"usage": ["many"]})
+    many = f'{{"custom_id": "a", "method": "POST", "url": "{CHAT}", "body": {{"max_tokens": 1{"0" * 400}, "messages": '
+    write(
+        chat("0", "x"), many + '[{"role": "user", "content": "b"}]}}', chat("1", "c", max_tokens=-5), chat("2", "odd")
+    )
+    gm.run_batch("in.jsonl", "out.jsonl", model="m", tokens_per_minute=10**11)
+    assert [line["custom_id"] for line in read()] == ["0", "a", "1", "2"]
+    assert [said(line) for line in read()] == ["<x>", "<b>", "<c>", "<odd>"]
+
+
+def test_a_form_that_the_model_lacks_is_its_lines_error(server: ChatServer) -> None:
+    """Though the endpoint names the model: others of its forms are answered."""
+    server.set(lacks=["embeddings"], lacking="The model `m` does not support the embeddings API")
+    write(*(chat(str(n), "x") for n in range(4)), request("e", "/v1/embeddings", input="x"), chat("5", "y"))
+    gm.run_batch("in.jsonl", "out.jsonl", model="m")
+    assert [line["response"]["status_code"] for line in read()] == [200] * 4 + [404, 200]
+
+
+def test_a_backend_that_is_down_costs_no_line(server: ChatServer) -> None:
+    """Behind a gateway that still lists its models: the job stops, and goes on once it is well."""
+    write(*(chat(str(n), f"row {n}") for n in range(80)))
+    server.set(broken=1.0)
+    with pytest.raises((BadModel, RunFailed)):
+        gm.run_batch("in.jsonl", "out.jsonl", model="m", batch_timeout=4.0, concurrency=40)
+    server.set(broken=0.0)
+    assert gm.run_batch("in.jsonl", "out.jsonl", model="m", batch_timeout=4.0, concurrency=40).rows_ok == 80
+    assert [said(line) for line in read()] == [f"<row {n}>" for n in range(80)]
