@@ -72,6 +72,7 @@ class Chat:
         self.forbids = ""
         self.lacks: list[str] = []
         self.lacking = "Not Found"
+        self.lists = True  # its models, to whoever asks
         self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
         self.stuck: str | None = None
         self.down = False
@@ -111,7 +112,7 @@ class Chat:
 
         if self.down:
             request.transport.close()
-        return web.json_response({"object": "list", "data": [{"id": self.model}]})
+        return web.json_response({"object": "list", "data": [{"id": self.model}]}, status=200 if self.lists else 403)
 
     async def _answer(self, request: Any, path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
         def error(status: int, message: str, code: str = "", **headers: str) -> tuple[int, Any, dict[str, str]]:

@@ -561,7 +561,7 @@ def test_a_lazy_frame_that_does_not_tell_its_files_is_named(rows: Path, tmp_path
     assert any("changes of these values are not detected: argument prices" in note for note in report.notes)
 
 
-class Weighted(np.ndarray):
+class Labelled(np.ndarray):
     """An array with an attribute, which its pickle leaves out."""
 
     weight: int = 1
@@ -577,7 +577,7 @@ def test_the_model_sees_of_an_argument_what_counts_as_the_job(workers: int) -> N
     """What pickle leaves out of an argument is neither compared nor given to the model, in whichever process it is:
     else other values would be appended to a result as if they came from the same job.
     """
-    by = np.arange(2).view(Weighted)
+    by = np.arange(2).view(Labelled)
     by.weight = 10
     found = gm.apply(pa.table({"a": [1, 2]}), fn=weigh, args={"by": by}, workers=workers)
     assert found["y"].to_pylist() == [1, 2]

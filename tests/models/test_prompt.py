@@ -524,11 +524,11 @@ def test_a_row_that_waits_for_its_turn_is_in_time(chat: ChatServer, options: dic
 
 
 def test_a_text_that_a_filter_forbids_is_a_dead_letter_alone(chat: ChatServer, tmp_path: Path) -> None:
-    """With a 403, as a wrong key: it is the key's if nobody is answered. Also if such a text is the first."""
+    """With a 403, as a wrong key: it is the key's if that may not list the models. Also if such a text is the first."""
     chat.set(forbids="row 0 ")
     gates = {"min_ok": 0.5}
     assert gm.prompt(table(40), tmp_path / "a", prompt="{{ text }}", model="m", gates=gates).rows_ok == 39
-    chat.set(forbids="row", latency=0.05)
+    chat.set(forbids="row", lists=False, latency=0.05)
     with pytest.raises(BadModel, match="the endpoint refuses the key: 403: Forbidden by policy"):
         gm.prompt(table(40), tmp_path / "b", prompt="{{ text }}", model="m", gates=gates)
     assert chat.told()["requests"] <= 40 + 1 + 2

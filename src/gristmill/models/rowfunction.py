@@ -70,7 +70,8 @@ class LoadedRows(LoadedFunction):
 
     def used(self, prepared: Prepared) -> Mapping[str, float]:
         """See RowModel."""
-        asked = {} if prepared.inputs.begun is None else self._begun(prepared).answers.used
+        begun: Begun | None = getattr(prepared.inputs, "begun", None)  # a window without rows has no inputs
+        asked = {} if begun is None else begun.answers.used
         found, self._anew = summed([asked, self._anew]), {}
         return found
 
