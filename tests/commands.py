@@ -21,7 +21,13 @@ sys.path.insert(0, {tests!r})
 from commands import serve
 serve({fd})
 """
-_IMPORTS = ("gristmill.cli.app", "gristmill.driver.run", "gristmill.driver.views", "gristmill.worker.pipeline")
+_IMPORTS = (
+    "gristmill.cli.app",
+    "gristmill.driver.run",
+    "gristmill.driver.views",
+    "gristmill.worker.stages",
+    "gristmill.arrow.pandasahead",
+)
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,23 @@ def test_the_same_server_for_the_next_run(tmp_path: Path) -> None:
     assert len(draws) >= 2 and len(set(draws)) == len(draws)
 
 
+def has_pandas(batch: dict) -> dict:
+    """For each row, whether its process had imported pandas before the first call."""
+    global _had  # noqa: PLW0603
+    _had = "pandas" in sys.modules if _had is None else _had
+    return {"had": [_had] * len(batch["id"])}
+
+
+_had: bool | None = None
+
+
+def test_forks_find_pandas_imported(tmp_path: Path) -> None:
+    """pyarrow imports it when it is first given a list, and that takes longer than a small job does."""
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n{"id": 2}\n')
+    rows = gm.apply(str(tmp_path / "rows.jsonl"), fn=has_pandas, workers=1)
+    assert rows["had"].to_pylist() == [True, True]
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_server_that_is_gone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed or stopped between two runs: the next run has workers all the same, and no server is left stopped."""

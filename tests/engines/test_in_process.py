@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pretended import Feed, Stages
 
 import gristmill as gm
+from gristmill.engines.crew import BEAT
+from gristmill.engines.local import Local
 
 
 def only_whole(batch: dict) -> dict:
@@ -65,6 +68,19 @@ def test_a_model_that_is_well_again_goes_on(tmp_path: Path) -> None:
     report = run(fails_at_first, tmp_path, marker=str(tmp_path / "tried"))
     assert (report.rows_ok, report.rows_dead) == (150, 0)
     assert np.array_equal(report.read().to_table()["y"].to_numpy(), np.arange(150))
+
+
+def test_the_end_of_the_worker_is_seen_at_once() -> None:
+    """Not at the next look at the clock, which would be most of the time of a small job."""
+    took = []
+    for _ in range(5):
+        feed = Feed([("echo", 1)], workers=1)
+        begun = time.monotonic()
+        for event in Local(0).run(Stages(), feed):
+            feed.on(event)
+        took.append(time.monotonic() - begun)
+        assert set(feed.ended) == {0}
+    assert min(took) < BEAT
 
 
 def ended(how: str) -> int:

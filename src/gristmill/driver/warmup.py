@@ -10,7 +10,15 @@ from gristmill.job.job import JobSpec, Source
 from gristmill.process import machine
 
 # What a worker of any job imports before it opens its model.
-IMPORTS = ("gristmill.worker.pipeline", "gristmill.models.kinds", "pyarrow.parquet")
+IMPORTS = (
+    "gristmill.worker.stages",
+    "gristmill.models.kinds",
+    "gristmill.models.function",
+    "gristmill.sources.csv",  # with what other readers of text need, too
+    "gristmill.sinks.parquet",
+    "pyarrow.parquet",
+    "gristmill.arrow.pandasahead",
+)
 SMALL = 4 << 20  # bytes of input: a function is done with so few before a second worker has started
 
 

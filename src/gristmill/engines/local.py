@@ -316,6 +316,10 @@ class _InProcess:
                     event = self._events.get(timeout=BEAT)
                 except queue.Empty:
                     event = Event("")
+                if isinstance(event, Ended):
+                    if event.worker == name:  # one that was given up may end late
+                        thread.join()
+                    continue
                 if isinstance(event, Left):
                     left = event
                     continue
@@ -343,3 +347,5 @@ class _InProcess:
             worker.work(iter(self._items.get, None), self._events.put)
         except BaseException as e:
             self._events.put(Outcome(name, "", None, failure_of(e, "other" if self._worker else "load")))
+        finally:
+            self._events.put(Ended(name, 0))
