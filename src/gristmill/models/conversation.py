@@ -17,8 +17,8 @@ IMAGES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"} 
 
 
 class Conversation:
-    """What a prompt sends for a row. `columns` are those it names; with `whole` it may read any. Raises BadModel for
-    templates and examples that are none, and MissingExtra.
+    """What a prompt sends for a row. `columns` are those it names; with `whole` it may read any; `taken`: see
+    Template. Raises BadModel for templates and examples that are none, and MissingExtra.
     """
 
     def __init__(self, spec: Prompt, answers: tuple[str, ...]) -> None:
@@ -31,6 +31,7 @@ class Conversation:
         templates = [template for template in (self._prompt, self._system) if template is not None]
         self.whole = self._function is not None or any(template.whole for template in templates)
         named = [column for template in templates for column in template.columns]
+        self.taken = frozenset[str]().union(*(template.taken for template in templates))
         self.columns = tuple(dict.fromkeys((*named, *self._images)))
         self._examples = [m for example in examples_of(spec) for m in self._answered(example, spec, answers)]
 
@@ -63,7 +64,11 @@ class Conversation:
             said = str(example[answers[0]])
         else:
             said = json.dumps({name: example[name] for name in answers}, ensure_ascii=False)
-        return [self._asked(example), {"role": "assistant", "content": said}]
+        try:
+            asked = self._asked(example)
+        except Exception as e:
+            raise BadModel(f"examples have one that cannot be put into the prompt: {e}: {str(example)[:200]}") from e
+        return [asked, {"role": "assistant", "content": said}]
 
 
 def text_in(messages: list[dict[str, Any]]) -> str:

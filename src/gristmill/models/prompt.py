@@ -87,6 +87,9 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     outputs = _schema(spec)
     asked = Conversation(spec, answers_of(spec))
     check_columns(schema, asked.columns, spec.name, "has a prompt with")
+    for name in sorted(asked.taken.intersection(() if schema is None else schema.names)):
+        raise BadModel(f"{spec.name}: {name!r} in the prompt is Jinja's or the whole row, and there is a column "
+                       f"of that name: write {{{{ row[{name!r}] }}}} for it, or rename it in a step")  # fmt: skip
     _check_images(spec, schema)
     info = ModelInfo(
         spec.name,
