@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 import gristmill as gm
 from gristmill.errors import BadJob, BadModel, PlanChanged, RunFailed
+from gristmill.models.answercache import AnswerCache
 from gristmill.models.apis import Reply
 from gristmill.models.pace import MARGIN, SLACK, Pace
 from gristmill.models.prompt import _Form
@@ -633,3 +635,44 @@ def test_the_score_of_a_choice_is_that_of_its_tokens(tokens: list[tuple[str, flo
     form = _Form(gm.Prompt("x", "m", choices=["tea", "café"]))
     assert form.score(Reply(text, tokens=tuple((t, math.log(p)) for t, p in tokens))) == pytest.approx(0.9)
     assert form.score(Reply(text)) is None and form.score(Reply(text, tokens=(("other", -1.0),))) is None
+
+
+def lethal(row: dict[str, Any]) -> str:
+    """What to ask for a row; every eightieth ends its process, once earlier answers are kept."""
+    if row["id"] % 80 == 50:
+        time.sleep(0.4)
+        os._exit(3)
+    return f"row {row['id']}"
+
+
+def test_what_dead_workers_were_answered_is_paid_once_and_counted(chat: ChatServer, tmp_path: Path) -> None:
+    """Rows that kill their workers are found, and no other is asked for again; the figures and `max_cost` are of all
+    workers of the run, whichever died.
+    """
+    price = {"input": "1/token", "output": "0/token"}  # 2 dollars a row
+    ask: dict[str, Any] = {
+        "messages": lethal, "model": "m", "price": price, "keep": ["id"], "workers": 1, "concurrency": 1,
+        "gates": {"min_ok": 0.9},
+    }  # fmt: skip
+    with pytest.raises(RunFailed, match="max_cost 180"):
+        gm.prompt(table(160), tmp_path / "out", max_cost=180, **ask)
+    told = chat.told()
+    assert {n for n, times in told["answered"].items() if times > 1} <= {"row 47"} and 85 <= told["requests"] <= 90
+    report = gm.prompt(table(160), tmp_path / "out", **ask)
+    told = chat.told()
+    # In flight when the process ended, the three before it: the next one's prompt is made while it waits.
+    assert {n for n, times in told["answered"].items() if times > 1} <= {"row 47", "row 127"}
+    assert told["answered"].keys() == {f"row {n}" for n in range(160) if n % 80 != 50}
+    assert report.rows_ok == 158 and report.rows_dead == 2
+    assert report.used["requests"] == 158 and report.used["cost"] == 158 * 2
+
+
+def test_a_cache_that_breaks_harms_no_row(chat: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It keeps no more, which is said once; the rows have their answers."""
+    cache = tmp_path / "kept"
+    AnswerCache(str(cache)).close()
+    with sqlite3.connect(cache / "answers.sqlite") as held:
+        held.execute("CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'the disk is full'); END")
+    found = gm.prompt(table(5), prompt="{{ text }}", model="m", cache=str(cache), keep=["id"], workers=0)
+    assert found["answer"].to_pylist() == [f"<row {n} is here>" for n in range(5)]
+    assert capfd.readouterr().err.count("the disk is full") == 1

@@ -17,13 +17,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gristmill.commit.allowance import Allowance
 from gristmill.files.contract import Files
 from gristmill.files.disk import LocalFiles, join
+from gristmill.shards.counts import summed
 
 SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once,
 AT_ONCE = 0.1  # or after so many, where code has to be compared first
 PROBE = "probe"  # instead of a shard's number: the first rows, of whichever shards
 _HEAD = struct.Struct("<16sII")  # the row's digest, and length and CRC-32 of the answer
+_UNKEPT = bytes(16)  # instead of a row's digest: what an answer has taken that is not kept itself
 _KEPT = (str, int, float, bool, type(None))
 # What rows are made of (arrow.topython); an extension type of the user's may give anything.
 _TOLD = {
@@ -37,6 +40,9 @@ class Journal:
 
     `stands` is called after answers came and before they are kept, in any thread: it raises if the code that gave them
     is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
+
+    `before` is what all that was answered in earlier attempts has taken (models.contract.USED), in this run or another;
+    the first rows' part is in that of the first shard.
     """
 
     def __init__(
@@ -47,7 +53,10 @@ class Journal:
         attempt: str,
         files: Files,
         stands: Callable[[], None] | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
+        self.allowance = allowance
+        self.before: Mapping[str, float] = {}
         self._stands = stands
         self._files = files
         self._folder = join(folder, "journal")
@@ -59,17 +68,21 @@ class Journal:
         self._waiting: list[bytes] = []
         self._segments = 0
         self._timer: threading.Timer | None = None
-        self._earlier: dict[bytes, deque[tuple[bytes, bool]]] = {}  # and whether it is of this run
+        self._earlier: dict[bytes, deque[Any]] = {}
         for name in sorted(files.names(self._folder)):
             if name.startswith((self._shard, f"{PROBE}.")) and not name.endswith(".tmp"):
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
-                    self._read(
-                        files.read(join(self._folder, name)), of_run=name.partition(".")[2].startswith(f"{run}.")
-                    )
+                    self._read(files.read(join(self._folder, name)), own=shard == 0 or name.startswith(self._shard))
 
-    def _read(self, data: bytes, of_run: bool) -> None:
+    def _read(self, data: bytes, own: bool) -> None:
+        taken = [self.before]
         for key, kept in _records(data):
-            self._earlier.setdefault(key, deque()).append((kept, of_run))
+            answer, used = json.loads(kept)
+            if own and used:
+                taken.append(used)
+            if key != _UNKEPT:
+                self._earlier.setdefault(key, deque()).append(answer)
+        self.before = summed(taken)
 
     def key(self, row: Any) -> bytes:
         """See models.contract.Journal: 16 bytes; none for a row with a value whose text may be that of another one."""
@@ -77,24 +90,30 @@ class Journal:
             return b""
         return hashlib.blake2b(repr(row).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
-    def earlier(self, key: bytes) -> tuple[bool, Any, Mapping[str, float]]:
+    def earlier(self, key: bytes) -> tuple[bool, Any]:
         """See models.contract.Journal."""
-        if not (found := self._earlier.get(key)):
-            return False, None, {}
-        kept, of_run = found.popleft()
-        answer, used = json.loads(kept)
-        return True, answer, {} if of_run else used
+        found = self._earlier.get(key)
+        return (True, found.popleft()) if found else (False, None)
 
     def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
-        """Keep an answer, if it is of plain values: texts, numbers, lists and dicts of these; and what it has taken. If
-        it cannot be written, that is said once: the shard's own files will show whether the sink can be written.
+        """Keep an answer, if it has a key and is of plain values: texts, numbers, lists and dicts of these; and what it
+        has taken. If it cannot be written, that is said once: the shard's own files will show whether the sink can be
+        written.
         """
         try:
-            if not _plain(answer):
-                return
-            data = json.dumps([answer, dict(used)]).encode("utf-8", "surrogatepass")
+            if not key or not _plain(answer):
+                return self.took(used)
+            self._put(key, [answer, dict(used)])
         except (ValueError, RecursionError):  # whole numbers of thousands of digits; lists in lists without end
-            return
+            self.took(used)
+
+    def took(self, used: Mapping[str, float]) -> None:
+        """Keep what an answer has taken that is not kept itself."""
+        if used:
+            self._put(_UNKEPT, [None, dict(used)])
+
+    def _put(self, key: bytes, kept: list[Any]) -> None:
+        data = json.dumps(kept).encode("utf-8", "surrogatepass")
         record = _HEAD.pack(key, len(data), zlib.crc32(data)) + data
         with self._lock:
             if self._ended:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class AnswerCache:
     """Used in one thread; several processes of one machine may share a folder. Raises BadModel if it cannot be used."""
 
     def __init__(self, folder: str) -> None:
+        self._broken = False
         self._path = os.path.join(os.path.expanduser(folder), "answers.sqlite")
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
@@ -38,17 +40,35 @@ class AnswerCache:
 
     def get(self, key: bytes) -> dict[str, Any] | None:
         """The answer to a request; None if it is not known."""
-        row = self._held.execute("SELECT answer FROM answers WHERE request = ?", (key,)).fetchone()
-        found: dict[str, Any] | None = None if row is None else json.loads(row[0])
+        try:
+            row = self._held.execute("SELECT answer FROM answers WHERE request = ?", (key,)).fetchone()
+            found: dict[str, Any] | None = None if row is None else json.loads(row[0])
+        except (sqlite3.Error, ValueError) as e:
+            self._stop(e)
+            return None
         return found
 
     def put(self, key: bytes, answer: Mapping[str, Any]) -> None:
         """Keep an answer; the first one stays."""
-        self._held.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
+        self._write("INSERT OR IGNORE INTO answers VALUES (?, ?)", [(key, json.dumps(answer))])
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Keep the answers to these requests no longer."""
-        self._held.executemany("DELETE FROM answers WHERE request = ?", [(key,) for key in keys])
+        self._write("DELETE FROM answers WHERE request = ?", [(key,) for key in keys])
+
+    def _write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if self._broken:
+            return
+        try:
+            self._held.executemany(statement, rows)
+        except sqlite3.Error as e:
+            self._stop(e)
+
+    def _stop(self, error: Exception) -> None:
+        """Say it once: rows do not depend on it, and their journal keeps what this run was answered."""
+        if not self._broken:
+            print(f"cache {self._path}: {error}: it keeps no more answers of this run", file=sys.stderr)
+        self._broken = True
 
     def close(self) -> None:
         """Close the file."""

@@ -110,21 +110,40 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
+class Allowance(Protocol):
+    """What the workers of a run may spend together."""
+
+    def claim(self, least: float, total: float) -> float:
+        """A part of `total`, in the same unit: `least` or more; 0 if less than that is left."""
+        ...
+
+    def give_back(self, part: float) -> None:
+        """What was claimed, and not spent."""
+        ...
+
+
 class Journal(Protocol):
     """Keeps answers of a shard that is not committed yet, for an attempt that comes after this one."""
+
+    @property
+    def allowance(self) -> Allowance | None: ...
 
     def key(self, row: Any) -> bytes:
         """A digest of the row that a function is given; empty if it cannot be told from others."""
         ...
 
-    def earlier(self, key: bytes) -> tuple[bool, Any, Mapping[str, float]]:
-        """Whether an earlier attempt was answered for such a row, the answer, and what that took (USED) if it was in an
-        earlier run: each serves one row.
-        """
+    def earlier(self, key: bytes) -> tuple[bool, Any]:
+        """Whether an earlier attempt was answered for such a row, and the answer: each serves one row."""
         ...
 
     def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
-        """Keep an answer, if it is of plain values, and what it has taken (USED). Called in any thread."""
+        """Keep an answer, if it has a key and is of plain values, and what it has taken (USED). Called in any
+        thread.
+        """
+        ...
+
+    def took(self, used: Mapping[str, float]) -> None:
+        """Keep what an answer has taken (USED) that is not kept itself. Called in any thread."""
         ...
 
 
@@ -145,7 +164,7 @@ class RowModel(Model, Protocol):
     ) -> None:
         """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
         is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
-        asked for; it is given what is answered.
+        asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun.
         """
         ...
 
@@ -158,7 +177,7 @@ class RowModel(Model, Protocol):
         ...
 
     def used(self, prepared: Prepared) -> Mapping[str, float]:
-        """What the answers to these rows have taken (USED), for the report; nothing for functions."""
+        """What was asked for these rows has taken (USED), without what the journal had; nothing for functions."""
         ...
 
     def leave(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import GristmillError, RunFailed
@@ -19,7 +20,7 @@ from gristmill.job.prompts import prices
 from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.models.answercache import AnswerCache, digest_of
-from gristmill.models.contract import Place
+from gristmill.models.contract import Allowance, Journal, Place, Prepared
 from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, usage_of
 from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
@@ -98,8 +99,8 @@ def loaded(
     **more: Any,
 ) -> L:
     """The model whose rows are answered by `asker(spec, share, at_once, limit, **more)`, as Paid and `endpoint_of` have
-    these: a class with an async `__call__`, which gives an Answer, and `aclose`. It takes and adds these
-    columns; `by_user` as in RowModel.
+    these: a class with an async `__call__`, which gives an Answer, with `paid`, a Paid, and `aclose`. It takes and adds
+    these columns; `by_user` as in RowModel.
     """
     at_once = place.at_once or spec.most
     share = at_once / spec.most  # of the run's limits: that of this worker
@@ -131,6 +132,14 @@ class LoadedAsker(LoadedRows):
         # The endpoint limits the time of each request, without that of waiting for its turn.
         super().__init__(spec, replace(place, limit=math.inf))
         self.by_user = by_user
+
+    def begin(
+        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+    ) -> None:
+        """See RowModel."""
+        if journal is not None and journal.allowance is not None:
+            self._call.built.paid.of(journal.allowance)
+        super().begin(prepared, rows, answered, journal)
 
     def leave(self) -> None:
         """See RowModel."""
@@ -184,17 +193,22 @@ def endpoint_of(spec: Asking, share: float, at_once: int, limit: float, nobody: 
 
 
 class Paid:
-    """Asks somebody, in one event loop; `share` of what the run may cost is this worker's."""
+    """Asks somebody, in one event loop; `share` of what the run may cost is this worker's if none is claimed."""
 
     def __init__(self, spec: Asking, share: float, asked: Asked) -> None:
         self._spec = spec
         self._asked = asked
         self._prices = None if spec.price is None else prices(spec.price)
-        self._most = None if spec.max_cost is None else spec.max_cost * share
+        self._purse = None if spec.max_cost is None else Purse(spec.max_cost, share)
         self._spent = Spent()
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._first = asyncio.Lock()
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
+
+    def of(self, allowance: Allowance) -> None:
+        """What may be spent is claimed there from now on."""
+        if self._purse is not None:
+            self._purse.allowance = allowance
 
     async def ask(self, body: Mapping[str, Any], tokens: float, bill: Bill, path: str = CHAT) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one, for which the row
@@ -226,28 +240,34 @@ class Paid:
 
     async def _new(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         """An answer, counted; not asked for if it might cost more than is left."""
-        if self._most is not None and not self._spent.known:  # what one costs: until then one at a time
+        if self._purse is not None and not self._spent.known:  # what one costs: until then one at a time
             async with self._first:
                 if not self._spent.known:
                     return await self._sent(body, tokens, path, bill)
         return await self._sent(body, tokens, path, bill)
 
     async def _sent(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
-        reply = await self._asked.ask(body, tokens, path, None if self._most is None else self._afford)
+        reply = await self._asked.ask(body, tokens, path, None if self._purse is None else self._afford)
         used = _used(usage_of(reply), self._prices)
         self._spent.add(used)
         bill.add(used)
         return reply
 
     def _afford(self) -> None:
-        """Raises RunFailed if the requests in flight, among them one that is about to be sent, might cost too much."""
-        assert self._most is not None
-        if self._spent.might_cost(self._asked.flying) > self._most:
-            whose = "" if self._most == self._spec.max_cost else " by this worker"
+        """Raises RunFailed if the requests in flight, among them one that is about to be sent, might cost too much, or
+        if that cannot be known.
+        """
+        assert self._purse is not None
+        try:
+            enough = self._purse.holds(self._spent.might_cost(self._asked.flying))
+        except Exception as e:  # whatever a store's library raises: this is about all rows
+            self._asked.stop(RunFailed(f"max_cost {self._spec.max_cost:g}: what is spent cannot be noted: {e}"))
+        if not enough:
             self._asked.stop(
                 RunFailed(
-                    f"max_cost {self._spec.max_cost:g}: ${self._spent.cost:.4f} are spent{whose}, and the requests in "
-                    "flight might take the rest: what is answered is kept; run again, with another max_cost if need be"
+                    f"max_cost {self._spec.max_cost:g}: ${self._spent.cost:.4f} are spent by this worker, and the "
+                    "requests in flight might take all that is left: what is answered is kept; run again, with another "
+                    "max_cost if need be"
                 )
             )
 
@@ -263,8 +283,34 @@ class Paid:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._asked.close()
+        if self._purse is not None:
+            self._purse.close(self._spent.cost)
         if self._cache is not None:
             self._cache.close()
+
+
+class Purse:
+    """What one worker may spend of `total` dollars: what it claims of the run's allowance, or `share` of them."""
+
+    def __init__(self, total: float, share: float) -> None:
+        self.allowance: Allowance | None = None
+        self._total = total
+        self._share = share
+        self._held = 0.0
+
+    def holds(self, cost: float) -> bool:
+        """Whether so many dollars are this worker's to spend, of those that it has claimed or can claim now."""
+        if self.allowance is None:
+            return cost <= self._total * self._share
+        if cost > self._held or not self._held:
+            self._held += self.allowance.claim(cost - self._held, self._total)
+        return cost <= self._held and self._held > 0
+
+    def close(self, spent: float) -> None:
+        """Give back what is left."""
+        if self.allowance is not None and self._held > spent:
+            self.allowance.give_back(self._held - spent)
+            self._held = spent
 
 
 class Spent:

@@ -214,7 +214,7 @@ class Asker:
         if files is not None:
             request = reveal(dict(spec.request))
             self._own = Generator(files, threads=threads, most=at_once, request=request, choice=CHOICE)
-        self._paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit))
+        self.paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit))
         self._conversation = Conversation(spec, answers_of(spec))
         self._api = FORMS[spec.api]
         self._most_tokens = self._api.most_tokens
@@ -228,7 +228,7 @@ class Asker:
         try:
             answer = Answer(await self._answered(messages, bill))
         except (Misfit, Refused) as e:
-            self._paid.forget(bill)
+            self.paid.forget(bill)
             e.used = bill.used
             raise
         answer.used = bill.used
@@ -275,7 +275,7 @@ class Asker:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._paid.aclose()
+        await self.paid.aclose()
 
     async def _asked(self, messages: list[dict[str, Any]], bill: Bill) -> Reply:
         """An answer in whatever form the endpoint understands."""
@@ -283,7 +283,7 @@ class Asker:
         while True:
             structured, scored, most_tokens = self._structured, self._sampling.scored, self._most_tokens
             try:
-                return self._api.reply(await self._paid.ask(self._body(messages), tokens, bill, self._api.path))
+                return self._api.reply(await self.paid.ask(self._body(messages), tokens, bill, self._api.path))
             except Refused as e:
                 said = str(e)
                 if structured and any(word in said for word in ("response_format", "json_schema", "structured")):

@@ -90,7 +90,7 @@ class Sender:
         nobody = {status: what for status, what in NOBODY.items() if status != 404}
         self._look = min(_MOST_LOOK, limit * _LOOK)
         self._endpoint = endpoint_of(spec, share, at_once, limit * _ASKED, nobody)
-        self._paid = Paid(spec, share, self._endpoint)
+        self.paid = Paid(spec, share, self._endpoint)
         self._answers = self._strange = 0
         self._names_model = re.compile(rf"\bmodel\W+{re.escape(spec.llm)}(?!\w)", re.IGNORECASE)
 
@@ -98,7 +98,7 @@ class Sender:
         name, bill = f"gristmill-{uuid.uuid4().hex}", Bill()
         try:
             path, body = _request(row, self._model)
-            reply = await self._paid.ask(body, _tokens(body), bill, path)
+            reply = await self.paid.ask(body, _tokens(body), bill, path)
         except Invalid as e:
             return self._failed(name, "invalid_request", str(e), _response(e.status, name, None))
         except Refused as e:
@@ -106,7 +106,7 @@ class Sender:
             return self._failed(name, "refused", str(e), _response(e.status, name, e.reply))
         except Unanswered as e:
             if not await self._answers_others(path, body):
-                self._paid.stop(RunFailed(f"the endpoint answers nothing: {e}; what is answered is kept: run again"))
+                self.paid.stop(RunFailed(f"the endpoint answers nothing: {e}; what is answered is kept: run again"))
             return self._failed(name, "unanswered", str(e), None)
         except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError) as e:  # whatever a body may hold
             return self._failed(name, "invalid_request", f"{type(e).__name__}: {e}", _response(400, name, None))
@@ -130,7 +130,7 @@ class Sender:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._paid.aclose()
+        await self.paid.aclose()
 
     def _failed(self, name: str, code: str, why: str, response: str | None) -> Answer:
         answer = Answer(id=name, response=response, error=_json({"code": code, "message": why}))
@@ -146,10 +146,8 @@ class Sender:
         if not gone and (self._answers or self._strange < STRANGE):
             return
         if not self._answers:
-            self._paid.stop(BadModel(f"the endpoint refuses the address or the model: {refused}"))
-        self._paid.stop(
-            RunFailed(f"the endpoint refuses the model now: {refused}; what is answered is kept: run again")
-        )
+            self.paid.stop(BadModel(f"the endpoint refuses the address or the model: {refused}"))
+        self.paid.stop(RunFailed(f"the endpoint refuses the model now: {refused}; what is answered is kept: run again"))
 
 
 def _request(row: Mapping[str, Any], model: str) -> tuple[str, dict[str, Any]]:

@@ -20,11 +20,17 @@ from gristmill.shards.counts import summed
 
 
 class Begun:
-    """Rows whose answers are on their way: int64 [k], ascending, and the answers in that order."""
+    """Rows whose answers are on their way: int64 [k], ascending, and the answers in that order. The others are asked
+    for with the same listener and journal.
+    """
 
-    def __init__(self, rows: np.ndarray, answers: Answers) -> None:
+    def __init__(
+        self, rows: np.ndarray, answers: Answers, answered: Callable[[], None], journal: Journal | None
+    ) -> None:
         self.rows = rows
         self.answers = answers
+        self.answered = answered
+        self.journal = journal
         self._taken = np.zeros(len(rows), dtype=bool)
 
     def take(self, index: np.ndarray) -> list[Any] | None:
@@ -58,7 +64,7 @@ class LoadedRows(LoadedFunction):
     ) -> None:
         """See RowModel."""
         given = picked(prepared.inputs.rows, rows)
-        prepared.inputs.begun = Begun(rows, self._asked(given, answered, journal))
+        prepared.inputs.begun = Begun(rows, self._asked(given, answered, journal), answered, journal)
 
     def waiting(self, prepared: Prepared, seconds: float) -> int:
         """See RowModel."""
@@ -91,7 +97,8 @@ class LoadedRows(LoadedFunction):
             begun.answers.wait()
             found = begun.take(index)
         if found is None:
-            answers = self._asked(given, _unheard)
+            listener = (_unheard, None) if begun is None else (begun.answered, begun.journal)
+            answers = self._asked(given, *listener)
             answers.wait()
             self._anew = summed([self._anew, answers.used])
             found = answers.of(range(len(index)))
@@ -118,7 +125,9 @@ class LoadedRows(LoadedFunction):
             if place not in known:
                 used = getattr(answer.error if isinstance(answer, Raised) else answer, "used", {})
                 answers.took(used)
-                if journal is not None and keys[place] and not isinstance(answer, Raised):
+                if journal is not None and isinstance(answer, Raised):
+                    journal.took(used)
+                elif journal is not None:
                     journal.put(keys[place], self._kept(answer), used)
             answered()
 
@@ -126,10 +135,9 @@ class LoadedRows(LoadedFunction):
         for place, key in enumerate(keys):
             if journal is None or not key:
                 continue
-            there, answer, used = journal.earlier(key)
+            there, answer = journal.earlier(key)
             if there:
                 known.add(place)
-                answers.took(used)
                 answers.put(place, answer)
         self._flight.begin(answers)
         return answers

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
+from gristmill.commit.allowance import Allowance
 from gristmill.commit.journal import Journal
 from gristmill.errors import BadOutput
 from gristmill.models.contract import RowModel
@@ -83,7 +84,7 @@ class ShardWorker:
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._watch.load()
         self._looking = threading.Lock()
-        self._used: dict[str, float] = {}  # what rows took of an endpoint, and is in no shard's figures yet
+        self._used: dict[str, float] = {}  # what proofs took of an endpoint, and is in no shard's figures yet
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
         self._model = open_planned(stages.recipe.model, stages.recipe.place)
@@ -114,6 +115,7 @@ class ShardWorker:
         self._room = threading.Condition()
         self._begun = 0  # bytes of windows whose rows are in flight
         self._journals: dict[str, Journal] = {}  # of shards that are in flight, by item
+        self._allowances: dict[str, Allowance] = {}
         self._beside = None
         if stages.beside:
             from gristmill.worker.stepprocesses import Beside
@@ -231,7 +233,7 @@ class ShardWorker:
                 for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
                     if self._in_flight(parcel):
-                        self._begin(item, window)
+                        self._begin(item, window, suspects is not None)
                     self._handed(parcel, out)
                     while parcel.answered is not None and not parcel.answered.wait(0.5):
                         if self._stopping.is_set():  # a careful attempt waits here, one window at a time
@@ -245,11 +247,13 @@ class ShardWorker:
         self._handed(None, out)
 
     def _in_flight(self, parcel: _Parcel) -> bool:
-        """Whether a window's rows are begun before it is their turn; those of a careful attempt are not."""
-        return self._rows is not None and parcel.suspects is None and parcel.body.prepared.rows > 0
+        """Whether a window's rows are answered row by row."""
+        return self._rows is not None and parcel.body.prepared.rows > 0
 
-    def _begin(self, item: Item, window: Window) -> None:
-        """Ask for a window's rows, once those in flight leave room in memory."""
+    def _begin(self, item: Item, window: Window, careful: bool) -> None:
+        """Ask for a window's rows, once those in flight leave room in memory; a careful attempt asks for some of them
+        when it is their turn.
+        """
         size, most = window.rows.nbytes, BEGUN_BYTES * self._recipe.running.window_bytes
         with self._room:
             while self._begun and self._begun + size > most and not self._stopping.is_set():
@@ -261,13 +265,20 @@ class ShardWorker:
             if task.kind != "proof" and item.key not in self._journals:
                 stands = partial(self._stands, task) if self._predict.by_user else None
                 shard = task.shard.number if task.kind == "score" else None
+                run, allowance = self._recipe.run, self._allowed(task.folder)
                 self._journals[item.key] = Journal(
-                    task.folder, shard, self._recipe.run, secrets.token_hex(6), self._files, stands
+                    task.folder, shard, run, secrets.token_hex(6), self._files, stands, allowance
                 )
-            self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key))
+            self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key), careful)
         except BaseException:
             self._ended(window)
             raise
+
+    def _allowed(self, folder: str) -> Allowance:
+        """What this run may spend, in one folder."""
+        if folder not in self._allowances:
+            self._allowances = {folder: Allowance(folder, self._recipe.run, self._files)}
+        return self._allowances[folder]
 
     def _ended(self, window: Window) -> None:
         """A window's rows are no longer in flight."""
@@ -368,15 +379,26 @@ class ShardWorker:
             scored = 0  # these rows' share is told again as they are scored
             done = self._predict.score(task, window, self._before, tick)
             done.figures["model_seconds"] += seconds
-            if self._rows is not None:  # a probe's answers are those of shard 0
-                self._used = summed([self._used, self._rows.used(window.prepared)])
-                if task.kind == "score":
-                    done.figures.update(self._used)
-                    self._used = {}
         else:
             done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
+        if self._rows is not None:
+            self._count_used(item, self._rows.used(window.prepared), done)
         self._behind = (key, behind + window.counts.rows_in, end)
         return done
+
+    def _count_used(self, item: Item, used: Mapping[str, float], done: Scored) -> None:
+        """Put what a window's rows took into its figures, and with the first of an attempt what earlier ones took. What
+        the first rows took is in the journal of shard 0; proofs have none.
+        """
+        if item.value.kind == "proof":
+            self._used = summed([self._used, used])
+        if item.value.kind != "score":
+            return
+        before: Mapping[str, float] = {}
+        if (journal := self._journals.get(item.key)) is not None:
+            before, journal.before = journal.before, {}
+        done.figures.update(summed([self._used, before, used]))
+        self._used = {}
 
     def _waited(self, model: RowModel, window: Window, tick: Callable[[int, bool], None]) -> float:
         """Wait for the answers to a window's rows; the seconds that this took."""

@@ -133,10 +133,12 @@ class Predict:
                 tick(len(batch))
         return self._finished(task, window, refused, outputs, dead, figures, post)
 
-    def begin(self, task: Task, window: Window, answered: Callable[[], None], journal: Journal | None) -> None:
-        """Ask a model that answers row by row for the rows that `score` will be given."""
+    def begin(
+        self, task: Task, window: Window, answered: Callable[[], None], journal: Journal | None, careful: bool
+    ) -> None:
+        """Ask a model that answers row by row for the rows that `score` will be given; a `careful` attempt for none."""
         assert isinstance(self._model, RowModel)
-        alive = np.ones(window.rows.num_rows, dtype=bool)
+        alive = np.full(window.rows.num_rows, not careful)
         for gone in ([r.row for r in window.prepared.refused], *(index for index, _ in self._from_probe(task, window))):
             alive[np.asarray(gone, dtype=np.int64)] = False
         self._model.begin(window.prepared, np.flatnonzero(alive), answered, journal)
