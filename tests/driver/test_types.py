@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -168,3 +169,10 @@ if __name__ == "__main__":
     print(type(column.type).__name__, column.storage.equals(found["v"].combine_chunks()), flush=True)
     os._exit(0)  # pyarrow, by itself, aborts now and then as a process ends that has read such a type
 """
+
+
+def test_a_type_that_no_file_holds_is_named_with_its_column() -> None:
+    """Before anything is run, also where Parquet's own library is what refuses it."""
+    rows = pa.table({"id": [1], "price": pa.array([Decimal("1E+3")], pa.decimal128(5, -3))})
+    with pytest.raises(gm.BadJob, match=r"column 'price' is decimal128\(5, -3\), and a source in memory cannot hold"):
+        gm.apply(rows, fn=lambda batch: {"y": batch["id"]}, workers=0)

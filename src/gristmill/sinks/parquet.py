@@ -212,7 +212,7 @@ def holdable(schema: pa.Schema, where: str) -> pa.Schema:
         try:
             if why is None:
                 read_as(pa.schema(fields[-1:]))
-        except pa.ArrowException as e:
+        except (pa.ArrowException, OSError) as e:  # Parquet's own errors come as OSError, also in memory
             why = f"that (pyarrow: {e})"
         if why is not None:
             raise BadJob(
