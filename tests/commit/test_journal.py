@@ -44,6 +44,25 @@ def test_what_was_written_is_there_as_it_was(tmp_path_factory: Any, rows: list[t
     assert LOCAL.names(str(Path(folder, "journal"))) == []
 
 
+@given(junk=st.binary(max_size=60) | st.integers(1, 200).map(bytes), at=st.integers(0, 200), over=st.booleans())
+def test_a_file_whose_end_no_disk_has_written_is_read_as_far_as_it_goes(
+    tmp_path_factory: Any, junk: bytes, at: int, over: bool
+) -> None:
+    """Zeros or anything else at its end, as after a power failure, or in its middle: no answer is another one."""
+    folder = str(tmp_path_factory.mktemp("g"))
+    first = Journal(folder, 7, "ra", "a", LOCAL)
+    for row in range(5):
+        first.put(first.key(row), f"answer {row}", {"requests": 1.0})
+    first.close()
+    (path,) = Path(folder, "journal").glob("*")
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + junk + data[at + len(junk) :] if over else data + junk)
+    again = Journal(folder, 7, "rb", "b", LOCAL)
+    found = [again.earlier(again.key(row)) for row in range(5)]
+    assert all(told in ((True, f"answer {row}"), (False, None)) for row, told in enumerate(found))
+    assert over or all(known for known, _ in found)
+
+
 def test_other_values_are_not_kept(tmp_path: Path) -> None:
     """Those that JSON would change: tuples, bytes, keys that are no text."""
     journal = Journal(str(tmp_path), 0, "ra", "a", LOCAL)

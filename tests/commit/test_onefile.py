@@ -24,6 +24,11 @@ def doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {"y": batch["x"] * 2}
 
 
+def other(batch: dict[str, Any]) -> dict[str, Any]:
+    """Another job."""
+    return {"y": batch["x"] * 3}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with 100 rows in it."""
@@ -74,9 +79,13 @@ def test_new_appended_and_retried_rows_are_in_the_file(folder: Path, name: str) 
     assert rows(f"made/{name}") == list(range(150))
 
 
-@pytest.mark.parametrize("at", ["replace", "write_over"])
-def test_a_run_that_ends_before_the_file_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """The file is the old result until the same job, run again, makes it; it scores nothing again."""
+@pytest.mark.parametrize(("at", "how"), [("replace", "again"), ("write_over", "again"), ("replace", "refused")])
+def test_a_run_that_ends_before_the_file_is_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, at: str, how: str
+) -> None:
+    """The file is the old result until the same job, run again, makes it; it scores nothing again. So does another
+    command that is refused.
+    """
     job("out.parquet").run()
     add(folder, 100, 150)
     real = getattr(LocalFiles, at)
@@ -92,7 +101,11 @@ def test_a_run_that_ends_before_the_file_is_made(folder: Path, monkeypatch: pyte
     assert rows("out.parquet") == list(range(100))
     wrong = gm.verify("out.parquet")
     assert not wrong.ok and "run the job again" in wrong.lines[-1]
-    job("out.parquet").run()
+    if how == "refused":
+        with pytest.raises(gm.PlanChanged):
+            gm.Job("in", other, gm.sink("out.parquet", keep="x"), workers=0, shard_rows=30).run()
+    else:
+        job("out.parquet").run()
     assert sorted(rows("out.parquet")) == list(range(150)) and gm.verify("out.parquet").ok
     assert not list(Path(".out.parquet.gristmill/_gristmill").glob("onefile/*"))
 

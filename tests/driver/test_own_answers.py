@@ -154,6 +154,9 @@ def test_what_killed_among_the_first_rows_is_suspected_in_the_first_shard_by_its
     heir = of_task(Task("score", Shard(0, (pieces[1],)), folder=str(tmp_path), attempt="a.3"))
     who = Identity(np.zeros(20, dtype=np.int32), np.arange(20))
     assert [(first, last) for first, last, _ in heir.runs("model", who)] == [(0, 5), (5, 6), (6, 20)]
+    mended = Piece(1, SourceFile("1.parquet", 1, "later"), 100, ((0, 100),))  # another row stands there now
+    other = of_task(Task("score", Shard(0, (mended,)), folder=str(tmp_path), attempt="b.1"))
+    assert [(first, last) for first, last, _ in other.runs("model", who)] == [(0, 20)]
 
 
 def backwards(frame: Any) -> Any:

@@ -57,6 +57,15 @@ def test_answers_and_source_are_not_mixed_in_one_column(tmp_path: Path) -> None:
         job.run()
 
 
+@pytest.mark.parametrize("after", [lambda b: {"z": b["y"]}, lambda b: {**b}, lambda b: {"y": b["y"], "day": b["day"]}])
+def test_post_steps_change_nothing_of_that(after: Any, tmp_path: Path) -> None:
+    """Whatever they return of the rows: a new column alone, all of them, or the one that names folders."""
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"], partition_by=["day"])
+    gm.Job(ROWS, twice, sink, post=[after], workers=0, shard_rows=2).run()
+    found = gm.read(str(tmp_path / "out")).to_table().sort_by("id")
+    assert found["day"].to_pylist() == ROWS["day"].to_pylist() and gm.verify(str(tmp_path / "out")).ok
+
+
 def test_a_column_that_steps_make_is_carried_over(tmp_path: Path) -> None:
     """It need not be the source's own."""
     job = gm.Job(

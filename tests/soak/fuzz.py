@@ -23,6 +23,7 @@ from soak.witness import Broken, same, same_rows
 
 FORMS = ("numpy", "rows", "arrow", "pandas", "polars")
 EXACT = ("arrow",)  # formats that hold every Arrow type; the others have libraries of their own between
+STRETCH = 40  # rows that are neighbours: several windows of the smaller ones
 BAD_LINES = [b'{"id": 5, broken', b"no json", b'{"id": "\xff"}', b"[1]", b'{"id": "seven"}', b"null"]
 # A job may be refused before anything runs, for reasons that a person can read; each is counted.
 REFUSALS = (r"partition_by names", r"merge: a npy sink", r"npy sink", r"jsonl sink")
@@ -64,6 +65,9 @@ class Op:
         if self.kind == "drop":
             f.filtered += sum(p.id % self.m == 1 for p in f.alive)
             f.alive = [p for p in f.alive if p.id % self.m != 1]
+        elif self.kind == "stretch":  # windows of which no row is left
+            f.filtered += sum(p.id // STRETCH % self.m == 1 for p in f.alive)
+            f.alive = [p for p in f.alive if p.id // STRETCH % self.m != 1]
         elif self.kind == "add":
             for p in f.alive:
                 p.made[self.name] = p.id * self.m
@@ -180,11 +184,13 @@ class Case:
         for n in range(c.choice([0, 0, 1, 2, 4])):
             m, every = c.choice([2, 3, 5]), c.choice([0, 0, 37])
             form = c.choice(self.forms)
-            kind = self._some("sql", "filter", "rows", "add", "replace", "twice", "split")
+            kind = self._some("sql", "stretch", "filter", "rows", "add", "replace", "twice", "split")
             if self.forms is EXACT and kind in ("rows", "twice", "split"):
                 kind = "add"
             if kind == "sql":
                 ops.append(Op(gm.filter(f"id % {m} <> 1"), "drop", m))
+            elif kind == "stretch":
+                ops.append(Op(gm.filter(f"id // {STRETCH} % {m} <> 1"), "stretch", m))
             elif kind == "filter":
                 ops.append(Op(gm.filter(rowwise.unless, batch_format=form, m=m), "drop", m))
             elif kind == "rows":

@@ -25,7 +25,7 @@ from gristmill.shards.counts import summed
 SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once,
 AT_ONCE = 0.1  # or after so many, where code has to be compared first
 PROBE = "probe"  # instead of a shard's number: the first rows, of whichever shards
-_HEAD = struct.Struct("<16sII")  # the row's digest, and length and CRC-32 of the answer
+_HEAD = struct.Struct("<16sII")  # the row's digest, the length of the answer, and the CRC-32 of all three
 _UNKEPT = bytes(16)  # instead of a row's digest: what an answer has taken that is not kept itself
 _KEPT = (str, int, float, bool, type(None))
 # What rows are made of (arrow.topython); an extension type of the user's may give anything.
@@ -114,7 +114,7 @@ class Journal:
 
     def _put(self, key: bytes, kept: list[Any]) -> None:
         data = json.dumps(kept).encode("utf-8", "surrogatepass")
-        record = _HEAD.pack(key, len(data), zlib.crc32(data)) + data
+        record = _HEAD.pack(key, len(data), _checksum(key, data)) + data
         with self._lock:
             if self._ended:
                 return
@@ -192,13 +192,19 @@ class Journal:
         )
 
 
+def _checksum(key: bytes, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(key + len(data).to_bytes(4, "little")))
+
+
 def _records(data: bytes) -> list[tuple[bytes, bytes]]:
-    """The whole records of a file whose writer may have been killed in the middle of the last one."""
+    """The whole records of a file whose writer may have been killed in the middle of the last one, or whose end was
+    never written by a machine that lost power: what follows what cannot be read is left.
+    """
     found, at = [], 0
     while at + _HEAD.size <= len(data):
         key, length, crc = _HEAD.unpack_from(data, at)
         answer = data[at + _HEAD.size : at + _HEAD.size + length]
-        if len(answer) < length or zlib.crc32(answer) != crc:
+        if len(answer) < length or _checksum(key, answer) != crc:
             break
         found.append((key, answer))
         at += _HEAD.size + length

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gristmill.commit import generation as generations
-from gristmill.commit import inspections, onefile
+from gristmill.commit import inspections, onefile, publication
 from gristmill.commit import publish as publishing
 from gristmill.driver import planning, sparktables, warmup
 from gristmill.driver.planning import Resolved
@@ -120,8 +120,11 @@ def opened(c: Command) -> Iterator[Opened]:
             c.log.note("warning", note)
         if r.nulls_given:
             c.log.tell(r.nulls_given)
-        with contextlib.suppress(CorruptStore):  # the result cannot be read; --restart replaces it
-            publishing.settle(c.root, c.files)  # if a run was stopped after it had published
+        # The result that a stopped run had published; if it cannot be read, --restart replaces it.
+        with contextlib.suppress(CorruptStore, FileNotFoundError):
+            publishing.settle(c.root, c.files)
+            if publication.latest(c.root, c.files) is not None:
+                onefile.settle(c.root, r.sink_format, c.sink.options, c.sink.overwrite)
         yield Opened(**vars(c), lease=lease, resolved=r)
 
 

@@ -591,9 +591,9 @@ def _kept(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] |
 
 
 def implied(job: JobSpec) -> tuple[str, ...]:
-    """Columns that are kept because they name folders. If post steps also make columns, keep says which are meant."""
+    """Columns that are kept because they name folders."""
     sink = job.sink
-    if sink is None or job.post:
+    if sink is None:
         return ()
     return tuple(n for n in sink.partition_by if n not in (*(sink.keep or ()), sink.row_id, sink.model_version))
 

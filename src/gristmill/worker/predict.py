@@ -266,6 +266,8 @@ class Predict:
         names, replaced = list(results.column_names), frozenset[str]()
         rows, identity, place = self._finite(Stage.MODEL, window, rows, names, identity, place, dead)
         for number, step in enumerate(self._post):
+            if not rows.num_rows:  # which may lack the columns that the step reads
+                break
             before = rows
             found = post(number, step, before, identity)
             dead += [replace(d, row=int(place[d.row])) for d in found.dead]

@@ -174,8 +174,9 @@ class Prepare:
                     yield from self._noted(whole, suspects)
 
     def _gathered(self, chunks: list[Chunk]) -> Chunk:
+        some = [c.rows for c in chunks if c.rows.num_rows]  # no step has added columns to others
         try:
-            rows = together([c.rows for c in chunks]).combine_chunks()
+            rows = together(some or [chunks[0].rows]).combine_chunks()
         except Lossy as e:
             raise BadOutput(f"the steps returned different types for different rows: {e}") from e
         counts = sum((c.counts for c in chunks), Counts())
@@ -183,7 +184,9 @@ class Prepare:
         return Chunk(rows, Identity.joined([c.identity for c in chunks]), counts, letters)
 
     def _prepared(self, c: Chunk) -> Window:
-        return Window(c.rows, c.identity, self._model.prepare(c.rows), c.counts, c.letters)
+        """A window for the model, which is not asked about no rows: those may lack the columns that it reads."""
+        prepared = self._model.prepare(c.rows) if c.rows.num_rows else Prepared(0, None)
+        return Window(c.rows, c.identity, prepared, c.counts, c.letters)
 
     def _noted(self, whole: Chunk, suspects: Suspects) -> Iterator[Window]:
         """A window in runs of neighbours, each suspect of the tokeniser separate; noted, then prepared."""

@@ -178,7 +178,8 @@ class _DeadLetters:
 def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     """The rows as they will be written: id, kept columns, results, version, in this order."""
     rows = scored.rows
-    output = output.beside(task.answers if task.schema is not None else (*task.answers, *scored.results))
+    after = [n for n in scored.results if task.schema is None or n not in scored.answers]  # made by a post step
+    output = output.beside((*task.answers, *after))
     if task.schema is not None and not rows.num_rows:
         return pa.Table.from_batches([], task.schema)
     if task.schema is not None and (doubled := [n for n in scored.results if n in (output.keep or ())]):

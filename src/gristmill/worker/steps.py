@@ -114,7 +114,10 @@ class LoadedStep:
         if not refused:
             return self._completed(self._applied(rows), rows)
         kept = np.setdiff1d(np.arange(rows.num_rows), [r.row for r in refused])
-        found = self._completed(self._applied(picked(rows, kept)), rows)
+        if len(kept):
+            found = self._completed(self._applied(picked(rows, kept)), rows)
+        else:
+            found = Applied(rows.slice(0, 0), kept, [])
         dead = [replace(d, row=int(kept[d.row])) for d in found.dead]
         dead += [DeadRow(r.row, self.stage, r.error, r.message, step=self.step.name) for r in refused]
         return replace(found, origin=kept[found.origin], dead=dead)

@@ -40,7 +40,7 @@ class Group:
 
 class Suspects:
     """The notes of one shard: suspects, by stage, in a file that attempts hand on; the current call in a file of this
-    attempt alone. `paths` are the files of the shard's pieces.
+    attempt alone. `paths` name the files of the shard's pieces.
 
     `blame` names the attempt whose death its rows caused, and `how` says how it died: only what that attempt had noted
     is accused, not the notes of a run that was killed or of a worker that comes back. The suspects noted under the name
@@ -182,7 +182,9 @@ def of_task(task: Task, files: Files = LOCAL) -> Suspects:
     folder = join(task.folder, "suspects")
     name = task.kind if task.kind != "score" else f"{task.shard.number:07d}"
     heir_of = PROBE if task.kind == "score" and task.shard.number == 0 else None
-    return Suspects(folder, name, task.attempt, task.paths, task.blame, heir_of, files, task.how)
+    # Once a file has been written anew, what stood at a position in it is no suspect.
+    paths = [f"{p.file.path} {p.file.stamp}" for p in task.shard.pieces]
+    return Suspects(folder, name, task.attempt, paths, task.blame, heir_of, files, task.how)
 
 
 @dataclass(frozen=True)
