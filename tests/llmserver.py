@@ -42,7 +42,9 @@ class ChatServer:
         self._process.communicate()
 
     def told(self) -> dict[str, Any]:
-        """What it was asked: `requests`, `answered` prompts by text with their numbers, `most` at once, `rate`."""
+        """What it was asked: `requests`, `answered` prompts by text with their numbers, `most` at once, `rate`, `seconds`
+        from the first request to the last.
+        """
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/told") as reply:
             found: dict[str, Any] = json.load(reply)
             return found
@@ -89,11 +91,15 @@ class Chat:
         self.times_of: deque[float] = deque()
         self.rate = 0  # the most requests let through in a second
         self.bodies: list[Any] = []
+        self.begun: float | None = None
+        self.seconds = 0.0
 
     async def chat(self, request: Any) -> Any:
         from aiohttp import web
 
         self.requests += 1
+        self.begun = self.begun or time.monotonic()
+        self.seconds = time.monotonic() - self.begun
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         try:
@@ -197,7 +203,7 @@ class Chat:
     def told(self) -> dict[str, Any]:
         return {
             "requests": self.requests, "answered": dict(self.answered), "most": self.most, "rate": self.rate,
-            "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies,
+            "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies, "seconds": self.seconds,
         }  # fmt: skip
 
 
@@ -255,7 +261,7 @@ def _asked(path: str, body: Any) -> str:
     name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
     said = body[name.get(path, "input")]
     if isinstance(said, list):
-        said = said[-1]["content"]
+        said = said[-1]["content"] if said else ""
     if isinstance(said, list):
         said = "|".join(part.get("text") or part["type"] for part in said)
     return str(said)
