@@ -121,7 +121,7 @@ class LoadedRows(LoadedFunction):
         keys = [] if journal is None else [journal.key(row) for row in rows]
         known: set[int] = set()
 
-        def heard(place: int, answer: Any) -> None:
+        def heard(answers: Answers, place: int, answer: Any) -> None:
             if place not in known:
                 used = getattr(answer.error if isinstance(answer, Raised) else answer, "used", {})
                 answers.took(used)
