@@ -170,6 +170,10 @@ class RowModel(Model, Protocol):
         """
         ...
 
+    def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:
+        """These rows (int64 [k]) have their answers: those that the journal has of them are for no equal row."""
+        ...
+
     def waiting(self, prepared: Prepared, seconds: float) -> int:
         """How many of the rows that were begun have no answer, once all have one or after so many seconds."""
         ...

@@ -66,6 +66,12 @@ class LoadedRows(LoadedFunction):
         given = picked(prepared.inputs.rows, rows)
         prepared.inputs.begun = Begun(rows, self._asked(given, answered, journal), answered, journal)
 
+    def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:
+        """See RowModel."""
+        for row in to_batch(picked(prepared.inputs.rows, rows), "rows"):
+            if key := journal.key(row):
+                journal.earlier(key)
+
     def waiting(self, prepared: Prepared, seconds: float) -> int:
         """See RowModel."""
         return self._begun(prepared).answers.wait(seconds)
