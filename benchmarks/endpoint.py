@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-HERE = Path(__file__).parent
-PEERS = HERE / "peers"
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tests"))
 from llmserver import KEY, ChatServer
 
+HERE = Path(__file__).parent
+PEERS = HERE / "peers"
 LIMIT = 600.0  # seconds of one run
 
 
@@ -60,7 +60,9 @@ def rows_in(target: Path) -> Counter[int]:
     return Counter(answered)
 
 
-def once(typed: list[str], folder: Path, target: Path, rows: int, server: ChatServer, kill_at: int | None = None) -> Run:
+def once(
+    typed: list[str], folder: Path, target: Path, rows: int, server: ChatServer, kill_at: int | None = None
+) -> Run:
     """Run a command to its end, or kill it and all its processes once so many prompts are answered."""
     env = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONDONTWRITEBYTECODE": "1", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     begun = time.perf_counter()
@@ -118,10 +120,13 @@ def main() -> None:
     given = parser.parse_args()
     pythons = {"job": sys.executable, "loop": sys.executable}
     pythons |= {peer: getattr(given, peer) for peer in ("curator", "daft", "ray")}
-    print("| | seconds | with 429 and 500 | rows lost | asked again after a kill | rows lost then |\n|---|---|---|---|---|---|")
+    print("| | seconds | with 429 and 500 | rows lost | asked again after a kill | rows lost then |")
+    print("|---|---|---|---|---|---|")
     for name, python in pythons.items():
         if given.only in (None, [], [name]) or name in given.only:
-            print(contest(name, python, given.rows) if Path(python).exists() else f"| {name}: not installed |", flush=True)
+            print(
+                contest(name, python, given.rows) if Path(python).exists() else f"| {name}: not installed |", flush=True
+            )
 
 
 if __name__ == "__main__":

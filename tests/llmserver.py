@@ -42,9 +42,7 @@ class ChatServer:
         self._process.communicate()
 
     def told(self) -> dict[str, Any]:
-        """What it was asked: `requests`, `answered` prompts by text with their numbers, `most` at once, `rate`, `seconds`
-        from the first request to the last.
-        """
+        """What it was asked: `requests`, `answered` prompts by text with their numbers, `most` at once, `rate`."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/told") as reply:
             found: dict[str, Any] = json.load(reply)
             return found
@@ -91,15 +89,11 @@ class Chat:
         self.times_of: deque[float] = deque()
         self.rate = 0  # the most requests let through in a second
         self.bodies: list[Any] = []
-        self.begun: float | None = None
-        self.seconds = 0.0
 
     async def chat(self, request: Any) -> Any:
         from aiohttp import web
 
         self.requests += 1
-        self.begun = self.begun or time.monotonic()
-        self.seconds = time.monotonic() - self.begun
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         try:
@@ -203,7 +197,7 @@ class Chat:
     def told(self) -> dict[str, Any]:
         return {
             "requests": self.requests, "answered": dict(self.answered), "most": self.most, "rate": self.rate,
-            "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies, "seconds": self.seconds,
+            "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies,
         }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ ray.init(logging_level="ERROR", include_dashboard=False)
 ray.data.DataContext.get_current().enable_progress_bars = False
 config = HttpRequestProcessorConfig(
     url=f"{url}/chat/completions", headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
-    batch_size=64, concurrency=1,
+    batch_size=64, concurrency=1, max_retries=10, base_retry_wait_time_in_s=0.5,
 )  # fmt: skip
 asked = build_processor(
     config,

@@ -416,6 +416,13 @@ def test_equal_prompts_are_asked_once(chat: ChatServer, tmp_path: Path, workers:
     assert chat.told()["answered"] == {f"word {n}": 1 for n in range(7)} and report.used["requests"] == 7
 
 
+def test_equal_prompts_that_are_to_differ_are_each_asked(chat: ChatServer, tmp_path: Path) -> None:
+    """Also those that are equal to the first row, which is asked before there is a plan."""
+    rows = pa.table({"id": range(40), "text": ["any number"] * 40})
+    report = gm.prompt(rows, tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], temperature=1.0)
+    assert chat.told()["answered"] == {"any number": 40} and report.used["requests"] == 40
+
+
 def test_a_cache_keeps_answers_across_runs(chat: ChatServer, tmp_path: Path) -> None:
     """A restart pays nothing; another prompt, temperature or model does; two workers share it."""
     cache = str(tmp_path / "kept")
@@ -469,7 +476,7 @@ def test_no_second_has_more_than_its_units(stalls: list[float], rate: float) -> 
         now = pace.turn(now + stall)
         sent.append(now)
     for n, begun in enumerate(sent):
-        assert sum(begun <= time < begun + 1 for time in sent[n:]) <= math.ceil(rate / 60)
+        assert sum(begun <= time < begun + 1 for time in sent[n:]) <= math.ceil(MARGIN * rate / 60)
 
 
 @pytest.mark.parametrize("rate", [90.0, 6_000.0, 36_000.0])
@@ -482,7 +489,7 @@ def test_what_a_stall_held_up_is_made_up_for(rate: float) -> None:
         count += 1
         if not count % 1000:
             now += 0.09
-    assert 0.98 * rate / 60 < count / (now - begun) <= rate / 60
+    assert 0.97 * rate / 60 < count / (now - begun) <= rate / 60
 
 
 def test_choices_that_differ_little_are_told_apart(chat: ChatServer) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
-MARGIN = 0.99  # of the rate: delays on the way bring some requests together
-SLACK = 0.1  # seconds by which units that come late may be closer together than their time, so that a stall costs none
+MARGIN = 0.98  # of the rate: what leaves within a second may arrive within a fiftieth less
+SLACK = 0.25  # seconds by which units that come late may be closer together than their time, so that a stall costs none
 
 
 class Pace:
@@ -41,15 +41,15 @@ class Pace:
 
 
 class Beat(Pace):
-    """A Pace of single units, of which no second has more than its share of the rate, whatever was late before. (Of
-    rates that are no whole number a second it is a little more than a second.)
+    """A Pace of single units, of which no second has more than its share of the rate, whatever was late before. (Where
+    that is no whole number, it is the next one, of a little more than a second.)
     """
 
     def __init__(self, rate: float | None) -> None:
         super().__init__(rate)
-        share = math.ceil((rate or 0.0) / 60)
+        share = math.ceil(MARGIN * (rate or 0.0) / 60)
         self._sent: deque[float] = deque(maxlen=share)
-        self._stretch = 0.0 if rate is None else 60 * share / rate
+        self._stretch = share * self._each
 
     def turn(self, now: float, units: float = 1.0) -> float:
         """See Pace."""
