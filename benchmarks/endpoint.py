@@ -31,7 +31,7 @@ from llmserver import KEY, ChatServer
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
-LIMIT = 600.0  # seconds of one run
+LIMIT = 180.0  # seconds of one run
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def limit(rows: int, rounds: int) -> None:
     """A server that refuses the 607th request of a second and takes 50 ms; the job is told 36,000 a minute."""
     for _ in range(rounds):
         with ChatServer(latency=0.05, limit=606) as server, Sent() as sent:
-            took = job(server, 2 * rows, workers=0, concurrency=64, requests_per_minute=36_000)
+            took = job(server, 2 * rows, workers=0, concurrency=256, requests_per_minute=36_000)
             told = server.told()
         rate = len(sent.times) / (sent.times[-1] - sent.times[0])
         print(f"  whole run {2 * rows / took / 600:.1%} of the limit, first request to last {rate / 600:.1%}; "
@@ -190,7 +190,7 @@ def failures(rows: int, rounds: int) -> None:
     ratios = [b / a for a, b in zip(*took.values(), strict=True)]
     without, with_ = (median(seconds) for seconds in took.values())
     print(f"  without {without:.1f} s, with {with_:.1f} s: {median(ratios):.2f} "
-          f"({min(ratios):.2f} to {max(ratios):.2f}), of which 1.06 are the requests sent again; no row lost")  # fmt: skip
+          f"({min(ratios):.2f} to {max(ratios):.2f}), 1.06 of it are requests sent again; no row lost")  # fmt: skip
 
 
 PARTS: dict[str, Callable[[int, int], None]] = {
