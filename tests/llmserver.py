@@ -255,7 +255,7 @@ def _asked(path: str, body: Any) -> str:
     name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
     said = body[name.get(path, "input")]
     if isinstance(said, list):
-        said = said[-1]["content"]
+        said = said[-1]["content"] if said else ""
     if isinstance(said, list):
         said = "|".join(part.get("text") or part["type"] for part in said)
     return str(said)

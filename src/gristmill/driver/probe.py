@@ -43,14 +43,18 @@ class Planned(Chosen):
 
 
 def first_rows(at: Chosen) -> int:
-    """How many rows a probe scores: one batch at most."""
-    known = at.resolved.info.by_tokens and not (at.spec.steps or at.spec.post)
-    return min(TIMED_ROWS if known else PROBE_ROWS, at.batch.rows)
+    """How many rows a probe scores: one batch at most, and few where they tell little. Of a model that answers row by
+    row they are as many as it says, which perhaps is none: it answers one long after another, and all other rows wait.
+    """
+    info, own = at.resolved.info, bool(at.spec.steps or at.spec.post)
+    if info.at_once and info.schema is not None and not own:
+        return info.alone if at.generation.schema is None else max(1, info.alone)
+    return min(TIMED_ROWS if info.by_tokens and not own else PROBE_ROWS, at.batch.rows)
 
 
 def proof(at: Chosen) -> Task:
     """Rows from elsewhere, in case the model fails on every row tried; a retry's may have been scored before."""
-    r, g, rows = at.resolved, at.generation, first_rows(at)
+    r, g, rows = at.resolved, at.generation, min(PROBE_ROWS, at.batch.rows)
     everything = replace(r, selection=Selection.everything(r.files))
     return Task("proof", Shard(0, shipping.pieces(everything, rows * 64)), g.number, g.folder, at.root, rows=rows)
 
@@ -59,7 +63,7 @@ def probe(at: Chosen, rows: int) -> Task:
     """The task that probes the first `rows` rows."""
     r, g = at.resolved, at.generation
     base = None if g.schema is None or at.sink.evolve else generations.decode_schema(g.schema)
-    first = Shard(0, shipping.pieces(r, rows * 64))
+    first = Shard(0, shipping.pieces(r, max(1, rows) * 64))
     # Only columns that earlier rows may lack: one that every earlier row had is required of these, too.
     fields = {step: generations.decode_schema(text) for step, text in _made(at, {}).items()}
     made = {step: pa.schema([f for f in schema if f.nullable]) for step, schema in fields.items()}
@@ -71,7 +75,7 @@ def further(at: Chosen, rows: int, answer: Mapping[str, Any]) -> Task | None:
     """A larger probe, if none of the first `rows` rows was scored; None if the plan can be made."""
     # Rows that are all filtered out cost little: the probe goes on to the next ones, however many that takes. Rows
     # added to a result have its schema, whether or not any of the probed rows can be scored.
-    more = at.generation.schema is None and (rows < MOST_PROBED or not answer["dead"])
+    more = rows and at.generation.schema is None and (rows < MOST_PROBED or not answer["dead"])
     return probe(at, rows * 16) if answer["schema"] is None and answer["rows"] >= rows and more else None
 
 
@@ -80,6 +84,8 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     the rows have other columns than they must.
     """
     r = at.resolved
+    if not first_rows(at):
+        answer = {**answer, **_known(at)}
     shipping.check_columns(r, at.sink, answer)
     # The slower stage sets the pace: without steps that is the model, as opening a file must not count as work.
     stages = ("model_seconds", "prepare_seconds") if at.spec.steps else ("model_seconds",)
@@ -105,6 +111,18 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
     return Planned(**{**vars(at), "plan": plan})
+
+
+def _known(at: Chosen) -> dict[str, Any]:
+    """What a probe would tell of the columns, of a model that needs none."""
+    r = at.resolved
+    names, known = r.info.outputs or (), shipping.schema_without_rows(r)
+    return {
+        "schema": generations.encode_schema(r.sink_format.stored(known.empty_table(), at.sink.options)),
+        "results": list(names),
+        "answers": dict.fromkeys(names, False),
+        "columns": list(dict.fromkeys([*(r.schema.names if r.columns is None else r.columns), *names])),
+    }
 
 
 def _answers(at: Chosen, probed: Mapping[str, bool]) -> dict[str, bool]:

@@ -49,7 +49,8 @@ class ModelInfo:
     is the user's own code, whose memory per row is unknown and which is compared as code; `on_gpu`, whether it runs on
     a GPU if there is one; `exportable`, whether its spec is a TextSpec and its kind a Transformer, so that ONNX Runtime
     may replace torch; `at_once`, for how many rows a model that answers row by row is asked at a time (0: it answers
-    batches).
+    batches); `alone`, how many of these are answered before the others are begun, where its columns are known and all
+    that is left to learn is whether it answers (0: it does once it is loaded).
     """
 
     name: str
@@ -69,6 +70,7 @@ class ModelInfo:
     on_gpu: bool = True
     exportable: bool = False
     at_once: int = 0
+    alone: int = 1
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,10 @@ class RowModel(Model, Protocol):
         is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
         asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun.
         """
+        ...
+
+    def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:
+        """These rows (int64 [k]) have their answers: those that the journal has of them are for no equal row."""
         ...
 
     def waiting(self, prepared: Prepared, seconds: float) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.uris import redact
-from gristmill.models.pace import Pace
+from gristmill.models.pace import Beat, Pace
 from gristmill.models.room import Room
 from gristmill.process.extras import require
 
@@ -145,7 +145,7 @@ class Endpoint:
         self._nobody = nobody
         self._room = room
         self._slots = Slots(room)
-        self._requests, self._tokens = Pace(requests), Pace(tokens)
+        self._requests, self._tokens = Beat(requests), Pace(tokens)
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Lock | None = None
         self._queue: asyncio.Lock | None = None
@@ -259,6 +259,9 @@ class Endpoint:
         return RunFailed(f"the endpoint refuses {what} now: {why}; what is answered is kept: run again")
 
     async def _turn(self, tokens: float) -> None:
+        now = time.monotonic()
+        if self._requests.free(now) and self._tokens.free(now):
+            return
         self._queue = self._queue or asyncio.Lock()
         async with self._queue:  # one after the other: what a stall held up does not leave all at once
             now = time.monotonic()

@@ -29,15 +29,16 @@ DROPPED = Raised(RuntimeError("the call was dropped"))
 
 
 class Answers:
-    """The answers to some rows, on their way. `answered` is called after each, in any thread, with the row's number
-    and its answer, if it has one; `order` has the rows' numbers as they are to be begun. Answers are kept as `own`
+    """The answers to some rows, on their way. `answered` is called after each, in any thread, with these, the row's
+    number and its answer, if it has one; it holds no reference to them, so that they are gone once nobody needs them,
+    and not when garbage is looked for. `order` has the rows' numbers as they are to be begun. Answers are kept as `own`
     gives them: a function may return the same object each time, with the next row's answer in it.
     """
 
     def __init__(
         self,
         rows: Sequence[Any],
-        answered: Callable[[int, Any], None],
+        answered: Callable[[Answers, int, Any], None],
         own: Callable[[Any], Any],
         order: Sequence[int] | None = None,
     ) -> None:
@@ -65,7 +66,7 @@ class Answers:
         except Exception as e:  # whatever copying an object of the user's calls
             answer = Raised(e)
         try:
-            self._answered(place, answer)
+            self._answered(self, place, answer)
         finally:  # somebody waits for it, whatever listeners do
             with self._changed:
                 self.rows[place] = None

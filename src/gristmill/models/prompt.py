@@ -108,7 +108,9 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         require("openvino_genai", "genai", f"{spec.llm}, a language model on this machine,")
     digests = files.digests(spec.sha256, spec.name)
     at_once = AT_ONCE if spec.concurrency == "auto" else spec.concurrency
-    return replace(info, digest=digests.all, digests=digests.by_file, weight_bytes=files.weight_bytes, at_once=at_once)
+    return replace(
+        info, digest=digests.all, digests=digests.by_file, weight_bytes=files.weight_bytes, at_once=at_once, alone=0
+    )
 
 
 def open_model(spec: Prompt, place: Place) -> LoadedPrompt:

@@ -66,6 +66,12 @@ class LoadedRows(LoadedFunction):
         given = picked(prepared.inputs.rows, rows)
         prepared.inputs.begun = Begun(rows, self._asked(given, answered, journal), answered, journal)
 
+    def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:
+        """See RowModel."""
+        for row in to_batch(picked(prepared.inputs.rows, rows), "rows"):
+            if key := journal.key(row):
+                journal.earlier(key)
+
     def waiting(self, prepared: Prepared, seconds: float) -> int:
         """See RowModel."""
         return self._begun(prepared).answers.wait(seconds)
@@ -121,7 +127,7 @@ class LoadedRows(LoadedFunction):
         keys = [] if journal is None else [journal.key(row) for row in rows]
         known: set[int] = set()
 
-        def heard(place: int, answer: Any) -> None:
+        def heard(answers: Answers, place: int, answer: Any) -> None:
             if place not in known:
                 used = getattr(answer.error if isinstance(answer, Raised) else answer, "used", {})
                 answers.took(used)

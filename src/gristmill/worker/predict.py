@@ -139,8 +139,12 @@ class Predict:
         """Ask a model that answers row by row for the rows that `score` will be given; a `careful` attempt for none."""
         assert isinstance(self._model, RowModel)
         alive = np.full(window.rows.num_rows, not careful)
-        for gone in ([r.row for r in window.prepared.refused], *(index for index, _ in self._from_probe(task, window))):
+        probed = [index for index, _ in self._from_probe(task, window)]
+        for gone in ([r.row for r in window.prepared.refused], *probed):
             alive[np.asarray(gone, dtype=np.int64)] = False
+        if journal is not None:
+            for index in probed:
+                self._model.answered(window.prepared, index, journal)
         self._model.begin(window.prepared, np.flatnonzero(alive), answered, journal)
 
     # ------------------------------------------------ the probe

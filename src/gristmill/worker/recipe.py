@@ -20,8 +20,8 @@ from gristmill.sinks.contract import SinkFormat
 from gristmill.sources.contract import SourceFormat
 
 # Rows in flight and answered ones that wait for an earlier row, per row that is asked for at a time: enough that a row
-# that takes fifty times as long as the others keeps none of them waiting.
-BEGUN = 64
+# that takes a hundred times as long as the others keeps none of them waiting.
+BEGUN = 128
 LEAST_BEGUN = 1024
 
 
