@@ -43,8 +43,9 @@ class Planned(Chosen):
 
 
 def first_rows(at: Chosen) -> int:
-    """How many rows a probe scores: one batch at most."""
-    known = at.resolved.info.by_tokens and not (at.spec.steps or at.spec.post)
+    """How many rows a probe scores: one batch at most; of those that are answered in bulk for less, few."""
+    info = at.resolved.info
+    known = (info.by_tokens or info.bulk > 0) and not (at.spec.steps or at.spec.post)
     return min(TIMED_ROWS if known else PROBE_ROWS, at.batch.rows)
 
 
