@@ -34,7 +34,7 @@ from gristmill.models.providers import BatchAPI, Result, State
 TRIES = 3  # batches that a request may be in without an answer
 POLL, SLOWER, SLOWEST = 1.0, 1.3, 60.0  # seconds between two looks at a batch: first, times so much, at most
 # Seconds after which a batch is looked for, once its creation was not answered: the call may be on its way still.
-LOOKS = (0.0, 2.0, 4.0, 6.0)
+LOOKS = (0.0, 1.0, 3.0, 6.0)
 UNSURE = 10  # times that a creation may go unanswered
 TURN = 500  # results that are read before others have a turn
 
@@ -194,8 +194,8 @@ class Bulk:
         more = f" (and {len(open_) - 1} more of its shard)" if len(open_) > 1 else ""
         if not batch.id:
             return f"the provider to create a batch of {len(batch.digests):,} requests{more}"
-        done = "" if batch.state is None else f"{batch.state.done:,} of "
-        return f"{batch.id}: {done}{len(batch.digests):,} requests done{more}"
+        done = 0 if batch.state is None else batch.state.done
+        return f"{batch.id}: {done:,} of {len(batch.digests):,} done{more}"
 
     def close(self) -> None:
         """See models.contract.Bulk."""

@@ -547,9 +547,15 @@ class _Sending:
         finally:
             worker._ahead = False
 
-    def alive(self, task: Task, window: Window) -> np.ndarray:
-        """See Sending."""
-        return self._worker._predict.alive(task, window)
+    def alive(self, item: Item, window: Window) -> Iterator[np.ndarray]:
+        """See Sending; of a careful attempt they are noted before user code gets them."""
+        rows = self._worker._predict.alive(item.value, window)
+        if (suspects := self._worker._noted.get(item.key)) is None:
+            yield rows
+            return
+        for first, last, killed in suspects.runs("model", window.identity):
+            if killed is None:
+                yield rows[(rows >= first) & (rows < last)]
 
     def bulk(self, item: Item) -> Bulk | None:
         """See Sending."""

@@ -33,8 +33,8 @@ class Sending(Protocol):
         """The windows of an item, as they are read."""
         ...
 
-    def alive(self, task: Task, window: Window) -> np.ndarray:
-        """The rows of a window that are to be answered."""
+    def alive(self, item: Item, window: Window) -> Iterator[np.ndarray]:
+        """The rows of a window that are to be answered, in parts that may be sent one after the other."""
         ...
 
     def bulk(self, item: Item) -> Bulk | None:
@@ -77,7 +77,8 @@ class SentAhead:
         file = tempfile.TemporaryFile()  # noqa: SIM115 - until its windows are taken
         try:
             for window in self._worker.windows(item):
-                bulk.add(window.prepared, self._worker.alive(task, window))
+                for rows in self._worker.alive(item, window):
+                    bulk.add(window.prepared, rows)
                 body = packed(window, prepared=False)  # it is prepared again when it is its turn
                 file.write(_SIZE.pack(len(body)))
                 file.write(body)
