@@ -128,7 +128,7 @@ class Chat:
             return 404, {"detail": self.lacking}, {}
         if self.forbids and self.forbids in json.dumps(body):
             return error(403, "Forbidden by policy")
-        if body["model"] != self.model:
+        if body["model"] not in self.model.split(","):
             return error(404, f"The model `{body['model']}` does not exist", "model_not_found")
         if ("response_format" in body or "text" in body) and not self.structured:
             return error(400, "response_format is not supported")
@@ -266,7 +266,13 @@ def _other(path: str, given: int) -> Any:
 
 def _asked(path: str, body: Any) -> str:
     """The text of a request, wherever its form has it."""
-    name = {"chat/completions": "messages", "messages": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
+    name = {
+        "chat/completions": "messages",
+        "messages": "messages",
+        "completions": "prompt",
+        "score": "text_1",
+        "rerank": "query",
+    }
     said = body[name.get(path, "input")]
     if isinstance(said, list):
         said = said[-1]["content"]

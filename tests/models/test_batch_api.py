@@ -44,9 +44,7 @@ def table(rows: int) -> pa.Table:
 
 
 def asked(rows: Any, sink: Path, provider: str, **more: Any) -> gm.Report:
-    return gm.prompt(
-        rows, sink, prompt="{{ text }}", model="m", keep=["id"], batch_api=provider, max_tokens=20, **more
-    )
+    return gm.prompt(rows, sink, prompt="{{ text }}", model="m", keep=["id"], batch_api=provider, max_tokens=20, **more)
 
 
 def answers(sink: Path) -> dict[int, str]:
