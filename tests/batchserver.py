@@ -190,10 +190,8 @@ class Batches(Chat):
         if over and status != "failed":
             files["output_file_id"] = f"out-{batch['id']}" if good else None
             files["error_file_id"] = f"err-{batch['id']}" if len(good) < len(results) else None
-        errors = {
-            "object": "list",
-            "data": [{"code": batch.get("why"), "message": f"{batch.get('why')}!", "line": None}],
-        }
+        why = batch.get("why")
+        errors = {"object": "list", "data": [{"code": why, "message": f"{why}!", "line": None}]}
         return {
             "id": batch["id"], "object": "batch", "endpoint": told["endpoint"], "completion_window": "24h",
             "input_file_id": told["input_file_id"], "metadata": told.get("metadata"), "status": status,

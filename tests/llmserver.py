@@ -266,14 +266,8 @@ def _other(path: str, given: int) -> Any:
 
 def _asked(path: str, body: Any) -> str:
     """The text of a request, wherever its form has it."""
-    name = {
-        "chat/completions": "messages",
-        "messages": "messages",
-        "completions": "prompt",
-        "score": "text_1",
-        "rerank": "query",
-    }
-    said = body[name.get(path, "input")]
+    name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
+    said = body["messages" if path == "messages" else name.get(path, "input")]
     if isinstance(said, list):
         said = said[-1]["content"]
     if isinstance(said, list):

@@ -98,8 +98,8 @@ class Held:
         if begun is not None and (left := under_way(journal.notes(begun.folder, self.files))):
             which = f"{', '.join(left[:5])}{', …' * (len(left) > 5)}"
             self.tell(
-                "batches of the run that is given up are under way at the provider, and are left to it, which may charge "
-                f"for them: {which}; cancel them there if nobody needs them"
+                "batches of the run that is given up are under way at the provider, and are left to it, which may "
+                f"charge for them: {which}; cancel them there if nobody needs them"
             )
         if self.latest is None or begun is None:
             return self.latest

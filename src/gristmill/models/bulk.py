@@ -375,10 +375,11 @@ class Bulk:
                 if not batch.id:  # it was never created
                     await self._note(batch, over=True)
                     return list(batch.asks.values())
+                await self._note(batch, id=batch.id)
             elif not batch.id:
                 batch.id = await self._created(batch)
+                await self._note(batch, id=batch.id)
             self._provided.known.add(batch.id)
-            await self._note(batch, id=batch.id)
             state = await self._ended(batch)
             if state.failed:
                 return await self._failed(batch, state)

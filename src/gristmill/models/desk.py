@@ -57,14 +57,14 @@ class Desk:
         """What a GET tells, however long that takes. Raises Gone, RunFailed."""
         return await self.patient(lambda: self.once("GET", path, params=params))
 
-    async def fetched(self, path: str, into: IO[bytes]) -> None:
-        """Write what a GET gives to the end of a file, whole. Raises Gone, RunFailed."""
+    async def fetched(self, path: str, into: IO[bytes], first: bool = False) -> None:
+        """Write what a GET gives to the end of a file, whole, or at least its `first` line. Raises Gone, RunFailed."""
         begin = into.seek(0, 2)
 
         async def whole() -> dict[str, Any]:
             into.seek(begin)
             into.truncate()
-            return await self.once("GET", path, into=into)
+            return await self.once("GET", path, into=into, first=first)
 
         await self.patient(whole)
 
@@ -93,6 +93,7 @@ class Desk:
         data: Any = None,
         headers: Mapping[str, str] | None = None,
         into: IO[bytes] | None = None,
+        first: bool = False,
     ) -> dict[str, Any]:
         """One call, and the JSON that it is answered with. Raises Busy, Unsure, Gone, RunFailed."""
         import aiohttp
@@ -103,6 +104,8 @@ class Desk:
                 if into is not None and reply.status == 200:
                     async for piece in reply.content.iter_chunked(PIECE):
                         into.write(piece)
+                        if first and b"\n" in piece:
+                            break
                     return {}
                 text, status, told = await reply.read(), reply.status, reply.headers
         except aiohttp.InvalidURL as e:

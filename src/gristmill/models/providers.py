@@ -209,7 +209,7 @@ class Anthropic:
 
     async def _is(self, desk: Desk, batch: str, name: str) -> bool:
         with tempfile.TemporaryFile() as file:
-            await desk.fetched(f"messages/batches/{batch}/results", file)
+            await desk.fetched(f"messages/batches/{batch}/results", file, first=True)
             file.seek(0)
             return str(json.loads(file.readline() or b"{}").get("custom_id")).startswith(f"{name}-")
 

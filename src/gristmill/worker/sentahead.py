@@ -103,16 +103,17 @@ class SentAhead:
 
     def _wait(self, bulk: Bulk) -> None:
         said = ""
-        while not bulk.wait(LOOK) and not self._worker.stopping.is_set():
-            more = len(self._under_way) - 1
-            told = bulk.told
-            told = f"{told}, {more} more shard{'s' * (more > 1)} after it" if told and more else told
-            if told and told != said:
-                said = told
-                self._worker.waits(told)
-        self._under_way.remove(bulk)
-        if said:
-            self._worker.waits("")
+        try:
+            while not bulk.wait(LOOK) and not self._worker.stopping.is_set():
+                more, told = len(self._under_way) - 1, bulk.told
+                told = f"{told}, {more} more shard{'s' * (more > 1)} after it" if told and more else told
+                if told and told != said:
+                    said = told
+                    self._worker.waits(told)
+        finally:
+            self._under_way.remove(bulk)
+            if said:
+                self._worker.waits("")
 
 
 def _failing(error: BaseException) -> Iterator[bytes]:
