@@ -24,9 +24,11 @@ KEY = "sk-open-sesame"
 class ChatServer:
     """Runs until it is stopped. `options` are those of `Chat`; `set` changes them while it runs."""
 
+    file = str(Path(__file__))
+
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), json.dumps(options)], stdout=subprocess.PIPE, text=True
+            [sys.executable, self.file, json.dumps(options)], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
@@ -120,13 +122,13 @@ class Chat:
 
         if self.down:
             return 0, "", {}
-        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+        if request is not None and self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return error(401, "Incorrect API key provided", "invalid_api_key")
         if path in self.lacks:
             return 404, {"detail": self.lacking}, {}
         if self.forbids and self.forbids in json.dumps(body):
             return error(403, "Forbidden by policy")
-        if body["model"] != self.model:
+        if body["model"] not in self.model.split(","):
             return error(404, f"The model `{body['model']}` does not exist", "model_not_found")
         if ("response_format" in body or "text" in body) and not self.structured:
             return error(400, "response_format is not supported")
@@ -157,7 +159,7 @@ class Chat:
             await asyncio.Event().wait()
         slow = self.random.random() < self.slow
         await asyncio.sleep(self.latency * (self.times if slow else 1.0))
-        self.answered[said] += 1
+        self.answered[said] += request is not None  # not in a batch, or in a form that is looked at elsewhere
         if len(self.bodies) < 100:
             self.bodies.append(body)
         reason = "content_filter" if "forbidden" in said else "stop"
@@ -181,7 +183,7 @@ class Chat:
             return prompt.partition("\n\nAnswer with")[0]
         if self.answer == "auto":  # whatever the schema asks for
             form = body.get("response_format", {}).get("json_schema") or body.get("text", {}).get("format", {})
-            schema = form.get("schema")
+            schema = (form or body.get("output_config", {}).get("format", {})).get("schema")
             return f"<{prompt}>" if schema is None else json.dumps(_of(schema, prompt))
         if self.answer == "second":  # fits only when asked again
             asked_again = len(body.get("messages") or body.get("input") or ()) > 2
@@ -193,6 +195,10 @@ class Chat:
             return json.dumps({"choice": found}) if "response_format" in body else f" {found.title()}.\n"
         assert self.answer == "json"
         return "```json\n" + json.dumps({"n": len(words), "word": words[0], "all": words}) + "\n```"
+
+    def routes(self) -> list[Any]:
+        """Of others than it has itself."""
+        return []
 
     def told(self) -> dict[str, Any]:
         return {
@@ -239,7 +245,15 @@ def _response(content: str, reason: str, given: int, tokens: list[tuple[str, flo
     return {"id": "x", "object": "response", "output": output, "usage": usage, "incomplete_details": cut}
 
 
-_FORMS = {"chat/completions": _chat, "completions": _completion, "responses": _response}
+def _message(content: str, reason: str, given: int, tokens: list[tuple[str, float]]) -> Any:
+    blocks = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": content}]
+    usage = _usage(given, content, ("input_tokens", "output_tokens"))
+    usage.pop("total_tokens")
+    ended = {"stop": "end_turn", "content_filter": "refusal"}[reason]
+    return {"id": "x", "type": "message", "role": "assistant", "content": blocks, "stop_reason": ended, "usage": usage}
+
+
+_FORMS = {"chat/completions": _chat, "completions": _completion, "responses": _response, "messages": _message}
 
 
 def _other(path: str, given: int) -> Any:
@@ -253,7 +267,7 @@ def _other(path: str, given: int) -> Any:
 def _asked(path: str, body: Any) -> str:
     """The text of a request, wherever its form has it."""
     name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
-    said = body[name.get(path, "input")]
+    said = body["messages" if path == "messages" else name.get(path, "input")]
     if isinstance(said, list):
         said = said[-1]["content"] if said else ""
     if isinstance(said, list):
@@ -272,10 +286,8 @@ def _of(schema: Any, prompt: str) -> Any:
     return {"string": prompt[:20], "integer": len(prompt), "number": 0.5, "boolean": True}[schema["type"]]
 
 
-def main() -> None:
+def main(chat: Chat) -> None:
     from aiohttp import web
-
-    chat = Chat(**json.loads(sys.argv[1]))
 
     async def told(request: Any) -> Any:
         return web.json_response(chat.told())
@@ -286,9 +298,10 @@ def main() -> None:
         return web.Response()
 
     async def serve() -> None:
-        app = web.Application()
+        app = web.Application(client_max_size=1 << 30)
         path = "{path:chat/completions|completions|embeddings|responses|score|rerank}"
         app.add_routes([web.post(f"/v1/{path}", chat.chat), web.get("/v1/models", chat.models)])
+        app.add_routes(chat.routes())
         app.add_routes([web.get("/told", told), web.post("/set", change)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
@@ -301,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Chat(**json.loads(sys.argv[1])))

@@ -73,6 +73,25 @@ def test_other_values_are_not_kept(tmp_path: Path) -> None:
     assert LOCAL.names(str(tmp_path / "journal")) == []
 
 
+def test_notes_are_there_before_anything_else_is_done(tmp_path: Path) -> None:
+    """For the next attempt at the shard, and for whoever asks for those of all; beside answers that are torn."""
+    folder = str(tmp_path)
+    first = Journal(folder, 7, "ra", "a", LOCAL)
+    first.put(first.key({"x": 1}), "y", {})
+    first.note({"batch": "x", "digests": ["00"]})
+    first.note({"batch": "x", "id": "b"})
+    first.put(first.key({"x": 2}), "z", {})
+    path = next(Path(folder, "journal").glob("*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    noted = [{"batch": "x", "digests": ["00"]}, {"batch": "x", "id": "b"}]
+    again = Journal(folder, 7, "rb", "b", LOCAL)
+    assert again.notes == noted and again.held(again.key({"x": 1})) == 1 and again.held(again.key({"x": 2})) == 0
+    other = Journal(folder, 8, "rb", "c", LOCAL)
+    assert other.notes == [] and list(other.everywhere()) == journals.notes(folder, LOCAL) == noted
+    again.remove()
+    assert journals.notes(folder, LOCAL) == []
+
+
 class Odd:
     """What an extension type of somebody's may give: no text tells one from another."""
 

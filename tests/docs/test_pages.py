@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import gristmill as gm
+from batchserver import BatchServer
 from llmserver import KEY as KEY_OF_CHAT
-from llmserver import ChatServer
 from s3server import KEY, SECRET, S3Server
 from snippets import DOCS, PAGES, ROOT, Reader, blocks
 
@@ -57,9 +57,10 @@ def test_the_snippets_about_stores(
 
 def test_the_snippets_about_language_models(reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, with an endpoint that the environment names."""
-    with ChatServer(model="gpt-4.1-mini", answer="auto") as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY_OF_CHAT)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    with BatchServer(model="gpt-4.1-mini,claude-haiku-4-5", answer="auto", takes=0.2) as server:
+        for vendor, url in (("OPENAI", server.url), ("ANTHROPIC", server.anthropic)):
+            monkeypatch.setenv(f"{vendor}_API_KEY", KEY_OF_CHAT)
+            monkeypatch.setenv(f"{vendor}_BASE_URL", url)
         read(PROMPTS, reader(PROMPTS))
 
 

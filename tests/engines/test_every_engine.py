@@ -22,6 +22,7 @@ from heard import Heard
 from places import Place
 
 import gristmill as gm
+from batchserver import BatchServer
 from llmserver import KEY, ChatServer
 
 IDS = list(range(200))
@@ -78,6 +79,20 @@ def test_a_prompt_a_row(place: Place, numbers: str, tmp_path: Path) -> None:
     found = {row["id"]: row["answer"] for row in gm.read(tmp_path / "out").to_table().to_pylist()}
     assert found == {n: f"<{n}>" for n in IDS} and report.rows_ok == 200
     assert (set(told["answered"].values()), told["requests"], told["most"] <= 8) == ({1}, 200, True)
+
+
+@pytest.mark.long
+def test_a_batch_api(place: Place, numbers: str, tmp_path: Path) -> None:
+    """Each shard is a batch, whichever worker has it; every row is answered, and paid for, once."""
+    with BatchServer(takes=1.0) as server:
+        prompt = gm.Prompt("{{ id }}", "m", base_url=server.url, api_key=KEY, batch_api="openai")
+        sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+        report = gm.Job(numbers, prompt, sink, engine=jobs.engine_of(place.engine), shard_rows=50).run()
+        told = server.told()
+    found = {row["id"]: row["answer"] for row in gm.read(tmp_path / "out").to_table().to_pylist()}
+    assert found == {n: f"<{n}>" for n in IDS} and report.rows_ok == 200
+    assert set(told["computed"].values()) == {1} and sum(told["batches"]) + told["requests"] == 200
+    assert len(told["batches"]) == 4 and told["requests"] <= 16 + 1
 
 
 def test_a_worker_is_killed(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from batchserver import BatchServer
 from gristmill.errors import BadJob, CorruptStore, SinkBusy
 from gristmill.files import heartbeat, lease
 from gristmill.files.objectstore import ObjectFiles
 from gristmill.files.roots import opened
 from gristmill.result import reading
+from llmserver import KEY as API_KEY
 from s3server import SECRET, Forgetful, S3Server, Troubled
 
 ROWS = 600
@@ -515,3 +517,16 @@ def test_a_job_file_says_how_to_reach_its_sink(
     assert json.loads(gristmill(*again))["rows_ok"] == ROWS
     assert "no dead letters" in gristmill("dead", "job.yaml")
     assert "nothing to do" in gristmill("retry-dead", "job.yaml", "--progress", "off")
+
+
+def test_batches_are_noted_in_the_store(server: S3Server, rows: str) -> None:
+    """A provider's batch is created once: the next run fetches what it was answered, and asks for the rest."""
+    with BatchServer(cancel=1, takes=0.2) as provider:
+        prompt = gm.Prompt("{{ id }}", "m", base_url=provider.url, api_key=API_KEY, batch_api="openai")
+        made = gm.Job(rows, prompt, gm.sink("s3://box/batches", keep=["id"], storage=server.storage()), workers=1)
+        with pytest.raises(gm.RunFailed, match="was cancelled at the provider"):
+            made.run()
+        assert made.run().rows_ok == ROWS
+        told = provider.told()
+    assert len(told["batches"]) == 2 and set(told["computed"].values()) == {1}
+    assert sum(told["computed"].values()) == ROWS - 16

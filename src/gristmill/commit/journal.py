@@ -9,6 +9,7 @@ import datetime
 import decimal
 import hashlib
 import json
+import os
 import struct
 import sys
 import threading
@@ -27,6 +28,7 @@ AT_ONCE = 0.1  # or after so many, where code has to be compared first
 PROBE = "probe"  # instead of a shard's number: the first rows, of whichever shards
 _HEAD = struct.Struct("<16sII")  # the row's digest, the length of the answer, and the CRC-32 of all three
 _UNKEPT = bytes(16)  # instead of a row's digest: what an answer has taken that is not kept itself
+_NOTE = b"\xff" * 16  # instead of a row's digest: what the model notes of the shard
 _KEPT = (str, int, float, bool, type(None))
 # What rows are made of (arrow.topython); an extension type of the user's may give anything.
 _TOLD = {
@@ -42,7 +44,8 @@ class Journal:
     is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
 
     `before` is what all that was answered in earlier attempts has taken (models.contract.USED), in this run or another;
-    the first rows' part is in that of the first shard.
+    the first rows' part is in that of the first shard. `notes` are those that earlier attempts at this shard have made,
+    in the order in which each made them.
     """
 
     def __init__(
@@ -57,10 +60,12 @@ class Journal:
     ) -> None:
         self.allowance = allowance
         self.before: Mapping[str, float] = {}
+        self.notes: list[Any] = []
+        self.name = f"{os.path.basename(folder)}/{self._label(shard)}"
         self._stands = stands
         self._files = files
         self._folder = join(folder, "journal")
-        self._shard = f"{PROBE if shard is None else f'{shard:07d}'}."
+        self._shard = f"{self._label(shard)}."
         self._path = join(self._folder, f"{self._shard}{run}.{attempt}")
         self._lock = threading.Lock()
         self._out: Any = None
@@ -74,9 +79,16 @@ class Journal:
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
                     self._read(files.read(join(self._folder, name)), own=shard == 0 or name.startswith(self._shard))
 
+    @staticmethod
+    def _label(shard: int | None) -> str:
+        return PROBE if shard is None else f"{shard:07d}"
+
     def _read(self, data: bytes, own: bool) -> None:
         taken = [self.before]
         for key, kept in _records(data):
+            if key == _NOTE:
+                self.notes.append(json.loads(kept))
+                continue
             answer, used = json.loads(kept)
             if own and used:
                 taken.append(used)
@@ -94,6 +106,29 @@ class Journal:
         """See models.contract.Journal."""
         found = self._earlier.get(key)
         return (True, found.popleft()) if found else (False, None)
+
+    def held(self, key: bytes) -> int:
+        """See models.contract.Journal."""
+        return len(self._earlier.get(key, ()))
+
+    def everywhere(self) -> list[Any]:
+        """See models.contract.Journal."""
+        return notes(os.path.dirname(self._folder), self._files)
+
+    def note(self, told: Any) -> None:
+        """See models.contract.Journal."""
+        data = json.dumps(told).encode()
+        record = _HEAD.pack(_NOTE, len(data), zlib.crc32(data)) + data
+        with self._lock:
+            if self._ended:
+                raise OSError(f"{self._folder}: the journal of this attempt is closed")
+            if isinstance(self._files, LocalFiles):
+                self._opened().write(record)
+                os.fsync(self._out.fileno())
+                return
+            self._segments += 1
+            segment = self._segments
+        self._files.note(f"{self._path}-{segment:06d}", record)
 
     def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
         """Keep an answer, if it has a key and is of plain values: texts, numbers, lists and dicts of these; and what it
@@ -130,12 +165,15 @@ class Journal:
 
     def _write(self, records: bytes) -> None:
         try:
-            if self._out is None:
-                self._files.make_folder(self._folder)
-                self._out = open(self._path, "ab", buffering=0)  # noqa: SIM115 - until the shard is committed
-            self._out.write(records)
+            self._opened().write(records)
         except OSError as e:
             self._stop(e)
+
+    def _opened(self) -> Any:
+        if self._out is None:
+            self._files.make_folder(self._folder)
+            self._out = open(self._path, "ab", buffering=0)  # noqa: SIM115 - until the shard is committed
+        return self._out
 
     def close(self) -> None:
         """No more answers come; those that are there are for a later attempt."""
@@ -194,6 +232,16 @@ class Journal:
 
 def _checksum(key: bytes, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(key + len(data).to_bytes(4, "little")))
+
+
+def notes(folder: str, files: Files) -> list[Any]:
+    """What was noted of all shards that are not committed, by any attempt; `folder` is the generation's."""
+    found, folder = [], join(folder, "journal")
+    for name in sorted(files.names(folder)):
+        with contextlib.suppress(FileNotFoundError):  # committed meanwhile
+            records = _records(files.read(join(folder, name)))
+            found += [json.loads(kept) for key, kept in records if key == _NOTE]
+    return found
 
 
 def _records(data: bytes) -> list[tuple[bytes, bytes]]:

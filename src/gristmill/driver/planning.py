@@ -53,6 +53,9 @@ QUICK_SECONDS, QUICK_ROWS = 0.5, 65_536  # least size of a shard of a cheap func
 FUNCTION_ROWS, QUICK_CALL = 1024, 0.01
 # Of models that answer row by row: rows of a shard, of a window, and that are taken as answered at once.
 ROW_SHARD, ROW_WINDOW, ROWS_TAKEN = 4096, 256, 32
+# Rows of a shard that is answered in bulk. Providers take 50,000 and more, but what a shard of theirs lacks after a day
+# is asked for in another day, and their limits are on what is under way.
+BULK_SHARD = 10_000
 TEXT_WINDOW = 8192
 PLAIN_WINDOW = 16_384
 # Measured with MiniLM (91 MB of weights): a worker of ONNX Runtime holds 0.4 GB, one of torch 0.6 GB. While a model is
@@ -252,7 +255,8 @@ def _described(
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
     at_once = info.at_once // max(1, workers)
-    place = replace(place, threads=threads, at_once=at_once, limit=job.running.batch_timeout)
+    bulk = -(-info.bulk // max(1, workers))
+    place = replace(place, threads=threads, at_once=at_once, limit=job.running.batch_timeout, bulk=bulk)
     resolved = replace(resolved, workers=workers, place=place)
     if whole:
         _check_gates(resolved)
@@ -766,7 +770,9 @@ def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
     if r.job.engine.steps_workers:  # whoever asks for these has rows that are slow to prepare
         least = LEAST_SHARD // 16
     rows = max(share, least, quick)
-    if r.info.at_once:
+    if r.info.bulk:
+        rows = BULK_SHARD
+    elif r.info.at_once:
         rows = min(max(share, LEAST_BEGUN), ROW_SHARD)
     elif rows_per_second is not None and r.bytes > UNTIMED_BYTES:
         rows = min(rows, max(1.0, rows_per_second * SHARD_SECONDS))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gristmill.commit import generation as generations
-from gristmill.commit import publication
+from gristmill.commit import journal, publication
 from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Verb
@@ -22,6 +22,7 @@ from gristmill.files.contract import Files
 from gristmill.fingerprint import digests as fingerprint
 from gristmill.fingerprint.digests import Fingerprint
 from gristmill.fingerprint.loadedmodules import changed
+from gristmill.models.bulk import under_way
 from gristmill.shards.shard import Selection
 
 RESTART = "--restart (restart=True) to score everything anew"
@@ -93,9 +94,15 @@ class Held:
 
     def given_up(self) -> Publication | None:
         """The publication to build on, after giving up for good the unfinished generation on top of the latest."""
-        if self.latest is None or self.unfinished is None:
-            return self.latest
         begun = self.unfinished
+        if begun is not None and (left := under_way(journal.notes(begun.folder, self.files))):
+            which = f"{', '.join(left[:5])}{', …' * (len(left) > 5)}"
+            self.tell(
+                "batches of the run that is given up are under way at the provider, and are left to it, which may "
+                f"charge for them: {which}; cancel them there if nobody needs them"
+            )
+        if self.latest is None or begun is None:
+            return self.latest
         self.tell(f"the unfinished {begun.kind} that is here (generation {begun.number}) is given up")
         return publishing.give_up(self.latest)
 

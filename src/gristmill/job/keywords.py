@@ -273,7 +273,7 @@ class PromptOptions(ScoreOptions, total=False):
     messages: str | Callable[[dict[str, Any]], Any] | None
     examples: str | Sequence[Mapping[str, Any]] | None
     images: Names | None
-    api: Literal["chat", "completions", "responses"]
+    api: Literal["chat", "completions", "responses", "messages"]
     returns: Mapping[str, str] | None
     choices: Names | None
     temperature: float | None
@@ -294,6 +294,7 @@ class PromptOptions(ScoreOptions, total=False):
     price: Mapping[str, str] | None
     max_cost: float | None
     timeout: float
+    batch_api: Literal["openai", "anthropic"] | None
     sha256: str | None
 
 
@@ -310,6 +311,7 @@ class RunBatchOptions(JobOptions, Verbs, total=False):
     price: Mapping[str, str] | None
     max_cost: float | None
     timeout: float
+    batch_api: Literal["openai", "anthropic"] | None
 
 
 class ApplyOptions(ScoreOptions, total=False):

@@ -12,8 +12,14 @@ from gristmill.job.keywords import option_fields
 from gristmill.job.options import Auto
 from gristmill.job.specs import AT_ONCE, FILES, OUTPUT, RETURNS, SHA256
 
-Api = Literal["chat", "completions", "responses"]
+Api = Literal["chat", "completions", "responses", "messages"]
+Provider = Literal["openai", "anthropic"]
+# The forms that the batch API of a provider takes; the first one is that of a job that names none.
+BATCHED: Mapping[Provider, tuple[Api, ...]] = {
+    "openai": ("chat", "completions", "responses"), "anthropic": ("messages",)
+}  # fmt: skip
 MOST = 256  # requests in flight, if nobody says how many
+BATCHES = 16  # batches of a provider that are under way, likewise
 _PLACE = "where and how fast it is asked, not what"
 _SECONDS = Range("give seconds, more than 0", above=0)
 _SHARE = Range("give a number from 0 to 1", 0, 1)
@@ -47,8 +53,12 @@ MaxCost = Annotated[
     Help("Stop before the run has cost so many dollars; the next run goes on (needs price)", "DOLLARS"),
 ]
 Timeout = Annotated[float, _SECONDS, Help("Seconds that one request may take; it is then sent again", "SECONDS")]
+BatchAPI = Annotated[
+    Provider | None,
+    Help("Ask through this provider's batch API: for half the price, answered within a day", "PROVIDER"),
+]
 HOW_ASKED: Mapping[str, str] = {
-    **dict.fromkeys(("base_url", "api_key", "concurrency"), _PLACE),
+    **dict.fromkeys(("base_url", "api_key", "concurrency", "batch_api"), _PLACE),
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "timeout"), _PLACE),
     **dict.fromkeys(("cache", "price", "max_cost"), "what answers cost, not what they are"),
 }
@@ -93,7 +103,7 @@ class Prompt:
         Any, Help("Rows with their answers, which are shown to the model first: @FILE of JSON Lines", "@FILE")
     ] = None
     images: Annotated[tuple[str, ...] | None, Help("Columns with images to send: their bytes, or addresses")] = None
-    api: Annotated[Api, Help("The form of requests: chat, completions (of a text), or responses")] = "chat"
+    api: Annotated[Api, Help("The form of requests: chat, completions (of a text), responses, or messages")] = "chat"
     output: Annotated[str, OUTPUT] = "answer"
     returns: Annotated[Mapping[str, str] | None, RETURNS] = None
     choices: Annotated[tuple[str, ...] | None, Help("The answer is one of these texts")] = None
@@ -122,11 +132,18 @@ class Prompt:
     price: Price = None
     max_cost: MaxCost = None
     timeout: Timeout = 120.0
+    batch_api: BatchAPI = None
     sha256: Annotated[str | None, SHA256] = None
 
     def __post_init__(self) -> None:
         if not self.llm:
             raise BadJob("a prompt needs llm, the name of the language model at its endpoint")
+        if self.batch_api is not None and self.api not in (forms := BATCHED[self.batch_api]):
+            if self.api != "chat":
+                raise BadJob(f"api is {self.api}: batch_api={self.batch_api} takes {', '.join(forms)}; leave it out")
+            object.__setattr__(self, "api", forms[0])
+        if self.api == "messages" and self.max_tokens is None:
+            raise BadJob("max_tokens is missing: api=messages, Anthropic's form, needs it: the most of an answer")
         self._check_messages()
         if self.keep_score and self.choices is None:
             raise BadJob("keep_score is of choices: name them")
@@ -161,7 +178,12 @@ class Prompt:
     @property
     def most(self) -> int:
         """Requests in flight at most."""
-        return most_of(self.concurrency)
+        return most_of(self.concurrency, self.batch_api)
+
+    @property
+    def batches(self) -> int:
+        """A provider's batches under way at most."""
+        return batches_of(self.concurrency, self.batch_api)
 
     @property
     def name(self) -> str:
@@ -169,9 +191,16 @@ class Prompt:
         return f"prompt {self.llm}"
 
 
-def most_of(concurrency: int | Auto) -> int:
-    """Requests in flight at most."""
-    return MOST if concurrency == "auto" else concurrency
+def most_of(concurrency: int | Auto, batch_api: Provider | None = None) -> int:
+    """Requests in flight at most; `concurrency` is of batches if there is a batch_api."""
+    return MOST if concurrency == "auto" or batch_api is not None else concurrency
+
+
+def batches_of(concurrency: int | Auto, batch_api: Provider | None) -> int:
+    """Batches under way at most; 0 without a batch_api."""
+    if batch_api is None:
+        return 0
+    return BATCHES if concurrency == "auto" else concurrency
 
 
 def check_cost(price: Mapping[str, str] | None, max_cost: float | None) -> None:

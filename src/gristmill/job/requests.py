@@ -4,14 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from gristmill.errors import BadJob
 from gristmill.job.annotations import Help
 from gristmill.job.job import Sink, Source
 from gristmill.job.keywords import option_fields
 from gristmill.job.options import Gates
 from gristmill.job.prompts import (
+    BATCHED,
     HOW_ASKED,
     APIKey,
     BaseURL,
+    BatchAPI,
     Cache,
     Concurrency,
     Dedupe,
@@ -20,6 +23,7 @@ from gristmill.job.prompts import (
     RequestsPerMinute,
     Timeout,
     TokensPerMinute,
+    batches_of,
     check_cost,
     most_of,
 )
@@ -61,14 +65,22 @@ class Requests:
     price: Price = None
     max_cost: MaxCost = None
     timeout: Timeout = 120.0
+    batch_api: BatchAPI = None
 
     def __post_init__(self) -> None:
         check_cost(self.price, self.max_cost)
+        if self.batch_api is not None and "chat" not in BATCHED[self.batch_api]:
+            raise BadJob(f"batch_api is {self.batch_api}: requests have OpenAI's forms, which only openai takes")
 
     @property
     def most(self) -> int:
         """Requests in flight at most."""
-        return most_of(self.concurrency)
+        return most_of(self.concurrency, self.batch_api)
+
+    @property
+    def batches(self) -> int:
+        """A provider's batches under way at most."""
+        return batches_of(self.concurrency, self.batch_api)
 
     @property
     def name(self) -> str:

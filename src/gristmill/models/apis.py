@@ -1,5 +1,6 @@
-"""The forms in which endpoints are asked and answer, as OpenAI's reference has them: chat completions, completions, and
-responses. https://platform.openai.com/docs/api-reference
+"""The forms in which endpoints are asked and answer: chat completions, completions and responses, as OpenAI's reference
+has them (https://platform.openai.com/docs/api-reference), and Anthropic's messages
+(https://platform.claude.com/docs/en/api/messages).
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.job.prompts import Api
-from gristmill.models.endpoint import CHAT, usage_of
+from gristmill.models.endpoint import CHAT, MESSAGES, usage_of
+from gristmill.models.vendors import ANTHROPIC, OPENAI, Vendor
 
 Schema = Mapping[str, Any] | None
-Messages = Sequence[Mapping[str, Any]]  # as the chat form has them: role, content; whatever form they are sent in
+Said = Sequence[Mapping[str, Any]]  # as the chat form has them: role, content; whatever form they are sent in
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,15 @@ class Reply:
 
 
 class Form(Protocol):
-    """One form. `path` follows an endpoint's address; `most_tokens` limits the length of an answer."""
+    """One form. `path` follows an endpoint's address; `most_tokens` limits the length of an answer; `vendor` is whose
+    it is.
+    """
 
     path: str
     most_tokens: str
+    vendor: Vendor
 
-    def body(
-        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    def body(self, llm: str, messages: Said, sampling: Sampling, schema: Mapping[str, Any] | None) -> dict[str, Any]:
         """A request. With `schema`, a JSON Schema, the answer is to be JSON of that schema."""
         ...
 
@@ -60,11 +63,9 @@ class Form(Protocol):
 class Chat:
     """Chat completions."""
 
-    path, most_tokens = CHAT, "max_tokens"
+    path, most_tokens, vendor = CHAT, "max_tokens", OPENAI
 
-    def body(
-        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    def body(self, llm: str, messages: Said, sampling: Sampling, schema: Mapping[str, Any] | None) -> dict[str, Any]:
         """See Form."""
         body = {"model": llm, "messages": list(messages), **_drawn(sampling, self.most_tokens)}
         if sampling.scored:
@@ -94,11 +95,9 @@ class Chat:
 class Completions:
     """Completions of a text, of models that were not taught to chat. Contents of messages are one text."""
 
-    path, most_tokens = "completions", "max_tokens"
+    path, most_tokens, vendor = "completions", "max_tokens", OPENAI
 
-    def body(
-        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    def body(self, llm: str, messages: Said, sampling: Sampling, schema: Mapping[str, Any] | None) -> dict[str, Any]:
         """See Form."""
         text = "\n\n".join(str(m["content"]) for m in messages)
         body = {"model": llm, "prompt": text, **_drawn(sampling, self.most_tokens)}
@@ -126,11 +125,9 @@ class Completions:
 class Responses:
     """Responses, OpenAI's newer form."""
 
-    path, most_tokens = "responses", "max_output_tokens"
+    path, most_tokens, vendor = "responses", "max_output_tokens", OPENAI
 
-    def body(
-        self, llm: str, messages: Messages, sampling: Sampling, schema: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    def body(self, llm: str, messages: Said, sampling: Sampling, schema: Mapping[str, Any] | None) -> dict[str, Any]:
         """See Form."""
         given = [{"role": m["role"], "content": _input(m["content"], m["role"])} for m in messages]
         body = {"model": llm, "input": given, **_drawn(sampling, self.most_tokens)}
@@ -159,7 +156,39 @@ class Responses:
         )
 
 
-FORMS: Mapping[Api, Form] = {"chat": Chat(), "completions": Completions(), "responses": Responses()}
+class Messages:
+    """Messages, Anthropic's form. It tells no log-probabilities."""
+
+    path, most_tokens, vendor = MESSAGES, "max_tokens", ANTHROPIC
+
+    def body(self, llm: str, messages: Said, sampling: Sampling, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+        """See Form."""
+        told = [m for m in messages if m["role"] == "system"]
+        given = [{"role": m["role"], "content": _blocks(m["content"])} for m in messages if m["role"] != "system"]
+        body = {"model": llm, "messages": given, **_drawn(sampling, self.most_tokens)}
+        if told:
+            body["system"] = "\n\n".join(_text(m["content"]) or "" for m in told)
+        if schema is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
+        return body
+
+    def reply(self, found: Mapping[str, Any]) -> Reply:
+        """See Form."""
+        texts = [block["text"] for block in found["content"] if block["type"] == "text"]
+        thoughts = [block["thinking"] for block in found["content"] if block["type"] == "thinking"]
+        ended = _text(found.get("stop_reason"))
+        return Reply(
+            "".join(texts),
+            {"end_turn": "stop", "max_tokens": "length", "refusal": "content_filter"}.get(ended or "", ended),
+            None,
+            "\n".join(thoughts) or None,
+            *_used(found, "input_tokens", "output_tokens"),
+        )
+
+
+FORMS: Mapping[Api, Form] = {
+    "chat": Chat(), "completions": Completions(), "responses": Responses(), "messages": Messages()
+}  # fmt: skip
 
 
 def _drawn(sampling: Sampling, most_tokens: str) -> dict[str, Any]:
@@ -204,4 +233,23 @@ def _input(content: Any, role: str) -> Any:
             out.append({"type": "input_image", "image_url": url["url"] if isinstance(url, Mapping) else url})
         else:
             out.append({"type": text, "text": part["text"]} if part.get("type") == "text" else part)
+    return out
+
+
+def _blocks(content: Any) -> Any:
+    """Parts of a message as Anthropic's form names them."""
+    if isinstance(content, str):
+        return content
+    out = []
+    for part in content:
+        if part.get("type") != "image_url":
+            out.append(part)
+            continue
+        url = part["image_url"]
+        url = url["url"] if isinstance(url, Mapping) else url
+        head, _, data = url.partition(";base64,")
+        source = {"type": "url", "url": url}
+        if url.startswith("data:"):
+            source = {"type": "base64", "media_type": head.removeprefix("data:"), "data": data}
+        out.append({"type": "image", "source": source})
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -23,7 +23,8 @@ USED = ("requests", "prompt_tokens", "completion_tokens", "cost", "refused")
 class Place:
     """Where and how a model runs, decided by the run. `device` is "cpu", "cuda", "cuda:0" or "mps". With `keep_nulls`,
     rows with nulls are scored (on_null: keep), and refused only if the model cannot be given a null. A model that
-    answers row by row is asked for `at_once` rows at a time (0: as many as it says), each for up to `limit` seconds.
+    answers row by row is asked for `at_once` rows at a time (0: as many as it says), each for up to `limit` seconds;
+    `bulk` shards at a time are sent in bulk (see BulkModel).
     """
 
     device: str = "cpu"
@@ -33,6 +34,7 @@ class Place:
     keep_nulls: bool = False
     at_once: int = 0
     limit: float = math.inf
+    bulk: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class ModelInfo:
     a GPU if there is one; `exportable`, whether its spec is a TextSpec and its kind a Transformer, so that ONNX Runtime
     may replace torch; `at_once`, for how many rows a model that answers row by row is asked at a time (0: it answers
     batches); `alone`, how many of these are answered before the others are begun, where its columns are known and all
-    that is left to learn is whether it answers (0: it does once it is loaded).
+    that is left to learn is whether it answers (0: it does once it is loaded); `bulk`, how many shards at a time are
+    sent in bulk (0: none; see BulkModel).
     """
 
     name: str
@@ -71,6 +74,7 @@ class ModelInfo:
     exportable: bool = False
     at_once: int = 0
     alone: int = 1
+    bulk: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,28 @@ class Journal(Protocol):
     @property
     def allowance(self) -> Allowance | None: ...
 
+    @property
+    def notes(self) -> Sequence[Any]:
+        """What earlier attempts have noted of the shard, in the order in which each noted it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Of the shard, among all of all generations."""
+        ...
+
+    def note(self, told: Any) -> None:
+        """Note something, as JSON, before this returns, so that no death of the process undoes it. Raises OSError."""
+        ...
+
+    def everywhere(self) -> Sequence[Any]:
+        """What was noted of all shards that are not committed, by any attempt until now."""
+        ...
+
+    def held(self, key: bytes) -> int:
+        """How many answers of earlier attempts there are for such rows that `earlier` has not given yet."""
+        ...
+
     def key(self, row: Any) -> bytes:
         """A digest of the row that a function is given; empty if it cannot be told from others."""
         ...
@@ -188,6 +214,42 @@ class RowModel(Model, Protocol):
 
     def leave(self) -> None:
         """The run is being ended: drop everything. `close` is not called."""
+        ...
+
+
+class Bulk(Protocol):
+    """The rows of one shard on their way to somebody who answers all of them together, perhaps hours later. What is
+    sent is noted in the journal, so that another attempt waits for the same answers. Called by one thread.
+    """
+
+    def add(self, prepared: Prepared, rows: np.ndarray) -> None:
+        """The rows at `rows` (int64 [k], ascending) are to be answered."""
+        ...
+
+    def send(self) -> None:
+        """There are no more rows. Does not wait."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the answers are there, at the latest after so many seconds. Raises what ends the run."""
+        ...
+
+    @property
+    def told(self) -> str:
+        """What is waited for, for people."""
+        ...
+
+    def close(self) -> None:
+        """The shard is done, or given up by this worker: what was sent goes on."""
+        ...
+
+
+@runtime_checkable
+class BulkModel(RowModel, Protocol):
+    """A RowModel that may have shards answered in bulk before their rows are begun, which then have their answers."""
+
+    def bulk(self, journal: Journal) -> Bulk | None:
+        """For the shard of this journal; None if its rows are asked for one by one."""
         ...
 
 

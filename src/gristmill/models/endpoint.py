@@ -11,12 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.uris import redact
 from gristmill.models.pace import Beat, Pace
 from gristmill.models.room import Room
+from gristmill.models.vendors import OPENAI, Vendor
 from gristmill.process.extras import require
 
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ NOBODY = {401: "the key", 402: "the account", 404: "the address or the model"}
 # key's once so many are forbidden and nobody is answered, or if nobody ever was within a sixth of so many seconds.
 SUSPECTS, SUSPENSE = 16, 30.0
 QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
-CHAT = "chat/completions"
+CHAT, MESSAGES = "chat/completions", "messages"
 # By the path of a request, what its reply holds.
 REPLIES = {
     CHAT: "choices",
     "completions": "choices",
     "embeddings": "data",
     "responses": "output",
+    MESSAGES: "content",
     "score": "data",
     "rerank": "results",
 }
@@ -134,12 +136,12 @@ class Endpoint:
         requests: float | None,
         tokens: float | None,
         nobody: Mapping[int, str] = NOBODY,
+        vendor: Vendor = OPENAI,
     ) -> None:
         require("aiohttp", "llm", "a prompt")
         self._addresses = [Address(url.rstrip("/")) for url in urls]
-        self._headers = {"content-type": "application/json"}
-        if key:
-            self._headers["authorization"] = f"Bearer {key}"
+        self._headers = {"content-type": "application/json", **vendor.headers(key)}
+        self._vendor = vendor
         self._timeout = min(timeout, limit)
         self._limit = limit
         self._nobody = nobody
@@ -330,7 +332,7 @@ class Endpoint:
         return self._session
 
     def _failure(self, status: int, text: bytes, headers: Mapping[str, str], asked: str, sent: float) -> Exception:
-        said, code = _said(text)
+        said, code = said_in(text)
         why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if status == 403 and code not in QUOTA:
             return Forbidden(why, sent, _json(text))
@@ -338,21 +340,26 @@ class Endpoint:
             if status == 404:
                 v1 = "" if "/v1" in asked else "; most addresses end in /v1 (base_url)"
                 why = f"{why} ({asked}{v1})"
-            elif status == 401 and "authorization" not in self._headers:
-                why = f"{why}; no key was sent: OPENAI_API_KEY is not set, and no api_key is given"
+            elif status == 401 and self._vendor.sends not in self._headers:
+                why = f"{why}; no key was sent: {self._vendor.variable}_API_KEY is not set, and no api_key is given"
             self._over = self._refused(self._nobody.get(status, "the account"), why)
             return self._over
         if status in LATER:
-            return Later(why, _after(headers), status in FULL)
+            return Later(why, after_of(headers), status in FULL)
         return Refused(why, status, _json(text))
 
 
 def _parsed(text: bytes, key: str) -> dict[str, Any]:
-    """A reply, if it has what such replies hold; a response may have put out nothing."""
+    """A reply, if it has what such replies hold."""
     found = _json(text)
-    if isinstance(found, dict) and (found.get(key) or (key == "output" and key in found)):
-        return found
+    if holds(found, key):
+        return cast("dict[str, Any]", found)
     raise Later(f"a reply without {key}: {text[:200].decode('utf-8', 'replace')!r}")
+
+
+def holds(found: Any, key: str) -> bool:
+    """Whether a reply has what such replies hold; a response or a message may have put out nothing."""
+    return isinstance(found, dict) and bool(found.get(key) or (key in ("output", "content") and key in found))
 
 
 def _json(text: bytes) -> Any:
@@ -369,7 +376,7 @@ def usage_of(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(n) for name, n in usage.items() if type(n) in (int, float)} if isinstance(usage, dict) else {}
 
 
-def _said(text: bytes) -> tuple[str, str]:
+def said_in(text: bytes) -> tuple[str, str]:
     """An error in the endpoint's own words, and its code."""
     try:
         found = json.loads(text)
@@ -382,7 +389,7 @@ def _said(text: bytes) -> tuple[str, str]:
         return text[:300].decode("utf-8", "replace").strip(), ""
 
 
-def _after(headers: Mapping[str, str]) -> float | None:
+def after_of(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait, as a Retry-After (RFC 9110: seconds or a date) or retry-after-ms says; None without one."""
     try:
         if (milliseconds := headers.get("retry-after-ms")) is not None:

@@ -8,7 +8,8 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from gristmill.process.startup import UserCode
@@ -120,6 +121,10 @@ class Coroutines:
     def begin(self, answers: Answers) -> None:
         """Begin as soon as earlier rows leave room."""
         self._loop.call_soon_threadsafe(self._add, answers)
+
+    def do(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Run something else in the same loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self, last: Callable[[], Any] | None = None) -> None:
         """Cancel what is running; await `last` in the same loop; end the loop."""

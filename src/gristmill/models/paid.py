@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,18 +17,22 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from gristmill.errors import GristmillError, RunFailed
-from gristmill.job.prompts import prices
+from gristmill.errors import BadModel, GristmillError, RunFailed
+from gristmill.job.prompts import Provider, prices
 from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.models.answercache import AnswerCache, digest_of
+from gristmill.models.bulk import Bulk, BulkRow, Provided, under_way
 from gristmill.models.contract import Allowance, Journal, Place, Prepared
+from gristmill.models.desk import Desk
 from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, usage_of
+from gristmill.models.inflight import Coroutines
+from gristmill.models.providers import PROVIDERS
 from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
+from gristmill.models.vendors import OPENAI, Vendor
 from gristmill.shards.counts import summed
 
-OPENAI = "https://api.openai.com/v1"
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
@@ -59,6 +65,10 @@ class Asking(Protocol):
     def max_cost(self) -> float | None: ...
     @property
     def timeout(self) -> float: ...
+    @property
+    def batch_api(self) -> Provider | None: ...
+    @property
+    def batches(self) -> int: ...
 
 
 class Asked(Protocol):
@@ -77,14 +87,17 @@ S = TypeVar("S", bound=Asking)
 L = TypeVar("L", bound="LoadedAsker")
 
 
-def reached(spec: S) -> S:
-    """The spec with its endpoint, key and folder, which the workers' machines may lack."""
-    key = os.environ.get("OPENAI_API_KEY")
+def reached(spec: S, vendor: Vendor = OPENAI) -> S:
+    """The spec with its endpoint, key and folder, which the workers' machines may lack. Raises BadModel."""
+    of_key = f"{vendor.variable}_API_KEY"
+    key, url = os.environ.get(of_key), spec.base_url or os.environ.get(f"{vendor.variable}_BASE_URL") or vendor.url
+    if spec.batch_api is not None and "," in str(reveal(url)):
+        raise BadModel("base_url has several addresses, and batch_api takes one: that at which its batches are kept")
     return changed(
         spec,
-        base_url=spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
+        base_url=url,
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
-        api_key=spec.api_key or (None if key is None else Secret("${env:OPENAI_API_KEY}", key)),
+        api_key=spec.api_key or (None if key is None else Secret(f"${{env:{of_key}}}", key)),
     )
 
 
@@ -132,6 +145,8 @@ class LoadedAsker(LoadedRows):
         # The endpoint limits the time of each request, without that of waiting for its turn.
         super().__init__(spec, replace(place, limit=math.inf))
         self.by_user = by_user
+        self._bulks: weakref.WeakKeyDictionary[Journal, Bulk] = weakref.WeakKeyDictionary()
+        self._told = False
 
     def begin(
         self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
@@ -139,11 +154,32 @@ class LoadedAsker(LoadedRows):
         """See RowModel."""
         if journal is not None and journal.allowance is not None:
             self._call.built.paid.of(journal.allowance)
+        if journal is not None and self._call.built.provided is None and not self._told:
+            self._tell(under_way(journal.notes))
         super().begin(prepared, rows, answered, journal)
+
+    def bulk(self, journal: Journal) -> Bulk | None:
+        """See BulkModel."""
+        asker = self._call.built
+        if asker.provided is None:
+            return None
+        assert isinstance(self._flight, Coroutines)
+        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do)
+        return found
 
     def leave(self) -> None:
         """See RowModel."""
         self._flight.close(self._call.built.aclose)
+
+    def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
+        bulk = None if journal is None else self._bulks.get(journal)
+        return rows if bulk is None else [BulkRow(row, bulk) for row in rows]
+
+    def _tell(self, batches: Sequence[str]) -> None:
+        if batches:
+            self._told = True
+            which = ", ".join(batches[:3])
+            print(f"{which}: under way at the provider, and not waited for without batch_api", file=sys.stderr)
 
     def _kept(self, answer: Answer) -> Any:
         return dict(answer)
@@ -156,9 +192,12 @@ class Answer(dict[str, Any]):
 
 
 class Bill:
-    """What one row has taken: the requests that a cache may know, and what those made cost."""
+    """What one row has taken: the requests that a cache may know, and what those made cost. A row whose request may
+    have been answered in bulk is told by its class.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, row: Mapping[str, Any] | None = None) -> None:
+        self.bulk = row.bulk if isinstance(row, BulkRow) else None
         self.keys: list[bytes] = []
         self.used: dict[str, float] = {}
 
@@ -176,20 +215,38 @@ class _Asked(FunctionModel):
         return self.label
 
 
-def endpoint_of(spec: Asking, share: float, at_once: int, limit: float, nobody: Mapping[int, str] = NOBODY) -> Endpoint:
+def endpoint_of(
+    spec: Asking,
+    share: float,
+    at_once: int,
+    limit: float,
+    nobody: Mapping[int, str] = NOBODY,
+    vendor: Vendor = OPENAI,
+) -> Endpoint:
     """The endpoint that a spec names. `share` of the run's limits are this worker's, which asks `at_once` at a time,
-    each for up to `limit` seconds; `nobody` as for Endpoint.
+    each for up to `limit` seconds; `nobody` and `vendor` as for Endpoint.
     """
 
     def shared(rate: int | None) -> float | None:
         return None if rate is None else rate * share
 
     urls = str(reveal(spec.base_url)).split(",")
+    auto = spec.concurrency == "auto" or spec.batch_api is not None
     return Endpoint(
         [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-        timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=spec.concurrency == "auto"),
+        timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=auto),
         requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute), nobody=nobody,
+        vendor=vendor,
     )  # fmt: skip
+
+
+def provided_of(spec: Asking, paid: Paid, limit: float, vendor: Vendor = OPENAI) -> Provided | None:
+    """Where requests are answered in bulk; None if a spec names no batch API. `limit` as for Endpoint."""
+    if spec.batch_api is None:
+        return None
+    headers = vendor.headers(reveal(spec.api_key))
+    desk = Desk(str(reveal(spec.base_url)), headers, timeout=spec.timeout, limit=limit)
+    return Provided(PROVIDERS[spec.batch_api], desk, paid, spec.dedupe)
 
 
 class Paid:
@@ -203,6 +260,8 @@ class Paid:
         self._spent = Spent()
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._first = asyncio.Lock()
+        self._ordered = 0  # requests in bulk that have no answer yet
+        self.tried = False  # whether somebody was answered
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
 
     def of(self, allowance: Allowance) -> None:
@@ -247,7 +306,12 @@ class Paid:
         return await self._sent(body, tokens, path, bill)
 
     async def _sent(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
-        reply = await self._asked.ask(body, tokens, path, None if self._purse is None else self._afford)
+        reply = None if bill.bulk is None else bill.bulk.take(path, body)
+        if reply is None:
+            reply = await self._asked.ask(body, tokens, path, None if self._purse is None else self._afford)
+            self.tried = True
+            if bill.bulk is not None:
+                await bill.bulk.asked_alone(path, body, reply)
         used = _used(usage_of(reply), self._prices)
         self._spent.add(used)
         bill.add(used)
@@ -259,7 +323,7 @@ class Paid:
         """
         assert self._purse is not None
         try:
-            enough = self._purse.holds(self._spent.might_cost(self._asked.flying))
+            enough = self._purse.holds(self._spent.might_cost(self._asked.flying + self._ordered))
         except Exception as e:  # whatever a store's library raises: this is about all rows
             self._asked.stop(RunFailed(f"max_cost {self._spec.max_cost:g}: what is spent cannot be noted: {e}"))
         if not enough:
@@ -270,6 +334,25 @@ class Paid:
                     "max_cost if need be"
                 )
             )
+
+    def kept(self, path: str, body: Mapping[str, Any]) -> bool:
+        """See bulk.Money."""
+        return self._cache is not None and self._cache.get(digest_of({"path": path, "body": body})) is not None
+
+    def guess(self, given: float, made: float) -> float:
+        """Dollars that so many tokens of a prompt and of an answer cost."""
+        return 0.0 if self._prices is None else given * self._prices[0] + made * self._prices[1]
+
+    def order(self, requests: int, each: float) -> None:
+        """See bulk.Money."""
+        self._ordered += requests
+        self._spent.guess = each
+        if self._purse is not None:
+            self._afford()
+
+    def settle(self, requests: int) -> None:
+        """See bulk.Money."""
+        self._ordered -= requests
 
     def forget(self, bill: Bill) -> None:
         """Keep no answer that this row was given: it could not be asked again."""
@@ -318,6 +401,7 @@ class Spent:
 
     def __init__(self) -> None:
         self.cost = 0.0
+        self.guess = 0.0  # what a request costs, until one has told
         self._answers = 0
 
     @property
@@ -327,7 +411,7 @@ class Spent:
 
     def might_cost(self, flying: int) -> float:
         """What is spent, and what so many requests cost if they are like the others."""
-        return self.cost + flying * self.cost / max(1, self._answers)
+        return self.cost + flying * (self.cost / self._answers if self._answers else self.guess)
 
     def add(self, used: Mapping[str, float]) -> None:
         """Count a request."""

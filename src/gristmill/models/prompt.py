@@ -25,7 +25,18 @@ from gristmill.models.conversion import to_batch
 from gristmill.models.endpoint import Refused
 from gristmill.models.generator import AT_ONCE, Generator, check_request
 from gristmill.models.llmfiles import LlmFiles, find_llm
-from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, estimated, loaded, reached
+from gristmill.models.paid import (
+    LETTERS,
+    Answer,
+    Bill,
+    LoadedAsker,
+    Paid,
+    endpoint_of,
+    estimated,
+    loaded,
+    provided_of,
+    reached,
+)
 from gristmill.models.returns import parse_schema
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
@@ -50,10 +61,12 @@ def resolve(spec: Prompt) -> Prompt:
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
     )
     files = _files(spec)
-    return reached(spec) if files is None else replace(spec, llm=os.path.abspath(files.opened))
+    if files is None:
+        return reached(spec, FORMS[spec.api].vendor)
+    return replace(spec, llm=os.path.abspath(files.opened))
 
 
-_OF_ENDPOINTS = ("api_key", "requests_per_minute", "tokens_per_minute", "price", "max_cost", "images")
+_OF_ENDPOINTS = ("api_key", "requests_per_minute", "tokens_per_minute", "price", "max_cost", "images", "batch_api")
 
 
 def _files(spec: Prompt) -> LlmFiles | None:
@@ -101,6 +114,7 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         call=_own(spec),
         on_gpu=False,
         at_once=spec.most,
+        bulk=spec.batches,
     )
     if (files := _files(spec)) is None:
         return info
@@ -216,9 +230,11 @@ class Asker:
         if files is not None:
             request = reveal(dict(spec.request))
             self._own = Generator(files, threads=threads, most=at_once, request=request, choice=CHOICE)
-        self.paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit))
-        self._conversation = Conversation(spec, answers_of(spec))
         self._api = FORMS[spec.api]
+        vendor = self._api.vendor
+        self.paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit, vendor=vendor))
+        self.provided = provided_of(spec, self.paid, limit, vendor)
+        self._conversation = Conversation(spec, answers_of(spec))
         self._most_tokens = self._api.most_tokens
         self._sampling = Sampling(spec.temperature, spec.top_p, spec.max_tokens, spec.keep_score)
         self._form = _Form(spec)
@@ -226,7 +242,7 @@ class Asker:
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         messages = self._conversation.of(row)
-        bill = Bill()
+        bill = Bill(row)
         try:
             answer = Answer(await self._answered(messages, bill))
         except (Misfit, Refused) as e:
@@ -255,6 +271,15 @@ class Asker:
             return {**found, **self._beside(messages, reply)}
         raise AssertionError("the second answer fits or does not")
 
+    def request(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], float] | None:
+        """See bulk.Asks."""
+        try:
+            messages = self._conversation.of(row)
+        except Exception:  # told for the row itself, when it is asked for
+            return None
+        cost = self.paid.guess(letters(messages) / LETTERS, self._spec.max_tokens or 0)
+        return self._api.path, self._body(messages), cost
+
     def order(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         """The order in which these rows are begun: a local model computes what prompts begin with once for those that
         come one after the other.
@@ -277,6 +302,8 @@ class Asker:
 
     async def aclose(self) -> None:
         """Close the connections."""
+        if self.provided is not None:
+            await self.provided.close()
         await self.paid.aclose()
 
     async def _asked(self, messages: list[dict[str, Any]], bill: Bill) -> Reply:
@@ -288,7 +315,9 @@ class Asker:
                 return self._api.reply(await self.paid.ask(self._body(messages), tokens, bill, self._api.path))
             except Refused as e:
                 said = str(e)
-                if structured and any(word in said for word in ("response_format", "json_schema", "structured")):
+                if structured and any(
+                    word in said for word in ("response_format", "json_schema", "structured", "output_config")
+                ):
                     self._structured = False
                 elif scored and "logprobs" in said:
                     self._sampling = replace(self._sampling, scored=False)

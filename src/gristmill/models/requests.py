@@ -15,12 +15,23 @@ from gristmill.errors import BadModel, RunFailed
 from gristmill.job.requests import Requests
 from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place
-from gristmill.models.endpoint import NOBODY, REPLIES, Refused, Unanswered
-from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, estimated, loaded, reached
+from gristmill.models.endpoint import MESSAGES, NOBODY, REPLIES, Refused, Unanswered
+from gristmill.models.paid import (
+    LETTERS,
+    Answer,
+    Bill,
+    LoadedAsker,
+    Paid,
+    endpoint_of,
+    estimated,
+    loaded,
+    provided_of,
+    reached,
+)
 
 COLUMNS = ("custom_id", "method", "url", "body")
 INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
-URLS = {**{f"/v1/{path}": path for path in REPLIES}, "/score": "score", "/rerank": "rerank"}
+URLS = {**{f"/v1/{path}": path for path in REPLIES if path != MESSAGES}, "/score": "score", "/rerank": "rerank"}
 MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
 # Members of the smallest requests that there are.
@@ -53,6 +64,7 @@ def describe(spec: Requests, schema: pa.Schema | None) -> ModelInfo:
         keeps_columns=True,
         on_gpu=False,
         at_once=spec.most,
+        bulk=spec.batches,
     )
 
 
@@ -91,11 +103,12 @@ class Sender:
         self._look = min(_MOST_LOOK, limit * _LOOK)
         self._endpoint = endpoint_of(spec, share, at_once, limit * _ASKED, nobody)
         self.paid = Paid(spec, share, self._endpoint)
+        self.provided = provided_of(spec, self.paid, limit)
         self._answers = self._strange = 0
         self._names_model = re.compile(rf"\bmodel\W+{re.escape(spec.llm)}(?!\w)", re.IGNORECASE)
 
     async def __call__(self, row: Mapping[str, Any]) -> Answer:
-        name, bill = f"gristmill-{uuid.uuid4().hex}", Bill()
+        name, bill = f"gristmill-{uuid.uuid4().hex}", Bill(row)
         try:
             path, body = _request(row, self._model)
             reply = await self.paid.ask(body, _tokens(body), bill, path)
@@ -128,8 +141,18 @@ class Sender:
             return False
         return True
 
+    def request(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], float] | None:
+        """See bulk.Asks."""
+        try:
+            path, body = _request(row, self._model)
+            return path, body, self.paid.guess(len(row["body"]) / LETTERS, _most(body) or 0)
+        except (Invalid, ArithmeticError, TypeError, ValueError, LookupError, RecursionError):  # told for the row
+            return None
+
     async def aclose(self) -> None:
         """Close the connections."""
+        if self.provided is not None:
+            await self.provided.close()
         await self.paid.aclose()
 
     def _failed(self, name: str, code: str, why: str, response: str | None) -> Answer:

@@ -137,7 +137,7 @@ class LoadedRows(LoadedFunction):
                     journal.put(keys[place], self._kept(answer), used)
             answered()
 
-        answers = Answers(rows, heard, own if self.by_user else _same, self._order(rows))
+        answers = Answers(self._given(rows, journal), heard, own if self.by_user else _same, self._order(rows))
         for place, key in enumerate(keys):
             if journal is None or not key:
                 continue
@@ -147,6 +147,10 @@ class LoadedRows(LoadedFunction):
                 answers.put(place, answer)
         self._flight.begin(answers)
         return answers
+
+    def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
+        """What the function is given for these rows of the shard of a journal."""
+        return rows
 
     def _order(self, rows: Sequence[Any]) -> Sequence[int]:
         """The order in which to begin these rows."""

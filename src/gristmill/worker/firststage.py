@@ -106,12 +106,14 @@ class PrepareWorker:
 ALIGNED = 64  # bytes, as for Arrow's buffers
 
 
-def packed(window: Window) -> bytes:
+def packed(window: Window, prepared: bool = True) -> bytes:
     """A window as bytes: its rows as Arrow IPC (a pickle of a slice would hold the whole it was cut from), the rest as
-    a pickle, and the pickle's arrays, each so that it can be used in place.
+    a pickle, and the pickle's arrays, each so that it can be used in place. If not as `prepared`, `unpacked` prepares
+    it again.
     """
     arrays: list[pickle.PickleBuffer] = []
-    told = pickle.dumps(replace(window, rows=None), protocol=5, buffer_callback=arrays.append)
+    apart: dict[str, Any] = {"rows": None} if prepared else {"rows": None, "prepared": None}
+    told = pickle.dumps(replace(window, **apart), protocol=5, buffer_callback=arrays.append)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, window.rows.schema) as stream:
         stream.write_table(window.rows)

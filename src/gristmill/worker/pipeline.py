@@ -25,9 +25,9 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.allowance import Allowance
 from gristmill.commit.journal import Journal
 from gristmill.errors import BadOutput
-from gristmill.models.contract import RowModel
+from gristmill.models.contract import Bulk, BulkModel, RowModel
 from gristmill.process.liveness import LOADING
-from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick
+from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick, Waiting
 from gristmill.shards.counts import summed
 from gristmill.worker.bisection import ModelBroken, Stage
 from gristmill.worker.heap import resident
@@ -35,6 +35,7 @@ from gristmill.worker.identity import Identity
 from gristmill.worker.predict import Predict, Scored
 from gristmill.worker.prepare import Prepare, Window
 from gristmill.worker.recipe import Task, most_begun
+from gristmill.worker.sentahead import SentAhead
 from gristmill.worker.shardcommit import ShardCommit, fitting, output_rows
 from gristmill.worker.steps import Applied, LoadedStep, post_step
 from gristmill.worker.suspects import Suspects, killer, of_task
@@ -115,6 +116,9 @@ class ShardWorker:
         self._room = threading.Condition()
         self._begun = 0  # bytes of windows whose rows are in flight
         self._journals: dict[str, Journal] = {}  # of shards that are in flight, by item
+        self._bulks: dict[str, Bulk] = {}  # of those whose rows are answered in bulk
+        self._noted: dict[str, Suspects] = {}  # of careful ones that were read ahead
+        self._ahead = False  # whether an item is being read ahead now
         self._allowances: dict[str, Allowance] = {}
         self._beside = None
         if stages.beside:
@@ -141,6 +145,8 @@ class ShardWorker:
         scored: queue.Queue[_Parcel | None] = queue.Queue(AHEAD)
         if self._beside is not None:
             items = self._beside.ahead(items)
+        if isinstance(self._model, BulkModel) and self._recipe.place.bulk:
+            items = SentAhead(_Sending(self, self._model, emit)).items(items)
         reading = threading.Thread(target=self._read, args=(items, prepared), daemon=True)
         writing = threading.Thread(target=self._write, args=(scored, emit), daemon=True)
         reading.start()
@@ -229,7 +235,9 @@ class ShardWorker:
             try:
                 if here:
                     self._watch.beat()
-                suspects = of_task(item.value, self._files) if item.value.careful else None
+                suspects = self._noted.pop(item.key, None)
+                if suspects is None and item.value.careful:
+                    suspects = of_task(item.value, self._files)
                 for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
                     if self._in_flight(parcel):
@@ -262,17 +270,24 @@ class ShardWorker:
         task: Task = item.value
         try:
             # A probe's rows are the first ones of shard 0, which perhaps another worker scores.
-            if task.kind != "proof" and item.key not in self._journals:
-                stands = partial(self._stands, task) if self._predict.by_user else None
-                shard = task.shard.number if task.kind == "score" else None
-                run, allowance = self._recipe.run, self._allowed(task.folder)
-                self._journals[item.key] = Journal(
-                    task.folder, shard, run, secrets.token_hex(6), self._files, stands, allowance
-                )
+            if task.kind != "proof":
+                self._opened(item)
             self._predict.begin(task, window, self._watch.beat, self._journals.get(item.key), careful)
         except BaseException:
             self._ended(window)
             raise
+
+    def _opened(self, item: Item) -> Journal:
+        """The journal of an item."""
+        if item.key not in self._journals:
+            task: Task = item.value
+            stands = partial(self._stands, task) if self._predict.by_user else None
+            shard = task.shard.number if task.kind == "score" else None
+            run, allowance = self._recipe.run, self._allowed(task.folder)
+            self._journals[item.key] = Journal(
+                task.folder, shard, run, secrets.token_hex(6), self._files, stands, allowance
+            )
+        return self._journals[item.key]
 
     def _allowed(self, folder: str) -> Allowance:
         """What this run may spend, in one folder."""
@@ -322,7 +337,7 @@ class ShardWorker:
             try:
                 return prepared.get(timeout=0.5)
             except queue.Empty:
-                if not self._at_hand:
+                if not self._at_hand and not self._ahead:
                     self._watch.rest()
 
     def _answer(self, parcel: _Parcel, emit: Emit) -> _Parcel | None:
@@ -424,6 +439,7 @@ class ShardWorker:
                 self._dropped.add(key)
                 if (broken := commits.pop(key, None)) is not None:
                     broken.abort()
+                self._done_with(key)
                 if (journal := self._journals.pop(key, None)) is not None:
                     # Answers of which no column can be made would end each later attempt, too.
                     (journal.spoil if isinstance(error, BadOutput) else journal.close)()
@@ -469,12 +485,18 @@ class ShardWorker:
 
     def _forget(self, key: str) -> None:
         """Remove the answers of a shard that is committed. If that fails, publishing removes them."""
+        self._done_with(key)
         if (journal := self._journals.pop(key, None)) is None:
             return
         try:
             journal.remove()
         except Exception as e:
             print(f"{self._name}: answers of a committed shard could not be removed ({e})", file=sys.stderr)
+
+    def _done_with(self, key: str) -> None:
+        """Nothing of a shard's bulk is needed any more."""
+        if (bulk := self._bulks.pop(key, None)) is not None:
+            bulk.close()
 
     def _probed(self, item: Item, body: Scored | _End, emit: Emit) -> None:
         """Build the answer to a probe or a proof: the schema of its output rows, and how long they took."""
@@ -503,6 +525,48 @@ class ShardWorker:
         if (journal := self._journals.pop(item.key, None)) is not None:
             journal.close()
         emit(Outcome(self._name, item.key, self._answers.pop(item.key, {**UNPROBED, "results": [], "figures": {}})))
+
+
+class _Sending:
+    """A worker, as SentAhead has it."""
+
+    def __init__(self, worker: ShardWorker, model: BulkModel, emit: Emit) -> None:
+        self.stopping = worker._stopping
+        self._worker = worker
+        self._model = model
+        self._emit = emit
+
+    def windows(self, item: Item) -> Iterator[Window]:
+        """See Sending; its time is limited as that of items whose turn it is."""
+        worker, suspects = self._worker, None
+        if item.value.careful:
+            suspects = worker._noted[item.key] = of_task(item.value, worker._files)
+        worker._ahead = True
+        try:
+            yield from worker._windows(item, suspects)
+        finally:
+            worker._ahead = False
+
+    def alive(self, item: Item, window: Window) -> Iterator[np.ndarray]:
+        """See Sending; of a careful attempt they are noted before user code gets them."""
+        rows = self._worker._predict.alive(item.value, window)
+        if (suspects := self._worker._noted.get(item.key)) is None:
+            yield rows
+            return
+        for first, last, killed in suspects.runs("model", window.identity):
+            if killed is None:
+                yield rows[(rows >= first) & (rows < last)]
+
+    def bulk(self, item: Item) -> Bulk | None:
+        """See Sending."""
+        found = self._model.bulk(self._worker._opened(item))
+        if found is not None:
+            self._worker._bulks[item.key] = found
+        return found
+
+    def waits(self, reason: str) -> None:
+        """See Sending."""
+        self._emit(Waiting(self._worker._name, reason))
 
 
 class CarefulScore:

@@ -138,14 +138,20 @@ class Predict:
     ) -> None:
         """Ask a model that answers row by row for the rows that `score` will be given; a `careful` attempt for none."""
         assert isinstance(self._model, RowModel)
-        alive = np.full(window.rows.num_rows, not careful)
-        probed = [index for index, _ in self._from_probe(task, window)]
-        for gone in ([r.row for r in window.prepared.refused], *probed):
-            alive[np.asarray(gone, dtype=np.int64)] = False
+        rows = np.empty(0, dtype=np.int64) if careful else self.alive(task, window)
         if journal is not None:
-            for index in probed:
+            for index, _ in self._from_probe(task, window):
                 self._model.answered(window.prepared, index, journal)
-        self._model.begin(window.prepared, np.flatnonzero(alive), answered, journal)
+        self._model.begin(window.prepared, rows, answered, journal)
+
+    def alive(self, task: Task, window: Window) -> np.ndarray:
+        """The rows of a window that the model is to be asked for, int64 [k]: those that it does not refuse, and that no
+        probe has scored.
+        """
+        alive = np.full(window.rows.num_rows, True)
+        for gone in ([r.row for r in window.prepared.refused], *(index for index, _ in self._from_probe(task, window))):
+            alive[np.asarray(gone, dtype=np.int64)] = False
+        return np.flatnonzero(alive)
 
     # ------------------------------------------------ the probe
 

@@ -33,9 +33,12 @@ class ShardStages:
 
     @property
     def ahead(self) -> int:
-        """As in Stages: one in each step process; of models that answer row by row, as many as have rows in flight."""
-        at_once = self.recipe.place.at_once
+        """As in Stages: one in each step process; of models that answer row by row, as many as have rows in flight, or
+        are answered in bulk.
+        """
+        at_once, bulk = self.recipe.place.at_once, self.recipe.place.bulk
         begun = max(LEAST_AHEAD, most_begun(at_once) // LEAST_BEGUN) if at_once else 0
+        begun = max(1, bulk - 1) if bulk else begun
         return max(1, self.beside, begun)
 
     def environment(self, index: int) -> Mapping[str, str]:

@@ -1,0 +1,570 @@
+"""The requests of one shard, answered in bulk: batches at a provider, each created once, whatever dies meanwhile.
+
+A batch is noted in the shard's journal before it is created, with the digests of its requests, and again with its id.
+Another attempt at the shard waits for the same batches; one without an id is looked for at the provider, by its name,
+before it is created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from gristmill.arrow.rows import picked
+from gristmill.errors import GristmillError, RunFailed
+from gristmill.models.answercache import digest_of
+from gristmill.models.contract import Journal, Prepared
+from gristmill.models.conversion import to_batch
+from gristmill.models.desk import Busy, Desk, Gone, Unsure
+from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, holds
+from gristmill.models.providers import BatchAPI, Result, State
+
+TRIES = 3  # batches that a request may be in without an answer
+POLL, SLOWER, SLOWEST = 1.0, 1.3, 60.0  # seconds between two looks at a batch: first, times so much, at most
+# Seconds after which a batch is looked for, once its creation was not answered: the call may be on its way still.
+LOOKS = (0.0, 1.0, 3.0, 6.0)
+UNSURE = 10  # times that a creation may go unanswered
+TURN = 500  # results that are read before others have a turn
+
+Row = Mapping[str, Any]
+
+
+class Asks(Protocol):
+    """Whoever makes requests of rows, asked in its event loop."""
+
+    def request(self, row: Row) -> tuple[str, dict[str, Any], float] | None:
+        """The path of the first request that a row makes, its body, and about what it costs; None: it makes none."""
+        ...
+
+    async def __call__(self, row: Row) -> Any:
+        """The answer to a row."""
+        ...
+
+
+class Money(Protocol):
+    """What requests cost."""
+
+    tried: bool
+
+    def kept(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Whether there is an answer from before."""
+        ...
+
+    def order(self, requests: int, each: float) -> None:
+        """So many requests are about to be sent, and each may cost so many dollars. Raises RunFailed."""
+        ...
+
+    def settle(self, requests: int) -> None:
+        """So many of these are answered, or given up."""
+        ...
+
+
+class BulkRow(dict[str, Any]):
+    """A row whose request may have been answered in bulk."""
+
+    def __init__(self, row: Row, bulk: Bulk) -> None:
+        super().__init__(row)
+        self.bulk = bulk
+
+
+class UnderWay(Exception):
+    """The request is in a batch that is not over."""
+
+
+@dataclass
+class Provided:
+    """A provider as one worker uses it: what is known of all its shards."""
+
+    api: BatchAPI
+    desk: Desk
+    money: Money
+    dedupe: bool
+    error: BaseException | None = None  # what ended one of the shards ends all
+    known: set[str] = field(default_factory=set)  # ids of batches whose shards are known
+    most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
+    one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tasks: set[asyncio.Future[Any]] = field(default_factory=set)
+
+    async def close(self) -> None:
+        """Wait for no batch any more."""
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+        await self.desk.close()
+
+
+@dataclass(slots=True)
+class _Request:
+    digest: bytes
+    path: str
+    at: int
+    size: int
+    cost: float
+    tries: int = 0
+    why: str = ""
+
+
+@dataclass
+class _Batch:
+    """A batch: the digests of its requests, in order; `asks` are those of this attempt, by their place in it. It was
+    noted by an `earlier` attempt, which has told how it ended if it is `over`.
+    """
+
+    name: str
+    path: str
+    digests: Sequence[bytes]
+    since: float
+    id: str = ""
+    over: bool = False
+    earlier: bool = False
+    asks: dict[int, _Request] = field(default_factory=dict)
+    state: State | None = None
+
+
+class Bulk:
+    """The requests of a shard; see models.contract.Bulk. What begins with an underscore runs in the event loop that
+    `do` gives coroutines to.
+    """
+
+    def __init__(
+        self, asker: Asks, provided: Provided, journal: Journal, do: Callable[[Coroutine[Any, Any, Any]], Future[Any]]
+    ) -> None:
+        self._asker = asker
+        self._provided = provided
+        self._journal = journal
+        self._do = do
+        self._closed = False
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._requests: list[_Request] = []
+        self._seen: set[bytes] = set()
+        self._held: Counter[bytes] = Counter()  # answers of the journal that rows of this attempt will have, by keys
+        self._alone: Counter[bytes] = Counter()  # requests that rows made alone, and need not make again
+        self._bodies: Any = tempfile.TemporaryFile()  # noqa: SIM115 - until the shard is done
+        self._replies: Any = tempfile.TemporaryFile()  # noqa: SIM115
+        self._found: dict[bytes, list[tuple[int, int, int]]] = {}  # status, and where the reply is
+        self._batches = _noted(journal.notes)
+        provided.known.update(batch.id for batch in self._batches if batch.id)
+        self._task: asyncio.Future[Any] | None = None
+        self._owed = 0
+        self._made = len(self._batches)
+        for told in journal.notes:
+            if "reply" in told:
+                self._keep(bytes.fromhex(told["digest"]), 200, told["reply"])
+
+    # ------------------------------------------------ the worker
+
+    def add(self, prepared: Prepared, rows: np.ndarray) -> None:
+        """See models.contract.Bulk."""
+        if len(rows):
+            self._result(self._added(to_batch(picked(prepared.inputs.rows, rows), "rows")))
+
+    def send(self) -> None:
+        """See models.contract.Bulk."""
+        self._do(self._answered())
+
+    def wait(self, seconds: float) -> bool:
+        """See models.contract.Bulk."""
+        done = self._done.wait(seconds)
+        error = self._error or self._provided.error
+        if error is not None:
+            raise error
+        return done
+
+    @property
+    def told(self) -> str:
+        """See models.contract.Bulk."""
+        open_ = [batch for batch in self._batches if batch.asks and not (batch.state and batch.state.over)]
+        if self._done.is_set() or not open_:
+            return ""
+        batch = open_[0]
+        more = f" (and {len(open_) - 1} more of its shard)" if len(open_) > 1 else ""
+        if not batch.id:
+            return f"the provider to create a batch of {len(batch.digests):,} requests{more}"
+        done = 0 if batch.state is None else batch.state.done
+        return f"{batch.id}: {done:,} of {len(batch.digests):,} done{more}"
+
+    def close(self) -> None:
+        """See models.contract.Bulk."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended before
+                self._do(self._dropped())
+
+    def _result(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        future = self._do(coroutine)
+        while True:
+            try:
+                return future.result(0.5)
+            except (TimeoutError, asyncio.TimeoutError):
+                if self._closed or future.done():
+                    raise
+
+    # ------------------------------------------------ requests
+
+    async def _added(self, rows: Sequence[Row]) -> None:
+        for number, row in enumerate(rows):
+            if number % TURN == TURN - 1:
+                await asyncio.sleep(0)
+            key = self._journal.key(row)
+            if key and self._held[key] < self._journal.held(key):
+                self._held[key] += 1
+                continue
+            if not self._provided.money.tried:
+                await self._tried(row)
+            self._add(row)
+
+    async def _tried(self, row: Row) -> None:
+        """Ask for one row as without a batch: a key or a model that is refused is told now, not when a batch is over,
+        and what requests have to look like, and cost, is known from now on.
+        """
+        self._provided.money.tried = True
+        try:
+            await self._asker(BulkRow(row, self))
+        except GristmillError:
+            self._provided.money.tried = False
+            raise
+        except Exception:  # told for the row, when it is asked for; or its request is under way
+            return
+
+    def _add(self, row: Row) -> None:
+        made = self._asker.request(row)
+        if made is None:
+            return
+        path, body, cost = made
+        digest = _digest(path, body)
+        if path not in self._provided.api.paths or self._provided.money.kept(path, body):
+            return
+        if self._provided.dedupe and digest in self._seen:
+            return
+        if self._provided.dedupe:
+            self._seen.add(digest)
+        if self._alone[digest] < len(self._found.get(digest, ())):
+            self._alone[digest] += 1
+            return
+        data = json.dumps(body).encode()
+        self._requests.append(_Request(digest, path, self._bodies.seek(0, 2), len(data), cost))
+        self._bodies.write(data)
+
+    # ------------------------------------------------ answers
+
+    def take(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer to a request that was in a batch; None if it was in none, or has been taken. Raises Refused,
+        Unanswered, and UnderWay while the batches are not over.
+        """
+        digest = _digest(path, body)
+        found = self._found.get(digest)
+        if not found:
+            if not self._done.is_set() and any(digest in batch.digests for batch in self._batches):
+                raise UnderWay
+            return None
+        status, at, size = found[0]
+        if self._done.is_set() and not self._provided.dedupe:
+            found.pop(0)
+            self._settle(1)
+        self._replies.seek(at)
+        reply = json.loads(self._replies.read(size))
+        if status == 200:
+            return dict(reply)
+        if status == 0:
+            raise Unanswered(reply["why"])
+        raise Refused(reply["why"], status, reply["reply"])
+
+    async def asked_alone(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
+        """A request was answered before the batches were made: its row need not be in one."""
+        if self._done.is_set() or path not in self._provided.api.paths:
+            return
+        digest = _digest(path, body)
+        self._keep(digest, 200, reply)
+        await asyncio.to_thread(self._journal.note, {"digest": digest.hex(), "reply": reply})
+
+    def _keep(self, digest: bytes, status: int, reply: Any) -> None:
+        data = json.dumps(reply).encode()
+        self._found.setdefault(digest, []).append((status, self._replies.seek(0, 2), len(data)))
+        self._replies.write(data)
+
+    # ------------------------------------------------ batches
+
+    async def _answered(self) -> None:
+        self._task = task = asyncio.ensure_future(self._all())
+        self._provided.tasks.add(task)
+        try:
+            await asyncio.wait([task])
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._error = error
+                if isinstance(error, GristmillError):
+                    self._provided.error = self._provided.error or error
+        finally:
+            self._provided.tasks.discard(task)
+            if not task.cancelled():
+                self._done.set()
+
+    async def _all(self) -> None:
+        """Answer all requests, in as many rounds of batches as that takes."""
+        todo = self._requests
+        while todo:
+            mine = [batch for batch in self._batches if not batch.asks]
+            todo = _claimed(todo, mine)
+            new = [self._batch(part) for part in self._parts(todo)]
+            self._batches += new
+            batches = [batch for batch in (*mine, *new) if batch.asks]
+            again = await _together([self._one(batch) for batch in batches])
+            todo = [request for some in again for request in some]
+            for request in todo:
+                request.tries += request.why != ""
+                if request.tries >= TRIES:
+                    why = f"it was in {TRIES} batches, and was not answered in the last one: {request.why}"
+                    self._keep(request.digest, 0, {"why": why})
+            todo = [request for request in todo if request.tries < TRIES]
+
+    def _parts(self, requests: Sequence[_Request]) -> Iterator[list[_Request]]:
+        """As many requests as a batch may have, of one path."""
+        api = self._provided.api
+        for path in dict.fromkeys(request.path for request in requests):
+            part: list[_Request] = []
+            size = 0
+            for request in requests:
+                if request.path != path:
+                    continue
+                more = request.size + 200  # with what is around it
+                if part and (len(part) >= (self._provided.most or api.most_requests) or size + more > api.most_bytes):
+                    yield part
+                    part, size = [], 0
+                part.append(request)
+                size += more
+            if part:
+                yield part
+
+    def _batch(self, part: Sequence[_Request]) -> _Batch:
+        self._made += 1
+        whole = hashlib.blake2b(f"{self._journal.name} {self._made}".encode(), digest_size=16)
+        for request in part:
+            whole.update(request.digest)
+        digests = [request.digest for request in part]
+        return _Batch(f"gm{whole.hexdigest()}", part[0].path, digests, time.time(), asks=dict(enumerate(part)))
+
+    async def _one(self, batch: _Batch) -> list[_Request]:
+        """See a batch through. Returns the requests that are to be asked again."""
+        if not self._provided.most:
+            return await self._through(batch)
+        async with self._provided.one:
+            return await self._through(batch)
+
+    async def _through(self, batch: _Batch) -> list[_Request]:
+        costs = [request.cost for request in batch.asks.values()]
+        if not batch.earlier:
+            self._provided.money.order(len(costs), sum(costs) / len(costs))
+            self._owed += len(costs)
+            await self._note(batch, path=batch.path, digests=[d.hex() for d in batch.digests], at=batch.since)
+        try:
+            if not batch.id and batch.earlier:
+                batch.id = "" if batch.over else await self._there(batch) or ""
+                if not batch.id:  # it was never created
+                    await self._note(batch, over=True)
+                    return list(batch.asks.values())
+                await self._note(batch, id=batch.id)
+            elif not batch.id:
+                batch.id = await self._created(batch)
+                await self._note(batch, id=batch.id)
+            self._provided.known.add(batch.id)
+            state = await self._ended(batch)
+            if state.failed:
+                return await self._failed(batch, state)
+            found = await self._read(batch, state)
+        except Gone as e:
+            await self._told(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
+            return list(batch.asks.values())
+        again = [request for place, request in batch.asks.items() if place not in found]
+        if state.cancelled and again:
+            await self._told(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
+        return again
+
+    async def _note(self, batch: _Batch, **told: Any) -> None:
+        await asyncio.to_thread(self._journal.note, {"batch": batch.name, **told})
+
+    async def _told(self, batch: _Batch, what: str) -> None:
+        """Stop because of how a batch ended, once: the next run asks again."""
+        if not batch.over:
+            await self._note(batch, over=True)
+            raise RunFailed(f"batch {batch.id} {what}; what is answered is kept: run again to ask for the rest")
+
+    async def _created(self, batch: _Batch) -> str:
+        """Create a batch, once. Returns its id."""
+        api, desk = self._provided.api, self._provided.desk
+        uploaded = await api.upload(desk, batch.name, batch.path, self._lines(batch))
+        tries = unsure = 0
+        while True:
+            tries += 1
+            try:
+                return await api.create(desk, batch.name, batch.path, uploaded, self._lines(batch))
+            except Busy as e:
+                await asyncio.sleep(e.after or min(SLOWEST, POLL * SLOWER**tries))
+            except Unsure as e:
+                if (found := await self._there(batch)) is not None:
+                    return found
+                unsure += 1
+                if unsure >= UNSURE:
+                    raise RunFailed(f"the provider creates no batch: {e}; what is answered is kept: run again") from e
+
+    async def _there(self, batch: _Batch) -> str | None:
+        """The id of a batch that may have been created."""
+        api, desk, wait = self._provided.api, self._provided.desk, POLL
+        looks = iter(LOOKS)
+        while True:
+            elsewhere = _noted(await asyncio.to_thread(self._journal.everywhere))
+            others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
+            found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
+            if found and not found[0].startswith("?"):
+                return found[0]
+            if found:  # one of them may be ours, which is told once they are over
+                wait = min(SLOWEST, wait * SLOWER)
+                await asyncio.sleep(wait)
+                continue
+            if (pause := next(looks, None)) is None:
+                return None
+            await asyncio.sleep(pause)
+
+    def _lines(self, batch: _Batch) -> Iterator[tuple[str, bytes]]:
+        """The requests of a batch, by their ids."""
+        for place, request in batch.asks.items():
+            self._bodies.seek(request.at)
+            yield f"{batch.name}-{place}", self._bodies.read(request.size)
+
+    async def _ended(self, batch: _Batch) -> State:
+        wait = POLL
+        while True:
+            batch.state = state = await self._provided.api.look(self._provided.desk, batch.id)
+            if state.over:
+                return state
+            await asyncio.sleep(wait)
+            wait = min(SLOWEST, wait * SLOWER)
+
+    async def _failed(self, batch: _Batch, state: State) -> list[_Request]:
+        """Of a batch that the provider did not begin: ask again in smaller ones if it was too much, else stop."""
+        if not state.full:
+            await self._told(batch, f"was refused: {state.failed}")
+        elif not batch.over:
+            await self._note(batch, over=True)
+            self._provided.most = max(1, len(batch.asks) // 2)
+            await asyncio.sleep(min(SLOWEST, POLL * 2 ** min(10, self._made)))
+        return list(batch.asks.values())
+
+    async def _read(self, batch: _Batch, state: State) -> set[int]:
+        """Keep what a batch gave. Returns the places of requests that have their answer."""
+        found: set[int] = set()
+        with tempfile.TemporaryFile() as file:
+            for path in state.files:
+                await self._provided.desk.fetched(path, file)
+                if file.seek(0, 2) and not _ends_line(file):
+                    file.write(b"\n")
+            file.seek(0)
+            for line, result in enumerate(self._provided.api.results(text for text in file if text.strip())):
+                if line % TURN == TURN - 1:
+                    await asyncio.sleep(0)
+                name, _, place = result.custom_id.rpartition("-")
+                ask = batch.asks.get(int(place)) if name == batch.name and place.isdigit() else None
+                if ask is not None and int(place) not in found and self._kept(batch, ask, result):
+                    found.add(int(place))
+        for number, request in batch.asks.items():
+            if number not in found:
+                request.why = request.why or "nothing was said of it"
+        return found
+
+    def _kept(self, batch: _Batch, request: _Request, result: Result) -> bool:
+        """Whether a result is the end of a request. Raises RunFailed for what is about all of them."""
+        if result.status == 200 and holds(result.reply, REPLIES[request.path]):
+            self._keep(request.digest, 200, result.reply)
+            return True
+        why = f"{result.status}: {result.why}" if result.status else result.why
+        if result.code in QUOTA or (result.status in NOBODY and result.status != 404):
+            what = NOBODY.get(result.status or 0, "the account")
+            raise RunFailed(
+                f"batch {batch.id}: the provider refuses {what}: {why}; what is answered is kept: run again"
+            )
+        if result.status is None or result.status == 200 or result.status in LATER:
+            request.why = why or "a reply of another form"
+            return False
+        self._keep(request.digest, result.status, {"why": why, "reply": result.reply})
+        return True
+
+    def _settle(self, requests: int) -> None:
+        requests = min(requests, self._owed)
+        self._owed -= requests
+        self._provided.money.settle(requests)
+
+    async def _dropped(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._settle(self._owed)
+        self._bodies.close()
+        self._replies.close()
+
+
+def _digest(path: str, body: Mapping[str, Any]) -> bytes:
+    return digest_of({"path": path, "body": body})
+
+
+def _noted(notes: Sequence[Any]) -> list[_Batch]:
+    """The batches that earlier attempts noted."""
+    told: dict[str, dict[str, Any]] = {}
+    for note in notes:
+        if "batch" in note:
+            told.setdefault(note["batch"], {}).update(note)
+    return [
+        _Batch(
+            name, one["path"], [bytes.fromhex(d) for d in one["digests"]], one["at"], one.get("id", ""),
+            one.get("over", False), earlier=True,
+        )
+        for name, one in told.items()
+        if "digests" in one
+    ]  # fmt: skip
+
+
+def under_way(notes: Sequence[Any]) -> list[str]:
+    """The batches that may be under way, by what is noted of them: their ids, or else their names."""
+    return [batch.id or batch.name for batch in _noted(notes) if not batch.over]
+
+
+def _claimed(requests: Sequence[_Request], batches: Collection[_Batch]) -> list[_Request]:
+    """Put requests where batches have such; returns the others."""
+    places: dict[bytes, deque[tuple[_Batch, int]]] = {}
+    for batch in batches:
+        for number, digest in enumerate(batch.digests):
+            places.setdefault(digest, deque()).append((batch, number))
+    left = []
+    for request in requests:
+        if there := places.get(request.digest):
+            batch, at = there.popleft()
+            batch.asks[at] = request
+        else:
+            left.append(request)
+    return left
+
+
+async def _together(calls: Sequence[Awaitable[list[_Request]]]) -> list[list[_Request]]:
+    """The results of all; if one raises, the others are cancelled."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _ends_line(file: Any) -> bool:
+    file.seek(-1, 2)
+    return bool(file.read(1) == b"\n")

@@ -1,0 +1,156 @@
+"""Calls to a provider's batch API: one at a time, what their failures mean, and when to make them again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+from gristmill.errors import RunFailed
+from gristmill.job.uris import redact
+from gristmill.models.endpoint import LATER, NOBODY, QUOTA, after_of, said_in
+from gristmill.process.extras import require
+
+if TYPE_CHECKING:
+    import aiohttp
+
+BASE, MOST = 0.5, 30.0  # seconds: the first wait before a call is made again, and the longest (full jitter)
+PIECE = 1 << 20  # bytes of a file that is fetched, at a time
+CONNECT = 30.0  # seconds
+
+
+class Busy(Exception):
+    """The provider takes no such call now, and has done nothing."""
+
+    def __init__(self, why: str, after: float | None) -> None:
+        super().__init__(why)
+        self.after = after
+
+
+class Unsure(Exception):
+    """There was no answer, or one that does not tell whether the call was obeyed."""
+
+    after: float | None = None
+
+
+class Gone(Exception):
+    """There is nothing of that name at the provider."""
+
+
+class Desk:
+    """The address of a provider, with the key. A call that gets no answer of any kind for `limit` seconds ends the run,
+    which can be gone on with. Used in one event loop.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, timeout: float, limit: float) -> None:
+        require("aiohttp", "llm", "a batch API")
+        self._url = url.rstrip("/")
+        self._headers = dict(headers)
+        self._timeout = timeout
+        self._limit = limit
+        self._session: aiohttp.ClientSession | None = None
+
+    async def asked(self, path: str, **params: str) -> dict[str, Any]:
+        """What a GET tells, however long that takes. Raises Gone, RunFailed."""
+        return await self.patient(lambda: self.once("GET", path, params=params))
+
+    async def fetched(self, path: str, into: IO[bytes], first: bool = False) -> None:
+        """Write what a GET gives to the end of a file, whole, or at least its `first` line. Raises Gone, RunFailed."""
+        begin = into.seek(0, 2)
+
+        async def whole() -> dict[str, Any]:
+            into.seek(begin)
+            into.truncate()
+            return await self.once("GET", path, into=into, first=first)
+
+        await self.patient(whole)
+
+    async def patient(self, call: Callable[[], Any]) -> dict[str, Any]:
+        """What a call that may be made twice gives in the end."""
+        begun, tries = time.monotonic(), 0
+        while True:
+            tries += 1
+            try:
+                found: dict[str, Any] = await call()
+                return found
+            except (Busy, Unsure) as e:
+                if isinstance(e, Unsure) and time.monotonic() - begun > self._limit:
+                    raise RunFailed(
+                        f"{redact(self._url)}: no answer for {self._limit:.0f} s, the last time: {e}; batches go on "
+                        "there, and what they answer is fetched by the next run: run again"
+                    ) from None
+                await asyncio.sleep(e.after or random.uniform(0, min(MOST, BASE * 2.0 ** min(tries, 10))))
+
+    async def once(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        data: Any = None,
+        headers: Mapping[str, str] | None = None,
+        into: IO[bytes] | None = None,
+        first: bool = False,
+    ) -> dict[str, Any]:
+        """One call, and the JSON that it is answered with. Raises Busy, Unsure, Gone, RunFailed."""
+        import aiohttp
+
+        where = f"{self._url}/{path}"
+        try:
+            async with self._opened().request(method, where, params=params, data=data, headers=headers) as reply:
+                if into is not None and reply.status == 200:
+                    async for piece in reply.content.iter_chunked(PIECE):
+                        into.write(piece)
+                        if first and b"\n" in piece:
+                            break
+                    return {}
+                text, status, told = await reply.read(), reply.status, reply.headers
+        except aiohttp.InvalidURL as e:
+            raise RunFailed(f"base_url {self._url!r} is not an address: write it as https://host/v1") from e
+        except (aiohttp.ClientError, OSError) as e:
+            raise Unsure(f"{type(e).__name__}: {e}") from None
+        except asyncio.TimeoutError:
+            raise Unsure(f"no answer within {self._timeout:g} s (timeout)") from None
+        if status == 200:
+            try:
+                found = json.loads(text)
+                if isinstance(found, dict):
+                    return found
+            except ValueError:
+                pass
+            raise Unsure(f"a reply that is no JSON object: {text[:200].decode('utf-8', 'replace')!r}")
+        raise self._failure(method, status, text, told, where)
+
+    def _failure(self, method: str, status: int, text: bytes, headers: Mapping[str, str], where: str) -> Exception:
+        said, code = said_in(text)
+        why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
+        if status == 404 and method == "GET":
+            return Gone(why)
+        if status not in LATER or code in QUOTA:
+            what = {**NOBODY, 404: "the address"}.get(status, "the account" if code in QUOTA else "the call")
+            return RunFailed(
+                f"the provider refuses {what}: {why} ({method} {redact(where)}); batches that are under way go on, and "
+                "the next run fetches what they answer: run again"
+            )
+        if status == 429:
+            return Busy(why, after_of(headers))
+        failure = Unsure(why)
+        failure.after = after_of(headers)
+        return failure
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            # A file of requests may take long on its way.
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=self._timeout)
+            self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
+        return self._session

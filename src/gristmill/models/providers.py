@@ -1,0 +1,259 @@
+"""The batch APIs of providers, as their references have them: how a batch is created, found again, looked at and read.
+
+https://platform.openai.com/docs/api-reference/batch, https://platform.claude.com/docs/en/api/messages/batches
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+from gristmill.job.prompts import Provider
+from gristmill.models.desk import Desk
+from gristmill.models.endpoint import CHAT, MESSAGES
+
+SLACK = 3600.0  # seconds by which the provider's clock may differ from this one
+PAGE = 100
+MARK = "gristmill"  # the name of what OpenAI's metadata hold of ours
+
+Lines = Iterable[tuple[str, bytes]]  # custom_id and the body of a request, as JSON
+
+
+@dataclass(frozen=True)
+class State:
+    """A batch at its provider. `over`: it changes no more. `failed` says why nothing of it was done, and `full` that
+    this is because too much is under way; `cancelled`: somebody has ended it.
+    """
+
+    over: bool
+    done: int
+    total: int
+    files: tuple[str, ...] = ()  # paths of what it gave
+    failed: str = ""
+    full: bool = False
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a batch gave for one request: its reply with 200, or what is wrong; `status` is None if it was not done."""
+
+    custom_id: str
+    status: int | None
+    reply: Any
+    why: str = ""
+    code: str = ""
+
+
+class BatchAPI(Protocol):
+    """A provider. `paths` are the forms that it takes, and a batch is of one of them."""
+
+    paths: frozenset[str]
+    most_requests: int
+    most_bytes: int
+
+    async def upload(self, desk: Desk, name: str, path: str, lines: Lines) -> str:
+        """What has to be there before a batch is created, as `create` takes it: it may be there twice."""
+        ...
+
+    async def create(self, desk: Desk, name: str, path: str, uploaded: str, lines: Lines) -> str:
+        """Create a batch that can be found by its name, and return its id. Raises as Desk.once: after Unsure there may
+        be one.
+        """
+        ...
+
+    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
+        """The ids of batches of so many requests that were created with that name, after `since`; none of `others` is.
+        If that cannot be told yet, those that it may be, each with a "?" before it.
+        """
+        ...
+
+    async def look(self, desk: Desk, batch: str) -> State:
+        """How far it is. Raises Gone."""
+        ...
+
+    def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
+        """What the files of a batch say, of which these are the lines."""
+        ...
+
+
+class OpenAI:
+    """A file of requests, a batch that names it, and files of what it gave. Its name is in the metadata."""
+
+    paths = frozenset({CHAT, "completions", "embeddings", "responses"})
+    most_requests, most_bytes = 50_000, 200 * 10**6
+
+    async def upload(self, desk: Desk, name: str, path: str, lines: Lines) -> str:
+        """See BatchAPI."""
+        with tempfile.TemporaryFile() as file:
+            for custom_id, body in lines:
+                head = json.dumps({"custom_id": custom_id, "method": "POST", "url": f"/v1/{path}"})
+                file.write(head.encode()[:-1] + b', "body": ' + body + b"}\n")
+            file.flush()
+            given = await desk.patient(lambda: self._uploaded(desk, name, file))
+        return str(given["id"])
+
+    async def create(self, desk: Desk, name: str, path: str, uploaded: str, lines: Lines) -> str:
+        """See BatchAPI."""
+        told = {
+            "input_file_id": uploaded,
+            "endpoint": f"/v1/{path}",
+            "completion_window": "24h",
+            "metadata": {MARK: name},
+        }
+        headers = {"content-type": "application/json"}
+        found = await desk.once("POST", "batches", data=json.dumps(told).encode(), headers=headers)
+        return str(found["id"])
+
+    async def _uploaded(self, desk: Desk, name: str, file: IO[bytes]) -> dict[str, Any]:
+        import aiohttp
+
+        form = aiohttp.FormData()
+        form.add_field("purpose", "batch")
+        form.add_field("file", _again(file), filename=f"{name}.jsonl", content_type="application/jsonl")
+        return await desk.once("POST", "files", data=form)
+
+    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
+        """See BatchAPI."""
+        found, after = [], dict[str, str]()
+        while True:
+            page = await desk.asked("batches", limit=str(PAGE), **after)
+            for batch in page["data"]:
+                if (batch.get("metadata") or {}).get(MARK) == name and batch["id"] not in others:
+                    found.append((batch["created_at"], batch["id"]))
+            if not page.get("has_more") or page["data"][-1]["created_at"] < since - SLACK:
+                return [batch for _, batch in sorted(found)]
+            after = {"after": page["data"][-1]["id"]}
+
+    async def look(self, desk: Desk, batch: str) -> State:
+        """See BatchAPI."""
+        told = await desk.asked(f"batches/{batch}")
+        status, counts = told["status"], told.get("request_counts") or {}
+        errors = [e for e in (told.get("errors") or {}).get("data") or () if isinstance(e, dict)]
+        files = [told.get("output_file_id"), told.get("error_file_id")]
+        return State(
+            status in ("completed", "failed", "expired", "cancelled"),
+            counts.get("completed", 0) + counts.get("failed", 0),
+            counts.get("total", 0),
+            tuple(f"files/{file}/content" for file in files if file),
+            "; ".join(map(_error, errors[:5])) or "no reason is given" if status == "failed" else "",
+            any(e.get("code") == "token_limit_exceeded" for e in errors),
+            status == "cancelled",
+        )
+
+    def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
+        """See BatchAPI."""
+        for line in lines:
+            told = json.loads(line)
+            reply, error = told.get("response") or {}, told.get("error") or {}
+            body = reply.get("body")
+            if isinstance(body, dict) and isinstance(body.get("error"), dict):
+                error = error or body["error"]
+            why, code = str(error.get("message") or error.get("code") or ""), str(error.get("code") or "")
+            yield Result(str(told["custom_id"]), reply.get("status_code"), body, why, code)
+
+
+# The statuses that its errors would have had, by their type.
+STATUSES = {
+    "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403,
+    "not_found_error": 404, "request_too_large": 413, "rate_limit_error": 429, "api_error": 500,
+    "timeout_error": 504, "overloaded_error": 529,
+}  # fmt: skip
+
+
+class Anthropic:
+    """A batch with all its requests. It has no metadata: its name begins the ids of its requests, which are told only
+    once it has ended.
+    """
+
+    paths = frozenset({MESSAGES})
+    most_requests, most_bytes = 100_000, 256 * 10**6
+
+    async def upload(self, desk: Desk, name: str, path: str, lines: Lines) -> str:
+        """See BatchAPI: nothing."""
+        return ""
+
+    async def create(self, desk: Desk, name: str, path: str, uploaded: str, lines: Lines) -> str:
+        """See BatchAPI."""
+        with tempfile.TemporaryFile() as file:
+            file.write(b'{"requests": [')
+            for number, (custom_id, body) in enumerate(lines):
+                head = json.dumps({"custom_id": custom_id}).encode()[:-1]
+                file.write((b",\n" if number else b"") + head + b', "params": ' + body + b"}")
+            file.write(b"]}")
+            file.flush()
+            headers = {"content-type": "application/json"}
+            found = await desk.once("POST", "messages/batches", data=_again(file), headers=headers)
+        return str(found["id"])
+
+    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
+        """See BatchAPI."""
+        found, perhaps, after = [], [], dict[str, str]()
+        while True:
+            page = await desk.asked("messages/batches", limit=str(PAGE), **after)
+            for batch in page["data"]:
+                if batch["id"] in others or _seconds(batch["created_at"]) < since - SLACK or _total(batch) != count:
+                    continue
+                if batch["processing_status"] != "ended":
+                    perhaps.append(f"?{batch['id']}")
+                elif batch.get("results_url") and await self._is(desk, batch["id"], name):
+                    found.append(batch["id"])
+            if not page.get("has_more") or _seconds(page["data"][-1]["created_at"]) < since - SLACK:
+                return found[::-1] or perhaps
+            after = {"after_id": page["data"][-1]["id"]}
+
+    async def _is(self, desk: Desk, batch: str, name: str) -> bool:
+        with tempfile.TemporaryFile() as file:
+            await desk.fetched(f"messages/batches/{batch}/results", file, first=True)
+            file.seek(0)
+            return str(json.loads(file.readline() or b"{}").get("custom_id")).startswith(f"{name}-")
+
+    async def look(self, desk: Desk, batch: str) -> State:
+        """See BatchAPI."""
+        told = await desk.asked(f"messages/batches/{batch}")
+        total, counts = _total(told), told["request_counts"]
+        over = told["processing_status"] == "ended"
+        files = (f"messages/batches/{batch}/results",) if over and told.get("results_url") else ()
+        cancelled = told.get("cancel_initiated_at") is not None
+        return State(over, total - counts["processing"], total, files, cancelled=cancelled)
+
+    def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
+        """See BatchAPI."""
+        for line in lines:
+            told = json.loads(line)
+            result, name = told["result"], str(told["custom_id"])
+            if result["type"] == "succeeded":
+                yield Result(name, 200, result["message"])
+            elif result["type"] == "errored":
+                reply = result["error"]
+                error = reply.get("error") or reply  # the whole reply, or only what is wrong
+                yield Result(name, STATUSES.get(error["type"], 400), reply, str(error.get("message") or error["type"]))
+            else:
+                yield Result(name, None, None, str(result["type"]))
+
+
+PROVIDERS: Mapping[Provider, BatchAPI] = {"openai": OpenAI(), "anthropic": Anthropic()}
+
+
+def _again(file: IO[bytes]) -> IO[bytes]:
+    """The file from its beginning, for a client that closes what it has sent."""
+    file.seek(0)
+    return os.fdopen(os.dup(file.fileno()), "rb")
+
+
+def _error(error: Mapping[str, Any]) -> str:
+    line = "" if error.get("line") is None else f"line {error['line']}: "
+    return f"{line}{error.get('message') or error.get('code')}"
+
+
+def _total(batch: Mapping[str, Any]) -> int:
+    return sum(batch["request_counts"].values())
+
+
+def _seconds(text: str) -> float:
+    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -1,0 +1,343 @@
+"""A server with the batch APIs of OpenAI and Anthropic, as their references describe them, beside their ordinary forms:
+it delays, expires, cancels, refuses, loses answers, and counts how often it computed what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from llmserver import KEY, Chat, ChatServer
+
+ANTHROPIC = "/anthropic"
+
+
+class BatchServer(ChatServer):
+    """Runs until it is stopped. `options` are those of `Batches`, and of `Chat` (llmserver)."""
+
+    file = str(Path(__file__))
+
+    @property
+    def anthropic(self) -> str:
+        """Its address in Anthropic's form."""
+        return f"http://127.0.0.1:{self.port}{ANTHROPIC}/v1"
+
+
+class Batches(Chat):
+    """`takes` seconds pass until a batch is over, or as many as a shared file says that names none. Of their requests
+    the shares `later` and `gone` fail for now (429 and 500), or are answered by nobody, in the first batch that they
+    are in. Of the first `expire` batches only the first half of the requests is answered; the first `cancel` are
+    cancelled in the same way. The creation of the first `lose` batches is not answered, nor that of the first
+    `unheard`, which create none. `fails` is what the next batch fails with (a code), and `holds` how many requests may
+    be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
+    not answered ("POST batches" creates nothing then, "created" does).
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.takes, self.later, self.gone, self.flaky = 0.5, 0.0, 0.0, 0.0
+        self.expire = self.cancel = self.lose = self.unheard = 0
+        self.fails = ""
+        self.holds: int | None = None
+        self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
+        super().__init__(**options)
+        self.reached = False
+        self.files: dict[str, bytes] = {}
+        self.batches: dict[str, dict[str, Any]] = {}
+        self.asked: Counter[str] = Counter()  # calls, by method and form
+        self.computed: Counter[str] = Counter()  # requests in batches, by their texts
+        self.names: Counter[str] = Counter()  # custom_ids
+        self.seen: Counter[str] = Counter()
+        self.chances = random.Random(1)
+
+    # ------------------------------------------------ both
+
+    async def _stopped(self, call: str) -> None:
+        if self.stops and self.stops[0] == call:
+            self.stops = [call, self.stops[1] - 1]
+            if self.stops[1] < 0:
+                self.reached, self.stops = True, []
+                await asyncio.Event().wait()
+
+    async def _refused(self, request: Any, call: str) -> Any:
+        from aiohttp import web
+
+        self.asked[call] += 1
+        await self._stopped(call)
+        key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key != self.key:
+            return web.json_response({"error": {"message": "Incorrect API key", "code": "invalid_api_key"}}, status=401)
+        if ANTHROPIC in request.path and "anthropic-version" not in request.headers:
+            return web.json_response({"error": {"message": "anthropic-version is required"}}, status=400)
+        if self.chances.random() < self.flaky:
+            status = self.chances.choice([429, 500, 503, 0])
+            if status == 0:
+                request.transport.close()
+                return web.Response()
+            return web.json_response({"error": {"message": "flaky"}}, status=status)
+        return None
+
+    async def _begin(self, requests: list[tuple[str, str, Any]], **about: Any) -> dict[str, Any]:
+        """A batch of requests: custom_id, path and body of each."""
+        number = len(self.batches)
+        batch = {"number": number, "requests": requests, "results": [], "created": time.time(), "status": "going"}
+        batch.update(about)
+        assert len({custom_id for custom_id, _, _ in requests}) == len(requests)
+        self.names.update(custom_id for custom_id, _, _ in requests)
+        asyncio.get_running_loop().create_task(self._work(batch))
+        return batch
+
+    async def _work(self, batch: dict[str, Any]) -> None:
+        if self.fails:
+            batch.update(status="failed", why=self.fails)
+            self.fails = ""
+            return
+        under_way = sum(len(b["requests"]) for b in self.batches.values() if b["status"] == "going")
+        if self.holds is not None and under_way > self.holds:
+            batch.update(status="failed", why="token_limit_exceeded")
+            return
+        await asyncio.sleep(self.takes / 2)
+        requests, status = batch["requests"], "ended"
+        if self.expire or self.cancel:
+            status = "expired" if self.expire else "cancelled"
+            self.expire, self.cancel = max(0, self.expire - 1), self.cancel - (not self.expire and self.cancel > 0)
+        done = requests if status == "ended" else requests[: len(requests) // 2]
+        for custom_id, path, body in done:
+            batch["results"].append((custom_id, *await self._computed(path, body)))
+        batch["results"] += [(custom_id, None, None) for custom_id, _, _ in requests[len(done) :]]
+        self.chances.shuffle(batch["results"])
+        await asyncio.sleep(self.takes / 2)
+        batch["status"] = status
+
+    async def _computed(self, path: str, body: Any) -> tuple[int | None, Any]:
+        text = json.dumps(body)
+        self.seen[text] += 1
+        if self.seen[text] == 1:
+            drawn = self.chances.random()
+            if drawn < self.later:
+                return 429 if drawn < self.later / 2 else 500, {"error": {"message": "later", "type": "api_error"}}
+            if drawn < self.later + self.gone:
+                return None, None
+        status, reply, _ = await self._answer(None, path, body)
+        if status == 200:
+            self.computed[text] += 1
+        return status, reply
+
+    def told(self) -> dict[str, Any]:
+        return {
+            **super().told(), "batches": [len(b["requests"]) for b in self.batches.values()],
+            "computed": dict(self.computed), "asked": dict(self.asked), "names": dict(self.names),
+            "statuses_of": [b["status"] for b in self.batches.values()], "reached": self.reached,
+        }  # fmt: skip
+
+    async def _created(self, request: Any, begin: Any, answer: Any) -> Any:
+        from aiohttp import web
+
+        if self.unheard:
+            self.unheard -= 1
+            request.transport.close()
+            return web.Response()
+        batch = await begin()
+        await self._stopped("created")
+        if self.lose:
+            self.lose -= 1
+            request.transport.close()
+            return web.Response()
+        return web.json_response(answer(batch))
+
+    # ------------------------------------------------ OpenAI
+
+    async def upload(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "POST files")) is not None:
+            return refused
+        form = await request.post()
+        assert form["purpose"] == "batch"
+        name = f"file-{len(self.files)}"
+        self.files[name] = form["file"].file.read()
+        return web.json_response({"id": name, "object": "file", "purpose": "batch", "bytes": len(self.files[name])})
+
+    async def create(self, request: Any) -> Any:
+        if (refused := await self._refused(request, "POST batches")) is not None:
+            return refused
+        told = await request.json()
+        assert told["completion_window"] == "24h"
+
+        async def begin() -> Any:
+            name, requests = f"batch_{len(self.batches)}", []
+            self.batches[name] = {"status": "going", "requests": []}
+            for line in self.files[told["input_file_id"]].splitlines():
+                one = json.loads(line)
+                assert one["method"] == "POST" and one["url"] == told["endpoint"]
+                requests.append((one["custom_id"], one["url"].removeprefix("/v1/"), one["body"]))
+            self.batches[name] = await self._begin(requests, id=name, told=told)
+            return self.batches[name]
+
+        return await self._created(request, begin, self._openai)
+
+    def _openai(self, batch: dict[str, Any]) -> dict[str, Any]:
+        status = {"going": "in_progress", "ended": "completed"}.get(batch["status"], batch["status"])
+        over, results, told = batch["status"] != "going", batch["results"], batch["told"]
+        good = [custom_id for custom_id, code, _ in results if code == 200]
+        files = {}
+        if over and status != "failed":
+            files["output_file_id"] = f"out-{batch['id']}" if good else None
+            files["error_file_id"] = f"err-{batch['id']}" if len(good) < len(results) else None
+        why = batch.get("why")
+        errors = {"object": "list", "data": [{"code": why, "message": f"{why}!", "line": None}]}
+        return {
+            "id": batch["id"], "object": "batch", "endpoint": told["endpoint"], "completion_window": "24h",
+            "input_file_id": told["input_file_id"], "metadata": told.get("metadata"), "status": status,
+            "created_at": int(batch["created"]), "output_file_id": None, "error_file_id": None, **files,
+            "errors": errors if status == "failed" else None,
+            "request_counts": {
+                "total": len(batch["requests"]), "completed": len(good), "failed": len(results) - len(good)
+            },
+        }  # fmt: skip
+
+    async def look(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "GET batch")) is not None:
+            return refused
+        if (batch := self.batches.get(request.match_info["id"])) is None:
+            return web.json_response({"error": {"message": "No such batch"}}, status=404)
+        return web.json_response(self._openai(batch))
+
+    async def list(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "GET batches")) is not None:
+            return refused
+        some, more = self._page(request.query.get("after"), int(request.query.get("limit", 20)))
+        return web.json_response({"object": "list", "data": [self._openai(b) for b in some], "has_more": more})
+
+    def _page(self, after: str | None, limit: int) -> tuple[list[Any], bool]:
+        every = list(self.batches.values())[::-1]
+        begin = 0 if after is None else [b["id"] for b in every].index(after) + 1
+        return every[begin : begin + limit], len(every) > begin + limit
+
+    async def content(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "GET content")) is not None:
+            return refused
+        kind, _, name = request.match_info["id"].partition("-")
+        batch = self.batches[name]
+        lines = []
+        for custom_id, status, reply in batch["results"]:
+            if (status == 200) != (kind == "out"):
+                continue
+            response = None if status is None else {"status_code": status, "request_id": "r", "body": reply}
+            error = None
+            if status is None:
+                code = {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(batch["status"], "request_lost")
+                error = {"code": code, "message": f"This request could not be executed: {code}"}
+            lines.append(json.dumps({"id": "b", "custom_id": custom_id, "response": response, "error": error}))
+        return web.Response(body="\n".join(lines).encode())
+
+    # ------------------------------------------------ Anthropic
+
+    async def messages(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "POST messages")) is not None:
+            return refused
+        status, reply, _ = await self._answer(None, "messages", await request.json())
+        return web.json_response(reply, status=status)
+
+    async def create_messages(self, request: Any) -> Any:
+        if (refused := await self._refused(request, "POST batches")) is not None:
+            return refused
+        told = await request.json()
+
+        async def begin() -> Any:
+            name = f"msgbatch_{len(self.batches)}"
+            self.batches[name] = {"status": "going", "requests": []}
+            requests = [(one["custom_id"], "messages", one["params"]) for one in told["requests"]]
+            assert all(len(custom_id) <= 64 for custom_id, _, _ in requests)
+            self.batches[name] = await self._begin(requests, id=name)
+            return self.batches[name]
+
+        return await self._created(request, begin, self._anthropic)
+
+    def _anthropic(self, batch: dict[str, Any]) -> dict[str, Any]:
+        over, counts = batch["status"] != "going", Counter[str]()
+        for result in batch["results"] if over else []:
+            counts[self._type(batch, result)] += 1
+        if not over:
+            counts["processing"] = len(batch["requests"])
+        created = datetime.datetime.fromtimestamp(batch["created"], datetime.timezone.utc).isoformat()
+        return {
+            "id": batch["id"], "type": "message_batch", "processing_status": "ended" if over else "in_progress",
+            "request_counts": {
+                name: counts[name] for name in ("processing", "succeeded", "errored", "canceled", "expired")
+            },
+            "created_at": created.replace("+00:00", "Z"), "archived_at": None,
+            "cancel_initiated_at": created if batch["status"] == "cancelled" else None,
+            "results_url": f"http://elsewhere/{batch['id']}/results" if over else None,
+        }  # fmt: skip
+
+    def _type(self, batch: dict[str, Any], result: Any) -> str:
+        if result[1] is None:
+            return "canceled" if batch["status"] == "cancelled" else "expired"
+        return "succeeded" if result[1] == 200 else "errored"
+
+    async def look_messages(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "GET batch")) is not None:
+            return refused
+        return web.json_response(self._anthropic(self.batches[request.match_info["id"]]))
+
+    async def list_messages(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "GET batches")) is not None:
+            return refused
+        some, more = self._page(request.query.get("after_id"), int(request.query.get("limit", 20)))
+        return web.json_response({"data": [self._anthropic(b) for b in some], "has_more": more})
+
+    async def results(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "GET content")) is not None:
+            return refused
+        batch = self.batches[request.match_info["id"]]
+        lines = []
+        for custom_id, status, reply in batch["results"]:
+            result = {"type": self._type(batch, (custom_id, status, reply))}
+            if status == 200:
+                result["message"] = reply
+            elif status is not None:
+                kind = {429: "rate_limit_error", 500: "api_error"}.get(status, "invalid_request_error")
+                result["error"] = {"type": "error", "error": {"type": kind, "message": reply["error"]["message"]}}
+            lines.append(json.dumps({"custom_id": custom_id, "result": result}))
+        return web.Response(body="".join(f"{line}\n" for line in lines).encode())
+
+    def routes(self) -> list[Any]:
+        from aiohttp import web
+
+        return [
+            web.post("/v1/files", self.upload), web.post("/v1/batches", self.create),
+            web.get("/v1/batches", self.list), web.get("/v1/batches/{id}", self.look),
+            web.get("/v1/files/{id}/content", self.content), web.post(f"{ANTHROPIC}/v1/messages", self.messages),
+            web.post(f"{ANTHROPIC}/v1/messages/batches", self.create_messages),
+            web.get(f"{ANTHROPIC}/v1/messages/batches", self.list_messages),
+            web.get(f"{ANTHROPIC}/v1/messages/batches/{{id}}", self.look_messages),
+            web.get(f"{ANTHROPIC}/v1/messages/batches/{{id}}/results", self.results),
+        ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    from llmserver import main
+
+    assert KEY
+    main(Batches(**json.loads(sys.argv[1])))

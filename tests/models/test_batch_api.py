@@ -1,0 +1,391 @@
+"""Batch APIs of providers: every row answered once and paid once, whatever they do and whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from batchserver import BatchServer
+from gristmill.errors import BadJob, RunFailed
+from gristmill.observe.events import Progress, Silent
+from llmserver import KEY
+
+PROVIDERS = ["openai", "anthropic"]
+pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
+    """A server, its addresses and its key in the environment."""
+    with BatchServer() as running:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", running.url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", running.anthropic)
+        yield running
+
+
+def table(rows: int) -> pa.Table:
+    return pa.table({"id": range(rows), "text": [f"row {n} is here" for n in range(rows)]})
+
+
+def asked(rows: Any, sink: Path, provider: str, **more: Any) -> gm.Report:
+    return gm.prompt(rows, sink, prompt="{{ text }}", model="m", keep=["id"], batch_api=provider, max_tokens=20, **more)
+
+
+def answers(sink: Path) -> dict[int, str]:
+    """By the row's number, each once."""
+    found = gm.read(str(sink)).to_table().to_pylist()
+    assert len({row["id"] for row in found}) == len(found)
+    return {row["id"]: row["answer"] for row in found}
+
+
+def once(told: dict[str, Any]) -> None:
+    """No request was computed twice, and none had the name of another."""
+    assert set(told["computed"].values()) == {1} and set(told["names"].values()) == {1}
+
+
+class Shown(Silent):
+    """An observer that keeps what is waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+
+    def progress(self, now: Progress) -> None:
+        """See Observer."""
+        if now.waiting and now.waiting not in self.waits:
+            self.waits.append(now.waiting)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_row_has_its_answer(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """A batch for each shard but for the first rows, which are asked alone; results come in any order."""
+    shown = Shown()
+    price = {"input": "1/token", "output": "2/token"}
+    report = asked(table(300), tmp_path / "out", provider, shard_rows=100, price=price, observer=shown, keep_usage=True)
+    assert report.rows_ok == 300 and answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(300)}
+    told = server.told()
+    assert sorted(told["batches"]) == [84, 100, 100]
+    once(told)
+    assert report.used["requests"] == 300 and report.used["cost"] == 300 * 4 * 3
+    assert any("batch_" in wait and " of 84 done, 2 more shards after it" in wait for wait in shown.waits), shown.waits
+    row = gm.read(str(tmp_path / "out")).to_table().to_pylist()[200]
+    assert (row["answer_prompt_tokens"], row["answer_completion_tokens"], row["answer_finish_reason"]) == (4, 4, "stop")
+    assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_what_fails_for_now_is_asked_again(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """In another batch: 429 and 500, what nobody answered, and what an expired batch left."""
+    server.set(later=0.1, gone=0.1, expire=1, takes=0.1)
+    rows = table(150).set_column(1, "text", pa.array(["too long" if n % 50 == 49 else f"row {n}" for n in range(150)]))
+    report = asked(rows, tmp_path / "out", provider, gates={"min_ok": 0})
+    told = server.told()
+    once(told)
+    assert (report.rows_ok, report.rows_dead) == (147, 3)
+    assert len(told["batches"]) == 3 and told["batches"][0] == 134
+    letters = gm.dead(str(tmp_path / "out")).to_pylist()
+    assert {letter["message"] for letter in letters} == {"400: This model's maximum context length is 8 tokens"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_provider_that_works_now_and_then(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """429, 500, 503 and cut connections at every call; batches whose creation is not answered are found again."""
+    server.set(flaky=0.25, lose=1, takes=0.2)
+    report = asked(table(100), tmp_path / "out", provider, shard_rows=50, concurrency=2)
+    told = server.told()
+    once(told)
+    assert report.rows_ok == 100 and len(told["batches"]) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_creation_without_an_answer(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """It is looked for before it is created again: one was made, or none."""
+    server.set(lose=1, takes=0.2)
+    assert asked(table(40), tmp_path / "a", provider).rows_ok == 40
+    assert server.told()["batches"] == [24]
+    server.set(unheard=1)
+    assert asked(table(50), tmp_path / "b", provider, system="b").rows_ok == 50
+    assert server.told()["batches"] == [24, 34]
+    once(server.told())
+
+
+def typed(provider: str, *more: str) -> list[str]:
+    """The command that the tests of kills run."""
+    return [
+        sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}", "--model", "m",
+        "--keep", "id", "--batch-api", provider, "--max-tokens", "20", "--set", "running.shard_rows=60", *more,
+    ]  # fmt: skip
+
+
+def until(true: Callable[[], Any], run: subprocess.Popen[Any]) -> None:
+    begun = time.monotonic()
+    while not true() and run.poll() is None and time.monotonic() - begun < 60:
+        time.sleep(0.02)
+
+
+POINTS = [("POST files", 0), ("POST batches", 0), ("created", 0), ("created", 1), ("GET batch", 2), ("GET content", 1)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("worker", [False, True])
+def test_killed_at_every_point(server: BatchServer, tmp_path: Path, provider: str, worker: bool) -> None:
+    """The driver with all that it started, or one worker: the batches that are under way are those that are waited for
+    afterwards.
+    """
+    pq.write_table(table(180), tmp_path / "rows.parquet")
+    for number, (call, after) in enumerate(POINTS):
+        if (provider, call) == ("anthropic", "POST files"):
+            continue
+        server.set(stops=[call, after], reached=False, takes=0.2)
+        sink, seen = f"out{number}", len(server.told()["batches"])
+        command = [sink if word == "out" else word for word in typed(provider, "--system", f"{number}")]
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        until(lambda: server.told()["reached"], run)
+        assert server.told()["reached"], (call, after, run.communicate())
+        time.sleep(0.3)  # what others were doing
+        children = psutil.Process(run.pid).children(recursive=True)
+        for process in children if worker else [*children, psutil.Process(run.pid)]:
+            process.kill()
+        if not worker:
+            run.communicate()
+            run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        _, said = run.communicate(timeout=100)
+        assert run.returncode == 0, (call, after, said)
+        assert answers(tmp_path / sink) == {n: f"<row {n} is here>" for n in range(180)}
+        once(server.told())
+        assert sorted(server.told()["batches"][seen:]) == [44, 60, 60], (call, after)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_stopped_while_it_waits(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """Out at once; `status` says what is waited for; the next run fetches what the batch was answered meanwhile."""
+    server.set(takes=6)
+    pq.write_table(table(60), tmp_path / "rows.parquet")
+    run = subprocess.Popen(typed(provider), cwd=tmp_path, stderr=subprocess.DEVNULL)
+
+    def waits() -> bool:
+        if not (tmp_path / "out").exists():
+            return False
+        state = gm.status(tmp_path / "out")
+        return "batch_0: 0 of 44 done" in str(state)
+
+    until(waits, run)
+    assert waits()
+    begun = time.monotonic()
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 143 and time.monotonic() - begun < 12
+    begun = time.monotonic()
+    assert subprocess.run(typed(provider), cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 0
+    once(server.told())
+    assert server.told()["batches"] == [44] and answers(tmp_path / "out").keys() == set(range(60))
+
+
+@pytest.mark.long
+def test_a_run_that_is_given_up_tells_its_batches(server: BatchServer, tmp_path: Path) -> None:
+    """They are left to the provider, by name."""
+    pq.write_table(table(60), tmp_path / "rows.parquet")
+    server.set(takes=60)
+    run = subprocess.Popen(typed("openai"), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    until(lambda: server.told()["asked"].get("GET batch"), run)
+    run.send_signal(signal.SIGINT)
+    run.wait(20)
+    server.set(takes=0.1)
+    again = subprocess.run(typed("openai", "--restart"), cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0 and "are left to it, which may charge for them: batch_0;" in again.stderr, again.stderr
+
+
+@pytest.mark.long
+def test_longer_than_a_call_may_take(server: BatchServer, tmp_path: Path) -> None:
+    """To wait for a batch is no hang."""
+    server.set(takes=6)
+    assert asked(table(30), tmp_path / "out", "openai", batch_timeout=1.0, workers=1).rows_ok == 30
+    assert server.told()["batches"] == [14]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_cancelled_batch_stops_the_run_once(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """Somebody wanted that; what it was answered is kept, and the next run asks for the rest."""
+    server.set(cancel=1, takes=0.2)
+    with pytest.raises(RunFailed, match=r"batch_0 was cancelled at the provider, with 12 requests unanswered"):
+        asked(table(40), tmp_path / "out", provider)
+    assert asked(table(40), tmp_path / "out", provider).rows_ok == 40
+    assert server.told()["batches"] == [24, 12]
+    once(server.told())
+
+
+@pytest.mark.long
+def test_a_batch_that_is_refused_stops_the_run(server: BatchServer, tmp_path: Path) -> None:
+    """In the provider's words; the next run creates another. One that is too much is cut."""
+    server.set(fails="invalid_json_line", takes=0.2)
+    with pytest.raises(RunFailed, match="batch batch_0 was refused: invalid_json_line!"):
+        asked(table(40), tmp_path / "out", "openai")
+    assert asked(table(40), tmp_path / "out", "openai").rows_ok == 40
+    assert server.told()["batches"] == [24, 24]
+    server.set(holds=40)
+    report = gm.prompt(table(76), tmp_path / "b", prompt="b {{ text }}", model="m", keep=["id"], batch_api="openai")
+    assert report.rows_ok == 76 and server.told()["batches"][-3:] == [60, 30, 30]
+    once(server.told())
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_key_that_is_refused_is_told_at_once(
+    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    """Before there is a batch, and while one is waited for; its shard goes on with the right key."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-wrong")
+    with pytest.raises(gm.GristmillError, match="refuses the key: 401: Incorrect API key"):
+        asked(table(40), tmp_path / "out", provider)
+    assert server.told()["batches"] == []
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    server.set(takes=4)
+
+    def withdraw() -> None:
+        while not server.told()["asked"].get("GET batch"):
+            time.sleep(0.02)
+        server.set(key="sk-another")
+
+    thread = threading.Thread(target=withdraw)
+    thread.start()
+    with pytest.raises(RunFailed, match="the provider refuses the key: 401"):
+        asked(table(40), tmp_path / "out", provider)
+    thread.join()
+    server.set(key=KEY)
+    assert asked(table(40), tmp_path / "out", provider).rows_ok == 40
+    once(server.told())
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_an_answer_that_does_not_fit_is_asked_for_once_more_alone(
+    server: BatchServer, tmp_path: Path, provider: str
+) -> None:
+    """At once, in the ordinary form: few rows do not wait for another batch."""
+    server.set(answer="second", takes=0.2)
+    report = asked(table(30), tmp_path / "out", provider, returns={"n": "int64", "word": "string"})
+    told = server.told()
+    found = gm.read(str(tmp_path / "out")).to_table().to_pylist()
+    assert report.rows_ok == 30 and {row["word"] for row in found} == {"That"}  # of what it was told
+    assert told["batches"] == [14] and report.used["requests"] == 60
+    once(told)
+
+
+def test_what_it_may_cost_is_held_before_a_batch_is_made(server: BatchServer, tmp_path: Path) -> None:
+    """As what requests cost so far, for all of them."""
+    price = {"input": "1/token", "output": "1/token"}  # 8 dollars a row
+    server.set(takes=0.2)
+    with pytest.raises(RunFailed, match="max_cost 1000"):
+        asked(table(300), tmp_path / "out", "openai", shard_rows=100, price=price, max_cost=1000.0)
+    assert 16 * 8 + sum(server.told()["batches"]) * 8 <= 1000
+    assert asked(table(300), tmp_path / "out", "openai", shard_rows=100, price=price).rows_ok == 300
+    once(server.told())
+
+
+def test_equal_requests_and_answers_from_before(server: BatchServer, tmp_path: Path) -> None:
+    """Are in no batch, if that is asked for; else each row has its own answer."""
+    rows = pa.table({"id": range(60), "text": [f"text {n % 5}" for n in range(60)]})
+    server.set(takes=0.2)
+    assert asked(rows, tmp_path / "a", "openai", dedupe=True, cache=str(tmp_path / "kept")).rows_ok == 60
+    assert server.told()["batches"] == [] and server.told()["requests"] == 5
+    assert asked(rows, tmp_path / "b", "openai", cache=str(tmp_path / "kept")).rows_ok == 60
+    assert server.told()["batches"] == [] and server.told()["requests"] == 5
+    assert asked(rows, tmp_path / "c", "openai", system="c").rows_ok == 60
+    # The answers to the first rows are journalled, and 16 others are of equal rows.
+    assert server.told()["batches"] == [28] and max(server.told()["computed"].values()) > 1
+    rows = pa.table({"id": range(60), "text": [f"text {n % 30}" for n in range(60)]})
+    assert asked(rows, tmp_path / "d", "openai", system="d", dedupe=True).rows_ok == 60
+    assert server.told()["batches"] == [28, 14]
+
+
+def test_requests_that_are_there(server: BatchServer, tmp_path: Path) -> None:
+    """A batch for each form that they have; those that no batch takes are sent."""
+    server.set(takes=0.2)
+    lines = []
+    for n in range(60):
+        url, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": f"hello {n}"}]}
+        if n % 3 == 1:
+            url, body = "/v1/embeddings", {"input": f"hello {n}"}
+        if n % 20 == 19:
+            url, body = "/v1/score", {"text_1": f"hello {n}", "text_2": "b"}
+        lines.append(json.dumps({"custom_id": f"r{n}", "method": "POST", "url": url, "body": body}))
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, "nonsense"]))
+    gm.run_batch(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), model="m", batch_api="openai")
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [one["response"]["status_code"] for one in found] == [200] * 60 + [400]
+    assert [one["custom_id"] for one in found[:60]] == [f"r{n}" for n in range(60)]
+    told = server.told()
+    once(told)
+    assert len(told["batches"]) == 2 and sum(told["batches"]) == 60 - 16 - 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_api": "anthropic"}, "max_tokens is missing"),
+        ({"batch_api": "anthropic", "max_tokens": 5, "api": "responses"}, "takes messages"),
+        ({"batch_api": "openai", "max_tokens": 5, "api": "messages"}, "takes chat, completions, responses"),
+        ({"batch_api": "open"}, "batch_api"),
+        ({"batch_api": "openai", "base_url": "http://a/v1,http://b/v1"}, "base_url has several addresses"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Are said before anything is asked."""
+    with pytest.raises(BadJob if "base_url" not in options else gm.GristmillError, match=said):
+        gm.prompt(table(3), tmp_path / "out", prompt="{{ text }}", model="m", **options)
+
+
+def test_messages_without_a_batch(server: BatchServer, tmp_path: Path) -> None:
+    """Anthropic's form by itself: system apart, images, reasoning, and the key in its own header."""
+    rows = pa.table({"id": [0, 1], "text": ["a", "b"], "picture": [b"\x89PNG\r\n\x1a\n1"] * 2})
+    ask = gm.Prompt(
+        "{{ text }}", "m", api="messages", max_tokens=5, system="Be brief.", images=["picture"], keep_reasoning=True,
+        examples=[{"text": "x", "picture": None, "answer": "y"}],
+    )  # fmt: skip
+    gm.Job(rows, ask, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=0).run()
+    found = gm.read(str(tmp_path / "out")).to_table().to_pylist()
+    assert [(row["answer"], row["answer_reasoning"]) for row in found] == [("<a|image>", "hm"), ("<b|image>", "hm")]
+    body = server.told()["bodies"][0]
+    assert body["system"] == "Be brief." and body["max_tokens"] == 5 and len(body["messages"]) == 3
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgox"}
+    assert body["messages"][2]["content"][1] == {"type": "image", "source": source}
+
+
+def lethal(row: dict[str, Any]) -> str:
+    """Kills the process, at some row."""
+    if row["id"] == 47:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return str(row["text"])
+
+
+@pytest.mark.long
+def test_a_row_that_kills_its_worker_is_a_dead_letter_alone(server: BatchServer, tmp_path: Path) -> None:
+    """While requests are made of rows, before any of them is sent; nothing is paid twice."""
+    server.set(takes=0.2)
+    report = gm.prompt(
+        table(180), tmp_path / "out", messages=lethal, model="m", keep=["id"], batch_api="openai", shard_rows=60,
+        gates={"min_ok": 0.9}, workers=1,
+    )  # fmt: skip
+    once(server.told())
+    assert report.rows_ok == 179 and report.rows_dead == 1
+    assert server.told()["answered"].keys() | {
+        json.loads(body)["messages"][0]["content"] for body in server.told()["computed"]
+    } == {f"row {n} is here" for n in range(180) if n != 47}
