@@ -118,7 +118,7 @@ class Journal:
     def note(self, told: Any) -> None:
         """See models.contract.Journal."""
         data = json.dumps(told).encode()
-        record = _HEAD.pack(_NOTE, len(data), zlib.crc32(data)) + data
+        record = _record(_NOTE, data)
         with self._lock:
             if self._ended:
                 raise OSError(f"{self._folder}: the journal of this attempt is closed")
@@ -149,7 +149,7 @@ class Journal:
 
     def _put(self, key: bytes, kept: list[Any]) -> None:
         data = json.dumps(kept).encode("utf-8", "surrogatepass")
-        record = _HEAD.pack(key, len(data), _checksum(key, data)) + data
+        record = _record(key, data)
         with self._lock:
             if self._ended:
                 return
@@ -228,6 +228,10 @@ class Journal:
             f"{self._folder}: answers cannot be kept there ({error}); a kill would have them asked for again",
             file=sys.stderr,
         )
+
+
+def _record(key: bytes, data: bytes) -> bytes:
+    return _HEAD.pack(key, len(data), _checksum(key, data)) + data
 
 
 def _checksum(key: bytes, data: bytes) -> int:
