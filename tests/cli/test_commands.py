@@ -112,6 +112,8 @@ def test_a_saved_job_runs_the_same(folder: Folder) -> None:
     assert folder.apply("double", "out", "--arg", "factor=3", "--where", "x < 10", "--save", "job.yaml").code == 0
     other = folder.apply("double", "out2", "--save", "job.yaml")
     assert other.code == 2 and "has other content" in other.err
+    assert folder.apply("double", "out3", "--where", "nothing = 1", "--save", "other.yaml").code == 2
+    assert folder.apply("double", "out3", "--where", "id = 1", "--save", "other.yaml").code == 0
 
 
 def test_jobs_in_files(folder: Folder) -> None:

@@ -36,8 +36,18 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
             f"--preview and {said[0]}: a preview writes nothing, and a job file does not hold {said[0]}; give one of "
             "them"
         )
-    if given["save"]:
-        save(spec, given["save"])
+    if not given["save"]:
+        return _performed(spec, given, verbs)
+    new = save(spec, given["save"])
+    try:
+        return _performed(spec, given, verbs)
+    except GristmillError as error:
+        if new and error.exit_code == BadJob.exit_code:  # nothing was run: the corrected command may save its own
+            os.unlink(given["save"])
+        raise
+
+
+def _performed(spec: JobSpec, given: Mapping[str, Any], verbs: Mapping[str, bool]) -> int:
     if given["preview"] is not None:
         return preview(spec, given)
 
@@ -155,15 +165,17 @@ def watched(spec: JobSpec, kind: Any) -> Iterator[Observer]:
         yield observer
 
 
-def save(spec: JobSpec, path: str) -> None:
-    """Write the job as a job file. Raises BadJob rather than replace a file with other content."""
+def save(spec: JobSpec, path: str) -> bool:
+    """Write the job as a job file; whether it was not there before. Raises BadJob rather than replace a file with other
+    content.
+    """
     from gristmill.jobfile.writing import dump
 
     text = f"# Runs the same with: gristmill run {path}\n{dump(spec)}"
     try:
         with open(path, encoding="utf-8") as file:
             if file.read() == text:
-                return
+                return False
         raise BadJob(f"--save {path}: the file exists and has other content: remove it, or give another name")
     except FileNotFoundError:
         pass
@@ -174,6 +186,7 @@ def save(spec: JobSpec, path: str) -> None:
             file.write(text)
     except OSError as e:
         raise BadJob(f"--save {path}: cannot be written: {e.strerror}") from None
+    return True
 
 
 def print_rows(table: Any) -> None:

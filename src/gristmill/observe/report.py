@@ -220,13 +220,19 @@ def count_rows(counts: Counts, errors: Mapping[str, int] | None = None) -> list[
     return [
         ("rows in", units.count(counts.rows_in), ""),
         ("  expanded", units.count(counts.expanded), f"into {units.plural(counts.derived, 'row')}"),
-        ("  dead", units.count(counts.dead), ""),
+        ("  dead", units.count(counts.dead), "" if counts.derived_dead else why),
         ("  filtered", units.count(counts.filtered), ""),
         ("rows made", units.count(counts.derived), ""),
         ("  ok", units.count(counts.ok), ""),
-        ("  dead", units.count(counts.derived_dead), why),
+        ("  dead", units.count(counts.derived_dead), _of_both(why, counts)),
         ("  filtered", units.count(counts.derived_filtered), ""),
     ]
+
+
+def _of_both(why: str, counts: Counts) -> str:
+    if not counts.derived_dead:
+        return ""
+    return f"of both: {why}" if counts.dead and why else why
 
 
 def top_errors(errors: Mapping[str, int]) -> str:
