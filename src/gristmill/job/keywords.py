@@ -285,6 +285,8 @@ class PromptOptions(ScoreOptions, total=False):
     keep_score: bool
     keep_reasoning: bool
     keep_prompt: bool
+    backend: Literal["auto", "genai", "vllm"]
+    vllm: Mapping[str, Any]
     api_key: str | None
     concurrency: int | Literal["auto"]
     requests_per_minute: int | None

@@ -13,6 +13,7 @@ from gristmill.job.options import Auto
 from gristmill.job.specs import AT_ONCE, FILES, OUTPUT, RETURNS, SHA256
 
 Api = Literal["chat", "completions", "responses", "messages"]
+Backend = Literal["auto", "genai", "vllm"]
 Provider = Literal["openai", "anthropic"]
 # The forms that the batch API of a provider takes; the first one is that of a job that names none.
 BATCHED: Mapping[Provider, tuple[Api, ...]] = {
@@ -68,9 +69,9 @@ HOW_ASKED: Mapping[str, str] = {
 @dataclass(frozen=True)
 class Prompt:
     """A prompt a row, answered by a language model behind an endpoint that speaks OpenAI's chat form, or another `api`
-    of its. Adds `output`, or the columns of `returns`. Without `base_url`, an `llm` that is a folder for OpenVINO, a
-    .gguf file, or a copy of such a model of the hub here is loaded in the workers, and answers greedily unless
-    `temperature` says otherwise.
+    of its. Adds `output`, or the columns of `returns`. Without `base_url`, an `llm` that is a folder for OpenVINO or
+    with safetensors, a .gguf file, or a copy of such a model of the hub here is loaded in the workers, and answers
+    greedily unless `temperature` says otherwise.
 
     `prompt` and `system` are Jinja templates over the row's columns (`{{ text }}`, or `{{ row["a b"] }}`), or `@FILE`.
     `examples` are rows with their answers, which are shown before each row; `images` are columns of bytes or addresses.
@@ -123,6 +124,12 @@ class Prompt:
     ] = False
     keep_reasoning: Annotated[bool, Help("Also write what the model thought, where the endpoint tells")] = False
     keep_prompt: Annotated[bool, Help("Also write the prompt as it was sent")] = False
+    backend: Annotated[
+        Backend, Help("What runs a model on this machine: genai (a CPU), vllm, or auto: by its files and the GPUs here")
+    ] = "auto"
+    vllm: Annotated[
+        Mapping[str, Any], Help("Arguments of vLLM's engine, for example {max_model_len: 8192}", flag="--vllm")
+    ] = field(default_factory=dict)
     api_key: APIKey = None
     concurrency: Concurrency = "auto"
     requests_per_minute: RequestsPerMinute = None

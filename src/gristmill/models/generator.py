@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -42,12 +42,23 @@ FIELDS = {
 }
 
 
-def check_request(request: Mapping[str, Any]) -> None:
+def check_request(request: Mapping[str, Any], fields: Collection[str] = FIELDS) -> None:
     """Raises BadModel for fields that a local model does not take."""
     for name in request:
-        if name not in FIELDS:
-            hint = did_you_mean(name, list(FIELDS)) or f": it takes {', '.join(FIELDS)}"
+        if name not in fields:
+            hint = did_you_mean(name, list(fields)) or f": it takes {', '.join(fields)}"
             raise BadModel(f"request has {name!r}, which a model on this machine does not take{hint}")
+
+
+def cache_bytes(threads: int) -> int:
+    """Memory for the keys and values of tokens on a CPU, of a worker that has so many cores: whole gigabytes."""
+    share = machine.memory() * CACHE_SHARE * min(1.0, threads / machine.cores())
+    return int(min(MOST_CACHE, max(LEAST_CACHE, share / (1 << 30)))) << 30
+
+
+def whole_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A conversation for a model that has no template for it."""
+    return "\n\n".join(str(message["content"]) for message in messages)
 
 
 @dataclass(frozen=True)
@@ -129,8 +140,7 @@ class Generator:
         config = self._genai.SchedulerConfig()
         config.enable_prefix_caching = True
         config.max_num_seqs = self._most
-        share = machine.memory() * CACHE_SHARE * min(1.0, threads / machine.cores())
-        config.cache_size = int(min(MOST_CACHE, max(LEAST_CACHE, share / (1 << 30))))  # used as it is needed
+        config.cache_size = cache_bytes(threads) >> 30  # used as it is needed
         try:
             return self._genai.ContinuousBatchingPipeline(
                 str(files.opened), config, "CPU", {"INFERENCE_NUM_THREADS": threads}
@@ -211,7 +221,7 @@ class Generator:
         """The text of a conversation, as the model's template has it, and whether it lacks special tokens."""
         if self._tokenizer.chat_template:
             return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True), False
-        return "\n\n".join(str(message["content"]) for message in messages), True
+        return whole_text(messages), True
 
     def _config(self, body: Mapping[str, Any], text: str, count: int) -> Any:
         config = self._pipe.get_config()  # a copy of the model's own, which has its ends of text

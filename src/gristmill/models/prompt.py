@@ -16,6 +16,7 @@ from gristmill.errors import BadModel
 from gristmill.job.prompts import Prompt, text_of
 from gristmill.job.secret import reveal
 from gristmill.job.specs import Call
+from gristmill.models import generator, vllm
 from gristmill.models.apis import FORMS, Reply, Sampling
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
@@ -23,8 +24,8 @@ from gristmill.models.contract import Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversation import Conversation, examples_of, letters, text_in
 from gristmill.models.conversion import to_batch
 from gristmill.models.endpoint import Refused
-from gristmill.models.generator import AT_ONCE, Generator, check_request
-from gristmill.models.llmfiles import LlmFiles, find_llm
+from gristmill.models.generator import Generator, check_request
+from gristmill.models.llmfiles import MODULES, LlmFiles, backend_of, find_llm
 from gristmill.models.paid import (
     LETTERS,
     Answer,
@@ -63,7 +64,7 @@ def resolve(spec: Prompt) -> Prompt:
     files = _files(spec)
     if files is None:
         return reached(spec, FORMS[spec.api].vendor)
-    return replace(spec, llm=os.path.abspath(files.opened))
+    return replace(spec, llm=os.path.abspath(files.opened), backend=backend_of(files, spec.backend))
 
 
 _OF_ENDPOINTS = ("api_key", "requests_per_minute", "tokens_per_minute", "price", "max_cost", "images", "batch_api")
@@ -77,13 +78,22 @@ def _files(spec: Prompt) -> LlmFiles | None:
     if files is None:
         if spec.sha256 is not None:
             raise BadModel(f"sha256 is of a model's files, and {spec.llm} names none on this machine: leave it out")
+        if spec.backend != "auto" or spec.vllm:
+            given = "vllm" if spec.vllm else "backend"
+            raise BadModel(f"{given} is for a model on this machine, and {spec.llm} names none: leave it out")
         return None
+    backend = backend_of(files, spec.backend)
     others = [name for name in _OF_ENDPOINTS if getattr(spec, name) is not None]
-    others += [name for name in ("keep_score", "keep_reasoning") if getattr(spec, name)]
+    others += ["keep_reasoning"] if spec.keep_reasoning else []
     others += [] if spec.api == "chat" else ["api"]
     if others:
         raise BadModel(f"{others[0]} is for endpoints, and {spec.llm} is a model on this machine: leave it out")
-    check_request(spec.request)
+    if backend != "vllm" and (spec.keep_score or spec.vllm):
+        given = "keep_score" if spec.keep_score else "vllm"
+        raise BadModel(
+            f"{given} is for endpoints and for backend vllm, and {spec.llm} is run by OpenVINO GenAI: leave it out"
+        )
+    check_request(spec.request, vllm.FIELDS if backend == "vllm" else generator.FIELDS)
     return files
 
 
@@ -118,13 +128,15 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     )
     if (files := _files(spec)) is None:
         return info
-    if not installed("openvino_genai"):
-        require("openvino_genai", "genai", f"{spec.llm}, a language model on this machine,")
+    backend = backend_of(files, spec.backend)
+    if not installed(MODULES[backend]):
+        require(MODULES[backend], backend, f"{spec.llm}, a language model on this machine,")
     digests = files.digests(spec.sha256, spec.name)
-    at_once = AT_ONCE if spec.concurrency == "auto" else spec.concurrency
+    most = vllm.AT_ONCE if backend == "vllm" else generator.AT_ONCE
     return replace(
-        info, digest=digests.all, digests=digests.by_file, weight_bytes=files.weight_bytes, at_once=at_once, alone=0
-    )
+        info, digest=digests.all, digests=digests.by_file, weight_bytes=files.weight_bytes, on_gpu=backend == "vllm",
+        at_once=most if spec.concurrency == "auto" else spec.concurrency, alone=0,
+    )  # fmt: skip
 
 
 def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
@@ -226,10 +238,9 @@ class Asker:
         self, spec: Prompt, share: float, at_once: int, limit: float, files: LlmFiles | None, threads: int
     ) -> None:
         self._spec = spec
-        self._own = None
+        self._own: Generator | vllm.VllmGenerator | None = None
         if files is not None:
-            request = reveal(dict(spec.request))
-            self._own = Generator(files, threads=threads, most=at_once, request=request, choice=CHOICE)
+            self._own = _loaded(spec, files, at_once, threads)
         self._api = FORMS[spec.api]
         vendor = self._api.vendor
         self.paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit, vendor=vendor))
@@ -361,6 +372,17 @@ class Asker:
         if spec.keep_prompt:
             found["prompt"] = text_in(messages)
         return {f"{spec.output}_{name}": value for name, value in found.items()}
+
+
+def _loaded(spec: Prompt, files: LlmFiles, at_once: int, threads: int) -> Generator | vllm.VllmGenerator:
+    """A model on this machine."""
+    request = reveal(dict(spec.request))
+    if backend_of(files, spec.backend) == "genai":
+        return Generator(files, threads=threads, most=at_once, request=request, choice=CHOICE)
+    most = None if spec.concurrency == "auto" else at_once
+    return vllm.VllmGenerator(
+        files, threads=threads, most=most, request=request, engine=reveal(dict(spec.vllm)), choice=CHOICE
+    )
 
 
 class _Form:

@@ -9,7 +9,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -62,6 +62,33 @@ def mortal() -> tuple[str, ...]:
         known = subprocess.run([*command, "true"], check=False, stdin=subprocess.DEVNULL, capture_output=True)
         return command if known.returncode == 0 else ()
     return ()
+
+
+@contextlib.contextmanager
+def spawning_mortals() -> Iterator[None]:
+    """While this lasts, processes that multiprocessing spawns (in whatever library) end with the thread that starts
+    them, and do not import the script that runs here: it would run again, unless it has an `if __name__` guard.
+    """
+    import shlex
+    import tempfile
+    from multiprocessing import resource_tracker, spawn
+
+    resource_tracker.ensure_running()  # not mortal: it frees what killed processes leave behind
+    before, data = spawn.get_executable(), spawn.get_preparation_data
+    with tempfile.TemporaryDirectory(prefix="gristmill-spawn-") as folder:
+        if mortal():
+            path = os.path.join(folder, "python")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f'#!/bin/sh\nexec {shlex.join([*mortal(), os.fsdecode(before)])} "$@"\n')
+            os.chmod(path, 0o700)
+            if os.access(path, os.X_OK):  # not where nothing may be executed
+                spawn.set_executable(path)
+        spawn.get_preparation_data = lambda name: {k: v for k, v in data(name).items() if not k.startswith("init_main")}
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = data
+            spawn.set_executable(before)
 
 
 def be_named(name: str) -> None:
