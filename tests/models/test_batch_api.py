@@ -200,8 +200,17 @@ def test_stopped_while_it_waits(server: BatchServer, tmp_path: Path, provider: s
 
 
 @pytest.mark.long
-def test_a_run_that_is_given_up_tells_its_batches(server: BatchServer, tmp_path: Path) -> None:
-    """They are left to the provider, by name."""
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--batch-api", "openai", "--restart"], "are left to it, which may charge for them: batch_0;"),
+        ([], "batch_0: under way at the provider, and not waited for without batch_api"),
+    ],
+)
+def test_batches_that_nobody_waits_for_are_told(
+    server: BatchServer, tmp_path: Path, more: list[str], said: str
+) -> None:
+    """They are left to the provider, by name: by a restart, and by who goes on without them."""
     pq.write_table(table(60), tmp_path / "rows.parquet")
     server.set(takes=60)
     run = subprocess.Popen(typed("openai"), cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -209,8 +218,10 @@ def test_a_run_that_is_given_up_tells_its_batches(server: BatchServer, tmp_path:
     run.send_signal(signal.SIGINT)
     run.wait(20)
     server.set(takes=0.1)
-    again = subprocess.run(typed("openai", "--restart"), cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0 and "are left to it, which may charge for them: batch_0;" in again.stderr, again.stderr
+    command = [word for word in typed("openai") if word not in ("--batch-api", "openai")]
+    again = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0 and said in again.stderr, again.stderr
+    assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(60)}
 
 
 @pytest.mark.long
