@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from gristmill.engines import interpreter
 from gristmill.engines.contract import Room, Wanted
-from gristmill.engines.crew import BEAT, HELD, Crew, Ended, held_by
+from gristmill.engines.crew import BEAT, Crew, Ended, held_by
 from gristmill.engines.forkserver import Child
 from gristmill.engines.interpreter import SPARES
 from gristmill.engines.output import Overheard
@@ -304,7 +304,7 @@ class _InProcess:
         ended, until = False, math.inf
         try:
             while (thread.is_alive() and time.monotonic() < until) or not self._events.empty():
-                while not ended and left is None and len(held) < HELD:
+                while not ended and left is None and len(held) < held_by(self._stages):
                     item = self._feed.take(name)
                     if item is WAIT:
                         break
