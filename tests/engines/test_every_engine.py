@@ -92,7 +92,7 @@ def test_a_batch_api(place: Place, numbers: str, tmp_path: Path) -> None:
     found = {row["id"]: row["answer"] for row in gm.read(tmp_path / "out").to_table().to_pylist()}
     assert found == {n: f"<{n}>" for n in IDS} and report.rows_ok == 200
     assert set(told["computed"].values()) == {1} and sum(told["batches"]) + told["requests"] == 200
-    assert len(told["batches"]) == 4 and told["requests"] <= 16 + 1
+    assert len(told["batches"]) == 4 and told["requests"] <= 2
 
 
 def test_a_worker_is_killed(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
