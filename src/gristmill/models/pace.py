@@ -6,17 +6,21 @@ import math
 from collections import deque
 
 MARGIN = 0.98  # of the rate: what leaves within a second may arrive within a little less,
-MOST = 0.985  # and of that second's share, so that what a stall held up comes again without another pause a second later
+MOST = (
+    0.985  # and of that second's share, so that what a stall held up comes again without another pause a second later
+)
 SLACK = 0.25  # seconds by which units that come late are made up for, so that a stall costs none,
 CATCH_UP = 1.25  # no faster than so many times as fast: what leaves together needs connections, and arrives together
-START = 0.1  # of the first second's share is left out: connections are opened, and what leaves meanwhile arrives together
+START = (
+    0.1  # of the first second's share is left out: connections are opened, and what leaves meanwhile arrives together
+)
 JITTER = 0.01  # seconds by which a clock that counts whole milliseconds and an event loop are late anyway
 
 
 class Pace:
-    """Nearly `rate` units a minute (MARGIN), evenly from the first one on: a unit may come once those before it have had
-    their time (the generic cell rate algorithm of ITU-T I.371, with a tolerance of SLACK for the rate, and one of JITTER
-    for CATCH_UP times the rate). Times are seconds of any clock.
+    """Nearly `rate` units a minute (MARGIN), evenly from the first one on: a unit may come once those before it have
+    had their time (the generic cell rate algorithm of ITU-T I.371, with a tolerance of SLACK for the rate, and one of
+    JITTER for CATCH_UP times the rate). Times are seconds of any clock.
     """
 
     def __init__(self, rate: float | None) -> None:
