@@ -146,7 +146,9 @@ def transformers(table: pa.Table) -> float:
 
 
 def run_batch(python: str, model: str, table: pa.Table) -> float:
-    """vLLM's command, with the flags that a CPU of two cores needs."""
+    """vLLM's command, by its module (the command looks for a package named vllm, which the CPU build is not), with the
+    flags that a CPU of two cores needs.
+    """
     lines = [
         json.dumps({
             "custom_id": str(n), "method": "POST", "url": "/v1/chat/completions",
@@ -169,7 +171,7 @@ def run_batch(python: str, model: str, table: pa.Table) -> float:
                 out.write("\n".join(lines) + "\n")
             flags = ["--kv-cache-memory-bytes", str(1 << 30), "--enforce-eager"]
             begun = time.perf_counter()
-            command = [python, "-m", "vllm.entrypoints.cli.main", "run-batch", "-i", given, "-o", made]
+            command = [python, "-m", "vllm.entrypoints.openai.run_batch", "-i", given, "-o", made]
             subprocess.run([*command, "--model", model, *flags], env=env, check=True, stdout=subprocess.DEVNULL)
             seconds = time.perf_counter() - begun
             with open(made) as found:

@@ -28,7 +28,7 @@ from gristmill.errors import BadJob, BadModel, PlanChanged, RunFailed
 from gristmill.models.answercache import AnswerCache
 from gristmill.models.apis import Reply
 from gristmill.models.endpoint import FIRST_TRIES
-from gristmill.models.pace import MARGIN, SLACK, Beat, Pace
+from gristmill.models.pace import JITTER, MARGIN, MOST, SLACK, Beat, Pace
 from gristmill.models.prompt import _Form
 from gristmill.models.template import Template
 from gristmill.observe.events import Progress, Silent
@@ -456,14 +456,18 @@ def test_templates_name_what_they_read() -> None:
 
 
 def test_units_come_evenly() -> None:
-    """Never more than the rate allows in any stretch of time, whatever is corrected afterwards."""
+    """From the first one on; what comes late is made up for, up to a quarter of a second and a quarter faster."""
     pace = Pace(60 / MARGIN)
-    assert [round(pace.turn(10.0) + SLACK) for _ in range(3)] == [10, 11, 12]
+    assert [pace.turn(10.0) for _ in range(3)] == [10, 11, 12]
     assert pace.turn(20.0, 5) == 20.0 and pace.turn(20.0) == 25.0 - SLACK
     pace.more(-1)
     assert pace.turn(20.0) == 25.0 - SLACK
     pace.pause(100.0)
     assert pace.turn(30.0) == 100.0 and Pace(None).turn(3.0, 1e9) == 3.0
+    quick = Pace(6_000 / MARGIN)
+    quick.turn(0.0)
+    late = [quick.turn(0.2) for _ in range(40)]
+    assert late[0] == 0.2 and 0.008 * 38 < late[-1] - 0.2 + JITTER < 0.008 * 40
 
 
 @given(st.lists(st.floats(0, 0.3), min_size=1, max_size=300), st.floats(60, 60_000))
@@ -476,7 +480,7 @@ def test_no_second_has_more_than_its_units(stalls: list[float], rate: float) -> 
         now = pace.turn(now + stall)
         sent.append(now)
     for n, begun in enumerate(sent):
-        assert sum(begun <= time < begun + 1 for time in sent[n:]) <= math.ceil(MARGIN * rate / 60)
+        assert sum(begun <= time < begun + 1 for time in sent[n:]) <= math.ceil(MOST * rate / 60)
 
 
 @pytest.mark.parametrize("rate", [90.0, 6_000.0, 36_000.0])
@@ -489,7 +493,7 @@ def test_what_a_stall_held_up_is_made_up_for(rate: float) -> None:
         count += 1
         if not count % 1000:
             now += 0.09
-    assert 0.97 * rate / 60 < count / (now - begun) <= rate / 60
+    assert 0.96 * rate / 60 < count / (now - begun) <= rate / 60
 
 
 def test_choices_that_differ_little_are_told_apart(chat: ChatServer) -> None:

@@ -226,6 +226,8 @@ class Endpoint:
 
     def _well(self) -> None:
         """The endpoint has answered a request."""
+        if not self._answered:  # one request alone, and while it was waited for, nobody was held up
+            self._requests.anew()
         self._answered, self._heard = True, time.monotonic()
 
     async def _forbidden_alone(self, forbidden: Forbidden) -> None:
