@@ -193,6 +193,9 @@ class Chat:
         if self.answer == "choice":
             found = "yes" if len(words) % 2 else "no"
             return json.dumps({"choice": found}) if "response_format" in body else f" {found.title()}.\n"
+        if self.answer.startswith("{"):  # that text, with the first message for $
+            first = str(body["messages"][0]["content"])
+            return self.answer.replace("$", first.partition("\n\nAnswer with")[0])
         assert self.answer == "json"
         return "```json\n" + json.dumps({"n": len(words), "word": words[0], "all": words}) + "\n```"
 
@@ -279,11 +282,14 @@ def _of(schema: Any, prompt: str) -> Any:
     """Some value of a schema."""
     if "enum" in schema:
         return schema["enum"][len(prompt) % len(schema["enum"])]
+    if "anyOf" in schema:
+        return _of(schema["anyOf"][0], prompt)
     if schema["type"] == "object":
         return {name: _of(inner, prompt) for name, inner in schema["properties"].items()}
     if schema["type"] == "array":
         return [_of(schema["items"], prompt)]
-    return {"string": prompt[:20], "integer": len(prompt), "number": 0.5, "boolean": True}[schema["type"]]
+    most = schema.get("maximum", len(prompt))
+    return {"string": prompt[:20], "integer": min(most, len(prompt)), "number": 0.5, "boolean": True}[schema["type"]]
 
 
 def main(chat: Chat) -> None:

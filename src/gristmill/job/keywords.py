@@ -274,7 +274,7 @@ class PromptOptions(ScoreOptions, total=False):
     examples: str | Sequence[Mapping[str, Any]] | None
     images: Names | None
     api: Literal["chat", "completions", "responses", "messages"]
-    returns: Mapping[str, str] | None
+    returns: Mapping[str, Any] | type[Any] | str | None
     choices: Names | None
     temperature: float | None
     top_p: float | None

@@ -106,7 +106,7 @@ class Prompt:
     images: Annotated[tuple[str, ...] | None, Help("Columns with images to send: their bytes, or addresses")] = None
     api: Annotated[Api, Help("The form of requests: chat, completions (of a text), responses, or messages")] = "chat"
     output: Annotated[str, OUTPUT] = "answer"
-    returns: Annotated[Mapping[str, str] | None, RETURNS] = None
+    returns: Annotated[Mapping[str, Any] | type[Any] | str | None, RETURNS] = None
     choices: Annotated[tuple[str, ...] | None, Help("The answer is one of these texts")] = None
     temperature: Annotated[
         float | None, Range("give a number of at least 0", least=0), Help("0: the likeliest token each time")
@@ -156,6 +156,7 @@ class Prompt:
             raise BadJob("keep_score is of choices: name them")
         if self.choices is not None and self.returns is not None:
             raise BadJob("choices and returns are two forms of an answer: leave one of them out")
+        check_returns(self.returns)
         if self.choices is not None and (len(self.choices) < 2 or len({*self.choices}) < len(self.choices)):
             raise BadJob(f"choices is {list(self.choices)}: give two or more different texts")
         check_cost(self.price, self.max_cost)
@@ -196,6 +197,30 @@ class Prompt:
     def name(self) -> str:
         """How errors and reports call it."""
         return f"prompt {self.llm}"
+
+
+def check_returns(returns: Any) -> None:
+    """Raises BadJob for what tells no columns."""
+    if isinstance(returns, type) and not is_class(returns):
+        raise BadJob(f"returns is {returns.__name__}, which is no pydantic class: derive it from pydantic.BaseModel")
+    if isinstance(returns, str) and not returns.startswith("@") and ":" not in returns:
+        raise BadJob(f"returns is {returns!r}: give names and types, @FILE of a JSON Schema, or MODULE:NAME of a class")
+    if isinstance(returns, Mapping) and not returns:
+        raise BadJob("returns is empty: give names and types, or leave it out")
+
+
+def is_class(returns: Any) -> bool:
+    """Whether it is a pydantic class."""
+    return isinstance(returns, type) and hasattr(returns, "model_validate_json")
+
+
+def is_schema(returns: Any) -> bool:
+    """Whether a mapping is a JSON Schema, and not names and types, which are texts."""
+    if not isinstance(returns, Mapping):
+        return False
+    parts = (returns.get("properties"), returns.get("$defs"), returns.get("anyOf"), returns.get("required"))
+    told = "$schema" in returns or "$ref" in returns or returns.get("type") in ("object", "array")
+    return told or any(isinstance(part, (Mapping, list)) for part in parts)
 
 
 def most_of(concurrency: int | Auto, batch_api: Provider | None = None) -> int:

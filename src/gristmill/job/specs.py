@@ -149,7 +149,12 @@ _PLACE = "where a model runs does not change what it answers"
 # What fields of these names mean, in every kind of model.
 _TEXT = Help("The column that holds the text", "COLUMN")
 OUTPUT = Help("The name of the result column", "NAME", group="Output")
-RETURNS = Help("Output columns and their types, for example {score: float32}", "NAME=TYPE", usual=True)
+RETURNS = Help(
+    "Output columns and their types, for example {score: float32}; of prompts also a JSON Schema (@FILE), or your "
+    "pydantic class (MODULE:NAME)",
+    "NAME=TYPE",
+    usual=True,
+)
 AT_ONCE = Help(
     "Rows in flight in the whole run, each one call, or one request (default 32; of endpoints auto: as many as make "
     "more answers a second, up to 256)",
