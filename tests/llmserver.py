@@ -6,9 +6,11 @@ was asked.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -60,7 +62,8 @@ class Chat:
     `busy`, `broken`, `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second, over which it
     answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
     max_completion_tokens. `forbids` is a text to which it answers 403, `stuck` one that it never answers, and `lacks`
-    are the paths that it does not have.
+    are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request, gives vectors in base64 if
+    it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -74,6 +77,7 @@ class Chat:
         self.forbids = ""
         self.lacks: list[str] = []
         self.lacking = "Not Found"
+        self.inputs, self.encodes, self.chooses = 2048, True, True
         self.lists = True  # its models, to whoever asks
         self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
         self.stuck: str | None = None
@@ -136,6 +140,13 @@ class Chat:
             return error(400, "logprobs is not supported with this model")
         if "max_tokens" in body and self.newer:
             return error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+        texts = body["input"] if path == "embeddings" and isinstance(body["input"], list) else []
+        if len(texts) > self.inputs:
+            return error(413, f"batch size {len(texts)} > maximum allowed batch size {self.inputs}")
+        if "encoding_format" in body and not self.encodes:
+            return error(400, "Unknown parameter: encoding_format")
+        if "dimensions" in body and not self.chooses:
+            return error(400, "This model does not support specifying dimensions.")
         now = time.monotonic()
         if self.limit is not None:
             while self.times_of and self.times_of[0] <= now - 1:
@@ -159,11 +170,14 @@ class Chat:
             await asyncio.Event().wait()
         slow = self.random.random() < self.slow
         await asyncio.sleep(self.latency * (self.times if slow else 1.0))
-        self.answered[said] += request is not None  # not in a batch, or in a form that is looked at elsewhere
+        if request is not None:  # not in a batch, or in a form that is looked at elsewhere
+            self.answered.update(texts or [said])
         if len(self.bodies) < 100:
             self.bodies.append(body)
         reason = "content_filter" if "forbidden" in said else "stop"
         content = self._said(said, body)
+        if path == "embeddings":
+            return 200, _vectors(texts or [said], body), {}
         if path not in _FORMS:
             return 200, _other(path, len(said.split())), {}
         found = _FORMS[path](content, reason, len(said.split()), _tokens(content, body))
@@ -259,11 +273,23 @@ def _message(content: str, reason: str, given: int, tokens: list[tuple[str, floa
 _FORMS = {"chat/completions": _chat, "completions": _completion, "responses": _response, "messages": _message}
 
 
+def _vectors(texts: list[str], body: Any) -> Any:
+    """The words of each text and a half, with zeros after that, in another order than that of the texts."""
+    rows = []
+    for place, text in enumerate(texts):
+        vector: Any = ([float(len(text.split())), 0.5] + [0.0] * body.get("dimensions", 2))[: body.get("dimensions", 2)]
+        if body.get("encoding_format") == "base64":
+            vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+        rows.append({"object": "embedding", "index": place, "embedding": vector})
+    given = sum(len(text.split()) for text in texts)
+    return {"object": "list", "data": rows[::-1], "usage": {"prompt_tokens": given, "total_tokens": given}}
+
+
 def _other(path: str, given: int) -> Any:
     """An answer of numbers."""
     if path == "rerank":
         return {"id": "rerank-x", "results": [{"index": 0, "relevance_score": float(given)}]}
-    rows = [{"object": path, "index": 0, "embedding" if path == "embeddings" else "score": [float(given), 0.5]}]
+    rows = [{"object": path, "index": 0, "score": [float(given), 0.5]}]
     return {"object": "list", "data": rows, "usage": {"prompt_tokens": given, "total_tokens": given}}
 
 
@@ -271,6 +297,8 @@ def _asked(path: str, body: Any) -> str:
     """The text of a request, wherever its form has it."""
     name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
     said = body["messages" if path == "messages" else name.get(path, "input")]
+    if path == "embeddings":
+        return "\n".join(said) if isinstance(said, list) else str(said)
     if isinstance(said, list):
         said = said[-1]["content"] if said else ""
     if isinstance(said, list):

@@ -115,6 +115,7 @@ def test_every_range_is_checked(cls: type[Any], option: Option) -> None:
         job.Source: {"uri": ("in.csv",)},
         job.Sink: {"uri": "out"},
         specs.FunctionModel: {"call": specs.Call("m:f")},
+        specs.TextEmbedder: {"model": "m", "text": "t", "base_url": "http://h/v1", "price": {"input": "1/1M"}},
         prompts.Prompt: {"prompt": "p", "llm": "m", "price": {"input": "1/1M", "output": "1/1M"}},
         requests.Requests: {"llm": "m", "price": {"input": "1/1M", "output": "1/1M"}},
     }

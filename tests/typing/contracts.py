@@ -17,6 +17,7 @@ from gristmill.job.specs import (
     TorchScriptModel,
 )
 from gristmill.models import (
+    embeddings,
     function,
     onnx_model,
     prompt,
@@ -27,6 +28,7 @@ from gristmill.models import (
     torchscript,
 )
 from gristmill.models.contract import ModelKind, RowModel, Transformer
+from gristmill.models.embeddings import LoadedEmbeddings
 from gristmill.models.paid import LoadedAsker
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.sinks.contract import SinkFormat
@@ -61,7 +63,8 @@ MODELS: tuple[type[ModelSpec], ...] = (
 )
 TRANSFORMERS: tuple[Transformer, ...] = (text_embedder, text_classifier)
 KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, requests, function)
-ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker)
+VECTORS: ModelKind = embeddings  # of text_embedder's specs, if they name an endpoint
+ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker, LoadedEmbeddings)
 
 
 def wrapped(source: SourceFormat, sink: SinkFormat) -> tuple[SourceFormat, SinkFormat]:

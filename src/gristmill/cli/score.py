@@ -42,7 +42,7 @@ SINK = click.argument("sink", metavar="SINK")
 
 
 def _model(command: F) -> F:
-    about = "A model's folder or its hub id"
+    about = "A model's folder or its hub id (embed: or its name at --base-url)"
     return words.option("--model", "model_path", group="Model", required=True, metavar="PATH_OR_ID", help=about)(
         command
     )
@@ -52,6 +52,7 @@ EMBED = """
 gristmill embed 'reviews/*.parquet' emb/ --text text --model models/minilm
 gristmill embed docs.jsonl.gz emb/ --text body --model models/minilm --keep id --where "lang = 'en'"
 gristmill embed reviews/ emb/ --text text --model models/minilm --preview 5
+gristmill embed reviews/ emb/ --text text --model text-embedding-3-small --base-url https://api.openai.com/v1
 gristmill embed reviews/ emb/ --text text --model models/minilm --save job.yaml
 """
 
@@ -67,6 +68,8 @@ gristmill embed reviews/ emb/ --text text --model models/minilm --save job.yaml
 @words.showing
 def embed(**given: Any) -> int:
     """Turn the text in a column into vectors, written as the column `embedding` of the folder SINK.
+
+    With --base-url the vectors are those of an endpoint, whose key is in OPENAI_API_KEY.
 
     SOURCE is a file, a folder or a glob, or several of them. Every row ends in SINK, or in its dead letters.
     """

@@ -241,6 +241,18 @@ class EmbedOptions(TextOptions, total=False):
     pooling: str | None
     normalize: bool | None
     truncate_dim: int | None
+    base_url: str | None
+    dimensions: int | None
+    request: Mapping[str, Any]
+    api_key: str | None
+    concurrency: int | Literal["auto"]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    dedupe: bool
+    cache: str | None
+    price: Mapping[str, str] | None
+    max_cost: float | None
+    timeout: float
 
 
 class ClassifyOptions(TextOptions, total=False):
