@@ -63,7 +63,8 @@ class Chat:
     answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
     max_completion_tokens. `forbids` is a text to which it answers 403, `stuck` one that it never answers, and `lacks`
     are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request, gives vectors in base64 if
-    it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`).
+    it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`). It `echoes` prompts of
+    completions with log-probabilities, of which tokens are of three letters and begin with a special one (`special`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -77,6 +78,7 @@ class Chat:
         self.forbids = ""
         self.lacks: list[str] = []
         self.lacking = "Not Found"
+        self.echoes, self.special = True, "<s>"
         self.inputs, self.encodes, self.chooses = 2048, True, True
         self.lists = True  # its models, to whoever asks
         self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
@@ -138,7 +140,11 @@ class Chat:
             return error(400, "response_format is not supported")
         if "logprobs" in body and not self.logprobs:
             return error(400, "logprobs is not supported with this model")
-        if "max_tokens" in body and self.newer:
+        if body.get("echo") and not self.echoes:
+            return error(400, "Only no echo is supported")
+        if body.get("echo") and self.newer and body["max_tokens"] == 0:
+            return error(400, "max_tokens must be at least 1, got 0.")
+        if "max_tokens" in body and self.newer and "echo" not in body:
             return error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
         texts = body["input"] if path == "embeddings" and isinstance(body["input"], list) else []
         if len(texts) > self.inputs:
@@ -176,6 +182,8 @@ class Chat:
             self.bodies.append(body)
         reason = "content_filter" if "forbidden" in said else "stop"
         content = self._said(said, body)
+        if body.get("echo"):
+            return 200, self._echoed(body), {}
         if path == "embeddings":
             return 200, _vectors(texts or [said], body), {}
         if path not in _FORMS:
@@ -185,6 +193,20 @@ class Chat:
             usage = self.odd.get("usage", found["usage"])
             found = {**found, "choices": [{**found["choices"][0], **self.odd}], "usage": usage}
         return 200, found, {}
+
+    def _echoed(self, body: Any) -> Any:
+        """Each prompt with its tokens; a token's log-probability is that of `echoed`, the first has none."""
+        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+        choices: list[Any] = []
+        for place, prompt in enumerate(prompts):
+            tokens = [*([self.special] if self.special else []), *(prompt[n : n + 3] for n in range(0, len(prompt), 3))]
+            logged: list[float | None] = [echoed(token) for token in tokens]
+            logged[0] = None
+            made = "!" * body["max_tokens"]
+            logprobs = {"tokens": [*tokens, *made], "token_logprobs": [*logged, *(-9.0 for _ in made)]}
+            choices.append({"index": place, "text": prompt + made, "finish_reason": "length", "logprobs": logprobs})
+        given = sum(len(choice["logprobs"]["tokens"]) for choice in choices)
+        return {"id": "x", "object": "text_completion", "choices": choices[::-1], "usage": _usage(given, "")}
 
     def _after(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
@@ -222,6 +244,11 @@ class Chat:
             "requests": self.requests, "answered": dict(self.answered), "most": self.most, "rate": self.rate,
             "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies,
         }  # fmt: skip
+
+
+def echoed(token: str) -> float:
+    """The log-probability of a token of a prompt."""
+    return -0.5 if token[:1] in "aeiou" else -float(len(token))
 
 
 def _tokens(content: str, body: Any) -> list[tuple[str, float]]:
@@ -297,7 +324,7 @@ def _asked(path: str, body: Any) -> str:
     """The text of a request, wherever its form has it."""
     name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
     said = body["messages" if path == "messages" else name.get(path, "input")]
-    if path == "embeddings":
+    if path in ("embeddings", "completions"):
         return "\n".join(said) if isinstance(said, list) else str(said)
     if isinstance(said, list):
         said = said[-1]["content"] if said else ""

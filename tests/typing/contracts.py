@@ -6,6 +6,7 @@ from gristmill.engines.ray import Ray
 from gristmill.engines.spark import Spark
 from gristmill.job.prompts import Prompt
 from gristmill.job.requests import Requests
+from gristmill.job.scores import Score
 from gristmill.job.specs import (
     FunctionModel,
     ModelSpec,
@@ -22,6 +23,7 @@ from gristmill.models import (
     onnx_model,
     prompt,
     requests,
+    score,
     sklearn,
     text_classifier,
     text_embedder,
@@ -58,11 +60,12 @@ MODELS: tuple[type[ModelSpec], ...] = (
     TorchScriptModel,
     SklearnModel,
     Prompt,
+    Score,
     Requests,
     FunctionModel,
 )
 TRANSFORMERS: tuple[Transformer, ...] = (text_embedder, text_classifier)
-KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, requests, function)
+KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, score, requests, function)
 VECTORS: ModelKind = embeddings  # of text_embedder's specs, if they name an endpoint
 ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker, LoadedEmbeddings)
 

@@ -1,4 +1,4 @@
-"""`embed`, `classify`, `predict`, `prompt`, `run-batch` and `apply`: a job typed as a command."""
+"""`embed`, `classify`, `predict`, `prompt`, `score`, `run-batch` and `apply`: a job typed as a command."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import click
 
 from gristmill.cli import common as words
 from gristmill.cli.execute import perform
-from gristmill.cli.flags import Flag, changes, options
+from gristmill.cli.flags import Flag, changes, listed, options
 from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, default_engine
 from gristmill.job.prompts import Prompt
 from gristmill.job.requests import Requests, batch_ends
+from gristmill.job.scores import Score
 from gristmill.job.specs import (
     Call,
     FunctionModel,
@@ -164,6 +165,35 @@ def prompt(**given: Any) -> int:
     return perform(described("prompt", given), given)
 
 
+SCORE = """
+gristmill score questions/ scores/ --prompt '{{ question }} Answer: ' --continuations yes,no --model smollm2.gguf
+gristmill score pairs.parquet scores/ --prompt '{{ context }}' --continuations-from answers --model models/qwen3-ov/
+gristmill score pairs.parquet scores/ --prompt @p.txt --continuations yes,no --model q --base-url http://gpu:8000/v1
+"""
+
+
+@click.command(cls=Command, examples=SCORE)
+@SOURCES
+@SINK
+@words.option("--prompt", group="Model", required=True, metavar="TEMPLATE|@FILE",
+              help="What the continuations follow: a Jinja template over the row's columns, or its file")  # fmt: skip
+@words.option("--model", "model_path", group="Model", required=True, metavar="PATH|NAME",
+              help="A base model: a folder for OpenVINO or a .gguf file, or its name at --base-url")  # fmt: skip
+@options(words.SCORE)
+@options(words.COMMON)
+@words.verbs
+@words.sets
+@words.showing
+def score(**given: Any) -> int:
+    """Tell how likely a language model finds given texts after a prompt: adds `score` and `score_tokens`.
+
+    The score is the log-probability in nats, summed over the tokens; of several continuations it is a list, and
+    `score_best` is the likeliest. The texts follow the prompt as they are: end it with a blank if words are to be
+    apart. An endpoint must have completions with echo and logprobs, as vLLM's.
+    """
+    return perform(described("score", given), given)
+
+
 RUN_BATCH = """
 gristmill run-batch -i requests.jsonl -o answers.jsonl --model qwen3 --base-url http://gpu:8000/v1
 gristmill run-batch -i requests.jsonl -o answers.jsonl --model gpt-4.1-mini --requests-per-minute 500
@@ -264,6 +294,9 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
         return saved_model(given["model_path"]), words.PREDICT
     if command == "prompt":
         return Prompt(given["prompt"], given["model_path"], messages=given["at_model__messages"]), words.PROMPT
+    if command == "score":
+        texts, column = listed(given["at_model__continuations"]) or None, given["at_model__continuations_from"]
+        return Score(given["prompt"], given["model_path"], texts, column), words.SCORE
     if command == "run-batch":
         return Requests(given["model_path"]), words.REQUESTS
     return FunctionModel(Call(given["fn"])), words.APPLY

@@ -312,6 +312,26 @@ class PromptOptions(ScoreOptions, total=False):
     sha256: str | None
 
 
+class ScoringOptions(ScoreOptions, total=False):
+    """Options of `score`. See `Score`."""
+
+    continuations: Names | None
+    continuations_from: str | None
+    output: str
+    base_url: str | None
+    request: Mapping[str, Any]
+    api_key: str | None
+    concurrency: int | Literal["auto"]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    dedupe: bool
+    cache: str | None
+    price: Mapping[str, str] | None
+    max_cost: float | None
+    timeout: float
+    sha256: str | None
+
+
 class RunBatchOptions(JobOptions, Verbs, total=False):
     """Options of `run_batch`. See `Requests`."""
 

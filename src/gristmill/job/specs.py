@@ -460,6 +460,7 @@ MODELS: Registry[type[Any]] = Registry(
         "torchscript": f"{__name__}:TorchScriptModel",
         "sklearn": f"{__name__}:SklearnModel",
         "prompt": "gristmill.job.prompts:Prompt",
+        "score": "gristmill.job.scores:Score",
         "requests": "gristmill.job.requests:Requests",
         "call": f"{__name__}:FunctionModel",
     },

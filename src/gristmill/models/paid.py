@@ -107,7 +107,7 @@ def loaded(
     spec: Asking,
     place: Place,
     takes: Mapping[str, str] | None,
-    outputs: pa.Schema,
+    outputs: pa.Schema | None,
     kind: type[L],
     by_user: bool = False,
     rows: int = 1,
@@ -115,12 +115,12 @@ def loaded(
 ) -> L:
     """The model whose rows are answered by `asker(spec, share, at_once, limit, **more)`, as Paid and `endpoint_of` have
     these: a class with an async `__call__`, which gives an Answer, with `paid`, a Paid, and `aclose`. It takes and adds
-    these columns; `by_user` as in RowModel. A request may be of several `rows`.
+    these columns (None: what its answers have); `by_user` as in RowModel. A request may be of several `rows`.
     """
     at_once = place.at_once or spec.most
     share = at_once / spec.most  # of the run's limits: that of this worker
     call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit, **more}, "row", takes)
-    returns = {field.name: str(field.type) for field in outputs}
+    returns = None if outputs is None else {field.name: str(field.type) for field in outputs}
     return kind(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once * rows), by_user)
 
 
