@@ -6,9 +6,11 @@ was asked.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -60,7 +62,9 @@ class Chat:
     `busy`, `broken`, `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second, over which it
     answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
     max_completion_tokens. `forbids` is a text to which it answers 403, `stuck` one that it never answers, and `lacks`
-    are the paths that it does not have.
+    are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request, gives vectors in base64 if
+    it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`). It `echoes` prompts of
+    completions with log-probabilities, of which tokens are of three letters and begin with a special one (`special`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -74,6 +78,8 @@ class Chat:
         self.forbids = ""
         self.lacks: list[str] = []
         self.lacking = "Not Found"
+        self.echoes, self.special = True, "<s>"
+        self.inputs, self.encodes, self.chooses = 2048, True, True
         self.lists = True  # its models, to whoever asks
         self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
         self.stuck: str | None = None
@@ -134,8 +140,19 @@ class Chat:
             return error(400, "response_format is not supported")
         if "logprobs" in body and not self.logprobs:
             return error(400, "logprobs is not supported with this model")
-        if "max_tokens" in body and self.newer:
+        if body.get("echo") and not self.echoes:
+            return error(400, "Only no echo is supported")
+        if body.get("echo") and self.newer and body["max_tokens"] == 0:
+            return error(400, "max_tokens must be at least 1, got 0.")
+        if "max_tokens" in body and self.newer and "echo" not in body:
             return error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+        texts = body["input"] if path == "embeddings" and isinstance(body["input"], list) else []
+        if len(texts) > self.inputs:
+            return error(413, f"batch size {len(texts)} > maximum allowed batch size {self.inputs}")
+        if "encoding_format" in body and not self.encodes:
+            return error(400, "Unknown parameter: encoding_format")
+        if "dimensions" in body and not self.chooses:
+            return error(400, "This model does not support specifying dimensions.")
         now = time.monotonic()
         if self.limit is not None:
             while self.times_of and self.times_of[0] <= now - 1:
@@ -159,11 +176,16 @@ class Chat:
             await asyncio.Event().wait()
         slow = self.random.random() < self.slow
         await asyncio.sleep(self.latency * (self.times if slow else 1.0))
-        self.answered[said] += request is not None  # not in a batch, or in a form that is looked at elsewhere
+        if request is not None:  # not in a batch, or in a form that is looked at elsewhere
+            self.answered.update(texts or [said])
         if len(self.bodies) < 100:
             self.bodies.append(body)
         reason = "content_filter" if "forbidden" in said else "stop"
         content = self._said(said, body)
+        if body.get("echo"):
+            return 200, self._echoed(body), {}
+        if path == "embeddings":
+            return 200, _vectors(texts or [said], body), {}
         if path not in _FORMS:
             return 200, _other(path, len(said.split())), {}
         found = _FORMS[path](content, reason, len(said.split()), _tokens(content, body))
@@ -171,6 +193,20 @@ class Chat:
             usage = self.odd.get("usage", found["usage"])
             found = {**found, "choices": [{**found["choices"][0], **self.odd}], "usage": usage}
         return 200, found, {}
+
+    def _echoed(self, body: Any) -> Any:
+        """Each prompt with its tokens; a token's log-probability is that of `echoed`, the first has none."""
+        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+        choices: list[Any] = []
+        for place, prompt in enumerate(prompts):
+            tokens = [*([self.special] if self.special else []), *(prompt[n : n + 3] for n in range(0, len(prompt), 3))]
+            logged: list[float | None] = [echoed(token) for token in tokens]
+            logged[0] = None
+            made = "!" * body["max_tokens"]
+            logprobs = {"tokens": [*tokens, *made], "token_logprobs": [*logged, *(-9.0 for _ in made)]}
+            choices.append({"index": place, "text": prompt + made, "finish_reason": "length", "logprobs": logprobs})
+        given = sum(len(choice["logprobs"]["tokens"]) for choice in choices)
+        return {"id": "x", "object": "text_completion", "choices": choices[::-1], "usage": _usage(given, "")}
 
     def _after(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
@@ -193,6 +229,9 @@ class Chat:
         if self.answer == "choice":
             found = "yes" if len(words) % 2 else "no"
             return json.dumps({"choice": found}) if "response_format" in body else f" {found.title()}.\n"
+        if self.answer.startswith("{"):  # that text, with the first message for $
+            first = str(body["messages"][0]["content"])
+            return self.answer.replace("$", first.partition("\n\nAnswer with")[0])
         assert self.answer == "json"
         return "```json\n" + json.dumps({"n": len(words), "word": words[0], "all": words}) + "\n```"
 
@@ -205,6 +244,11 @@ class Chat:
             "requests": self.requests, "answered": dict(self.answered), "most": self.most, "rate": self.rate,
             "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies,
         }  # fmt: skip
+
+
+def echoed(token: str) -> float:
+    """The log-probability of a token of a prompt."""
+    return -0.5 if token[:1] in "aeiou" else -float(len(token))
 
 
 def _tokens(content: str, body: Any) -> list[tuple[str, float]]:
@@ -256,11 +300,23 @@ def _message(content: str, reason: str, given: int, tokens: list[tuple[str, floa
 _FORMS = {"chat/completions": _chat, "completions": _completion, "responses": _response, "messages": _message}
 
 
+def _vectors(texts: list[str], body: Any) -> Any:
+    """The words of each text and a half, with zeros after that, in another order than that of the texts."""
+    rows = []
+    for place, text in enumerate(texts):
+        vector: Any = ([float(len(text.split())), 0.5] + [0.0] * body.get("dimensions", 2))[: body.get("dimensions", 2)]
+        if body.get("encoding_format") == "base64":
+            vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+        rows.append({"object": "embedding", "index": place, "embedding": vector})
+    given = sum(len(text.split()) for text in texts)
+    return {"object": "list", "data": rows[::-1], "usage": {"prompt_tokens": given, "total_tokens": given}}
+
+
 def _other(path: str, given: int) -> Any:
     """An answer of numbers."""
     if path == "rerank":
         return {"id": "rerank-x", "results": [{"index": 0, "relevance_score": float(given)}]}
-    rows = [{"object": path, "index": 0, "embedding" if path == "embeddings" else "score": [float(given), 0.5]}]
+    rows = [{"object": path, "index": 0, "score": [float(given), 0.5]}]
     return {"object": "list", "data": rows, "usage": {"prompt_tokens": given, "total_tokens": given}}
 
 
@@ -268,6 +324,8 @@ def _asked(path: str, body: Any) -> str:
     """The text of a request, wherever its form has it."""
     name = {"chat/completions": "messages", "completions": "prompt", "score": "text_1", "rerank": "query"}
     said = body["messages" if path == "messages" else name.get(path, "input")]
+    if path in ("embeddings", "completions"):
+        return "\n".join(said) if isinstance(said, list) else str(said)
     if isinstance(said, list):
         said = said[-1]["content"] if said else ""
     if isinstance(said, list):
@@ -279,11 +337,14 @@ def _of(schema: Any, prompt: str) -> Any:
     """Some value of a schema."""
     if "enum" in schema:
         return schema["enum"][len(prompt) % len(schema["enum"])]
+    if "anyOf" in schema:
+        return _of(schema["anyOf"][0], prompt)
     if schema["type"] == "object":
         return {name: _of(inner, prompt) for name, inner in schema["properties"].items()}
     if schema["type"] == "array":
         return [_of(schema["items"], prompt)]
-    return {"string": prompt[:20], "integer": len(prompt), "number": 0.5, "boolean": True}[schema["type"]]
+    most = schema.get("maximum", len(prompt))
+    return {"string": prompt[:20], "integer": min(most, len(prompt)), "number": 0.5, "boolean": True}[schema["type"]]
 
 
 def main(chat: Chat) -> None:

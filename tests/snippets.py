@@ -107,7 +107,7 @@ class Reader:
         path = self.folder / f"line{block.line}.py"  # in which inspect finds the sources
         path.write_text(block.text)
         self.capsys.readouterr()
-        exec(compile(block.text, str(path), "exec"), self.names)
+        exec(compile(block.text, str(path), "exec", dont_inherit=True), self.names)
         self.printed = "".join(self.capsys.readouterr())
 
     def _yaml(self, block: Block) -> None:

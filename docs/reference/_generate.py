@@ -310,11 +310,12 @@ KINDS = {
     "torchscript": "TorchScriptModel",
     "sklearn": "SklearnModel",
     "prompt": "Prompt",
+    "score": "Score",
     "requests": "Requests",
     "call": "model",
 }
 COMMAND_OF = {  # of one kind of model
-    **{name: name for name in ("embed", "classify", "prompt")}, "requests": "run-batch", "call": "apply",
+    **{name: name for name in ("embed", "classify", "prompt", "score")}, "requests": "run-batch", "call": "apply",
 }  # fmt: skip
 
 
@@ -328,7 +329,7 @@ def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, s
         python = f"gm.{made}(…)" if name == kind else f"gm.{made}(…, {name}=…)"
         flag = typed.get(f"model.{name}", "") if f"at_model__{name}" in has else ""
         if name == kind and command:
-            flag = {"apply": "--fn", "prompt": "--prompt"}.get(command, "--model")
+            flag = {"apply": "--fn", "prompt": "--prompt", "score": "--prompt"}.get(command, "--model")
         elif name == "llm":
             flag = "--model"
         rows.append((code(name), code(python), code(f"model: {{{name}: …}}"), code(flag)))
@@ -339,13 +340,14 @@ def _model_spellings(kind: str, fields: Mapping[str, Any], typed: Mapping[str, s
 
 GROUPS = {
     "Jobs": (
-        *("Job", "embed", "classify", "predict", "prompt", "run_batch", "apply", "run", "plan", "tune", "load_job"),
+        *("Job", "embed", "classify", "predict", "prompt", "score", "run_batch", "apply", "run", "plan", "tune"),
+        "load_job",
         "schema",
     ),
     "Results": ("read", "dead", "retry_dead", "status", "verify", "compare", "Report"),
     "Sources, sinks and steps": ("source", "sink", "Source", "Sink", "step", "filter", "flat_map", "Gates"),
     "Models": (
-        *("model", "Prompt", "Requests", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel"),
+        *("model", "Prompt", "Score", "Requests", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel"),
         "TorchScriptModel",
     ),
     "Engines": ("local", "ray"),
@@ -396,6 +398,7 @@ def _documented(shown: str, place: str) -> str:
         "classify",
         "predict",
         "prompt",
+        "score",
         "apply",
     ):
         options |= {"show_overloads": "true", "overloads_only": "true"}

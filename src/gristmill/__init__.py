@@ -23,6 +23,7 @@ _HOME = {
     "run_batch": "gristmill.api",
     "apply": "gristmill.api",
     "run": "gristmill.api",
+    "score": "gristmill.api",
     "load_job": "gristmill.api",
     "plan": "gristmill.api",
     "tune": "gristmill.api",
@@ -45,6 +46,7 @@ _HOME = {
     "TextClassifier": "gristmill.job.specs",
     "Prompt": "gristmill.job.prompts",
     "Requests": "gristmill.job.requests",
+    "Score": "gristmill.job.scores",
     "OnnxModel": "gristmill.job.specs",
     "TorchScriptModel": "gristmill.job.specs",
     "SklearnModel": "gristmill.job.specs",
@@ -109,6 +111,7 @@ __all__ = [
     "Report",
     "Requests",
     "RunFailed",
+    "Score",
     "Sink",
     "SinkBusy",
     "SklearnModel",
@@ -143,6 +146,7 @@ __all__ = [
     "run",
     "run_batch",
     "schema",
+    "score",
     "sink",
     "source",
     "status",
@@ -185,6 +189,7 @@ if TYPE_CHECKING:
         run,
         run_batch,
         schema,
+        score,
         status,
         tune,
         verify,
@@ -218,6 +223,7 @@ if TYPE_CHECKING:
     from gristmill.job.options import Gates, local, ray
     from gristmill.job.prompts import Prompt
     from gristmill.job.requests import Requests
+    from gristmill.job.scores import Score
     from gristmill.job.specs import (
         OnnxModel,
         SklearnModel,

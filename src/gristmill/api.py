@@ -22,6 +22,7 @@ from gristmill.job.keywords import (
     PromptOptions,
     RowOptions,
     RunBatchOptions,
+    ScoringOptions,
     Verbs,
     named,
     names_of,
@@ -29,6 +30,7 @@ from gristmill.job.keywords import (
 from gristmill.job.options import Gates, as_engine, default_engine
 from gristmill.job.prompts import Prompt
 from gristmill.job.requests import Requests, batch_ends
+from gristmill.job.scores import Score
 from gristmill.job.specs import (
     OnnxModel,
     SklearnModel,
@@ -307,6 +309,23 @@ def prompt(
     names = options_of(Prompt).keys() - {"prompt", "llm"}
     spec = Prompt(prompt, model, **{k: given.pop(k) for k in list(given) if k in names})
     return _run(_texts("prompt", source, "text")[0], sink, spec, given, of=source, keeps=True)
+
+
+@overload
+def score(
+    source: Any, sink: None = None, *, prompt: str, model: str, **options: Unpack[ScoringOptions]
+) -> pa.Table: ...
+@overload
+def score(source: Any, sink: Place, *, prompt: str, model: str, **options: Unpack[ScoringOptions]) -> Report: ...
+@named("score", ScoringOptions)
+def score(source: Any, sink: Place | None = None, *, prompt: str, model: str, **options: Unpack[ScoringOptions]) -> Any:
+    """Score continuations of a prompt by a language model: adds `score` and `score_tokens`, and for several
+    `score_best`. Otherwise like `embed`; the options are those of `Score`.
+    """
+    given: dict[str, Any] = dict(options)
+    names = options_of(Score).keys() - {"prompt", "llm"}
+    spec = Score(prompt, model, **{k: given.pop(k) for k in list(given) if k in names})
+    return _run(_texts("score", source, "text")[0], sink, spec, given, of=source, keeps=True)
 
 
 @named("run_batch", RunBatchOptions)

@@ -20,6 +20,7 @@ import pytest
 import victims
 from heard import Heard
 from places import Place
+from pydantic import BaseModel
 
 import gristmill as gm
 from batchserver import BatchServer
@@ -69,10 +70,18 @@ def twice(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"x": row["x"]}, {"x": -row["x"]}]
 
 
+class Told(BaseModel):
+    """What an answer has."""
+
+    answer: str
+
+
 def test_a_prompt_a_row(place: Place, numbers: str, tmp_path: Path) -> None:
-    """Each has its answer, asked for once; no more requests are in flight in the whole run than it was told."""
-    with ChatServer(latency=0.02) as server:
-        prompt = gm.Prompt("{{ id }}", "m", base_url=server.url, api_key=KEY, concurrency=8)
+    """Each has its answer, asked for once, checked by a class; no more requests are in flight in the whole run than it
+    was told.
+    """
+    with ChatServer(latency=0.02, answer='{"answer": "<$>"}') as server:
+        prompt = gm.Prompt("{{ id }}", "m", base_url=server.url, api_key=KEY, concurrency=8, returns=Told)
         sink = gm.sink(str(tmp_path / "out"), keep=["id"])
         report = gm.Job(numbers, prompt, sink, engine=jobs.engine_of(place.engine), shard_rows=50).run()
         told = server.told()

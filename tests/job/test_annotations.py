@@ -19,7 +19,7 @@ from gristmill import aio, inference
 from gristmill.cli.app import gristmill as group
 from gristmill.cli.flags import SECTIONS
 from gristmill.dynamic import settings
-from gristmill.job import job, keywords, options, prompts, requests, specs
+from gristmill.job import job, keywords, options, prompts, requests, scores, specs
 from gristmill.job.annotations import Option, options_of
 from gristmill.jobfile.sections import json_schema
 from gristmill.observe.events import Observer
@@ -33,7 +33,10 @@ BATCHING = {
 }
 CLASSES = [cls for classes in SECTIONS.values() for cls in classes]
 NO_OPTIONS = {(job.Source, "data"), (specs.FunctionModel, "call")}  # what Python alone has, and what has options inside
-OWN = {("prompt", "--prompt")}  # what a command is about; the flag of that name is another option of other commands
+OWN = {
+    ("prompt", "--prompt"),
+    ("score", "--prompt"),
+}  # what a command is about; the flag of that name is another option of other commands
 SOURCE = Path(gm.__file__).parent
 
 
@@ -115,7 +118,14 @@ def test_every_range_is_checked(cls: type[Any], option: Option) -> None:
         job.Source: {"uri": ("in.csv",)},
         job.Sink: {"uri": "out"},
         specs.FunctionModel: {"call": specs.Call("m:f")},
+        specs.TextEmbedder: {"model": "m", "text": "t", "base_url": "http://h/v1", "price": {"input": "1/1M"}},
         prompts.Prompt: {"prompt": "p", "llm": "m", "price": {"input": "1/1M", "output": "1/1M"}},
+        scores.Score: {
+            "prompt": "p",
+            "llm": "m",
+            "continuations": ("a",),
+            "price": {"input": "1/1M", "output": "1/1M"},
+        },
         requests.Requests: {"llm": "m", "price": {"input": "1/1M", "output": "1/1M"}},
     }
     limits = option.range
@@ -169,6 +179,7 @@ def test_checkers_are_told_the_types_of_the_options() -> None:
         (keywords.ClassifyOptions, (specs.TextClassifier,)),
         (keywords.PredictOptions, (specs.SklearnModel, specs.OnnxModel, specs.TorchScriptModel)),
         (keywords.PromptOptions, (prompts.Prompt,)),
+        (keywords.ScoringOptions, (scores.Score,)),
         (keywords.RunBatchOptions, (requests.Requests, job.JobSpec, options.Running, options.EngineSpec)),
         (keywords.ApplyOptions, (specs.Call, specs.FunctionModel)),
     ):

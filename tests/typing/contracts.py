@@ -6,6 +6,7 @@ from gristmill.engines.ray import Ray
 from gristmill.engines.spark import Spark
 from gristmill.job.prompts import Prompt
 from gristmill.job.requests import Requests
+from gristmill.job.scores import Score
 from gristmill.job.specs import (
     FunctionModel,
     ModelSpec,
@@ -17,16 +18,19 @@ from gristmill.job.specs import (
     TorchScriptModel,
 )
 from gristmill.models import (
+    embeddings,
     function,
     onnx_model,
     prompt,
     requests,
+    score,
     sklearn,
     text_classifier,
     text_embedder,
     torchscript,
 )
 from gristmill.models.contract import ModelKind, RowModel, Transformer
+from gristmill.models.embeddings import LoadedEmbeddings
 from gristmill.models.paid import LoadedAsker
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.sinks.contract import SinkFormat
@@ -56,12 +60,14 @@ MODELS: tuple[type[ModelSpec], ...] = (
     TorchScriptModel,
     SklearnModel,
     Prompt,
+    Score,
     Requests,
     FunctionModel,
 )
 TRANSFORMERS: tuple[Transformer, ...] = (text_embedder, text_classifier)
-KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, requests, function)
-ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker)
+KINDS: tuple[ModelKind, ...] = (*TRANSFORMERS, onnx_model, torchscript, sklearn, prompt, score, requests, function)
+VECTORS: ModelKind = embeddings  # of text_embedder's specs, if they name an endpoint
+ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker, LoadedEmbeddings)
 
 
 def wrapped(source: SourceFormat, sink: SinkFormat) -> tuple[SourceFormat, SinkFormat]:

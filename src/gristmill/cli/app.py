@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "classify": ("score", "Text to labels: adds `label` and `score`"),
     "predict": ("score", "Features to predictions: scikit-learn, ONNX, TorchScript"),
     "prompt": ("score", "Prompts to answers: a language model behind an endpoint"),
+    "score": ("score", "Log-probabilities of given texts after a prompt"),
     "run-batch": ("score", "OpenAI's batch files to an endpoint, as vLLM's run-batch"),
     "apply": ("score", "Your own function or class on every batch of rows"),
     "run": ("job", "Run a job: job.yaml, FILE.py[:NAME] or MODULE:NAME"),

@@ -11,6 +11,7 @@ from gristmill.cli.flags import SECTIONS, Flag, Pair, flags_of, ordered
 from gristmill.cli.helptext import GroupedOption
 from gristmill.job.prompts import Prompt
 from gristmill.job.requests import Requests
+from gristmill.job.scores import Score
 from gristmill.job.specs import Call, FunctionModel, TextClassifier, TextEmbedder
 from gristmill.observe.progress import KINDS
 
@@ -30,6 +31,7 @@ EMBED = _model(TextEmbedder)
 CLASSIFY = _model(TextClassifier)
 APPLY = _model(Call, FunctionModel)
 PROMPT = _model(Prompt)
+SCORE = _model(Score)
 REQUESTS = _model(Requests)
 # What run-batch says itself: which columns are read and written, and how.
 _SAID = (

@@ -145,12 +145,23 @@ class Pair(_ParamType):
         return key, literal(text, f"{param.opts[0] if param else self.name} {value}")
 
 
+class PairOrName(Pair):
+    """`k=v`, or the whole as `@FILE` or `MODULE:NAME`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and (value.startswith("@") or ("=" not in value and ":" in value)):
+            return value
+        return super().convert(value, param, ctx)
+
+
 def click_type(option: Option) -> dict[str, Any]:
     """How click takes an option; if it is not given it is None, or empty if it can be given many times."""
     kinds: list[Any] = [part for part in option.types if part is not type(None)]
     origins: list[Any] = [get_origin(part) for part in kinds]
     if kinds[0] is bool:
         return {"is_flag": True, "default": None}
+    if Mapping in origins and str in kinds:
+        return {"type": PairOrName(typed=False), "multiple": True}
     if str in kinds and len(kinds) > 1:
         return {"type": Value()}
     if len(kinds) > 1:
@@ -201,6 +212,10 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
             continue
         if any(get_origin(part) is tuple and get_args(part)[1:] == (...,) for part in flag.option.types):
             value = listed(value)
+        elif isinstance(value, tuple) and (whole := [one for one in value if isinstance(one, str)]):
+            if len(value) > 1:
+                raise BadJob(f"{flag.name} {whole[0]} is all of it: give it alone")
+            value = whole[0]
         elif isinstance(value, tuple) and value and isinstance(value[0], tuple):
             if twice := next((k for i, (k, _) in enumerate(value) if k in [k for k, _ in value[:i]]), None):
                 raise BadJob(f"{flag.name} {twice}=… is given twice")

@@ -1,4 +1,4 @@
-"""`embed`, `classify`, `predict`, `prompt`, `run-batch` and `apply`: a job typed as a command."""
+"""`embed`, `classify`, `predict`, `prompt`, `score`, `run-batch` and `apply`: a job typed as a command."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import click
 
 from gristmill.cli import common as words
 from gristmill.cli.execute import perform
-from gristmill.cli.flags import Flag, changes, options
+from gristmill.cli.flags import Flag, changes, listed, options
 from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, default_engine
 from gristmill.job.prompts import Prompt
 from gristmill.job.requests import Requests, batch_ends
+from gristmill.job.scores import Score
 from gristmill.job.specs import (
     Call,
     FunctionModel,
@@ -42,7 +43,7 @@ SINK = click.argument("sink", metavar="SINK")
 
 
 def _model(command: F) -> F:
-    about = "A model's folder or its hub id"
+    about = "A model's folder or its hub id (embed: or its name at --base-url)"
     return words.option("--model", "model_path", group="Model", required=True, metavar="PATH_OR_ID", help=about)(
         command
     )
@@ -52,6 +53,7 @@ EMBED = """
 gristmill embed 'reviews/*.parquet' emb/ --text text --model models/minilm
 gristmill embed docs.jsonl.gz emb/ --text body --model models/minilm --keep id --where "lang = 'en'"
 gristmill embed reviews/ emb/ --text text --model models/minilm --preview 5
+gristmill embed reviews/ emb/ --text text --model text-embedding-3-small --base-url https://api.openai.com/v1
 gristmill embed reviews/ emb/ --text text --model models/minilm --save job.yaml
 """
 
@@ -67,6 +69,8 @@ gristmill embed reviews/ emb/ --text text --model models/minilm --save job.yaml
 @words.showing
 def embed(**given: Any) -> int:
     """Turn the text in a column into vectors, written as the column `embedding` of the folder SINK.
+
+    With --base-url the vectors are those of an endpoint, whose key is in OPENAI_API_KEY.
 
     SOURCE is a file, a folder or a glob, or several of them. Every row ends in SINK, or in its dead letters.
     """
@@ -159,6 +163,35 @@ def prompt(**given: Any) -> int:
     that is a folder for OpenVINO or a .gguf file answers on this machine's CPU.
     """
     return perform(described("prompt", given), given)
+
+
+SCORE = """
+gristmill score questions/ scores/ --prompt '{{ question }} Answer: ' --continuations yes,no --model smollm2.gguf
+gristmill score pairs.parquet scores/ --prompt '{{ context }}' --continuations-from answers --model models/qwen3-ov/
+gristmill score pairs.parquet scores/ --prompt @p.txt --continuations yes,no --model q --base-url http://gpu:8000/v1
+"""
+
+
+@click.command(cls=Command, examples=SCORE)
+@SOURCES
+@SINK
+@words.option("--prompt", group="Model", required=True, metavar="TEMPLATE|@FILE",
+              help="What the continuations follow: a Jinja template over the row's columns, or its file")  # fmt: skip
+@words.option("--model", "model_path", group="Model", required=True, metavar="PATH|NAME",
+              help="A base model: a folder for OpenVINO or a .gguf file, or its name at --base-url")  # fmt: skip
+@options(words.SCORE)
+@options(words.COMMON)
+@words.verbs
+@words.sets
+@words.showing
+def score(**given: Any) -> int:
+    """Tell how likely a language model finds given texts after a prompt: adds `score` and `score_tokens`.
+
+    The score is the log-probability in nats, summed over the tokens; of several continuations it is a list, and
+    `score_best` is the likeliest. The texts follow the prompt as they are: end it with a blank if words are to be
+    apart. An endpoint must have completions with echo and logprobs, as vLLM's.
+    """
+    return perform(described("score", given), given)
 
 
 RUN_BATCH = """
@@ -261,6 +294,9 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
         return saved_model(given["model_path"]), words.PREDICT
     if command == "prompt":
         return Prompt(given["prompt"], given["model_path"], messages=given["at_model__messages"]), words.PROMPT
+    if command == "score":
+        texts, column = listed(given["at_model__continuations"]) or None, given["at_model__continuations_from"]
+        return Score(given["prompt"], given["model_path"], texts, column), words.SCORE
     if command == "run-batch":
         return Requests(given["model_path"]), words.REQUESTS
     return FunctionModel(Call(given["fn"])), words.APPLY

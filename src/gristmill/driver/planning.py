@@ -256,7 +256,8 @@ def _described(
     workers, threads = _workers(resolved, room, gpus)
     at_once = info.at_once if place.device == "cuda" else info.at_once // max(1, workers)
     bulk = -(-info.bulk // max(1, workers))
-    place = replace(place, threads=threads, at_once=at_once, limit=job.running.batch_timeout, bulk=bulk)
+    rows = 0 if job.running.batch_rows == "auto" else int(job.running.batch_rows)
+    place = replace(place, threads=threads, at_once=at_once, limit=job.running.batch_timeout, bulk=bulk, rows=rows)
     resolved = replace(resolved, workers=workers, place=place)
     if whole:
         _check_gates(resolved)

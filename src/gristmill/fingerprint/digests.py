@@ -113,7 +113,7 @@ def _shaping(value: Any, name: str) -> Iterator[tuple[str, str]]:
     """The shaping options of one part of a job, and of the parts below it. `name` is its path, ending in a dot."""
     for field in dataclasses.fields(value):
         item, here = getattr(value, field.name), name + field.name
-        if field.name in value.not_shaping:
+        if field.name in value.not_shaping or isinstance(item, type):  # a class is compared as code
             continue
         if dataclasses.is_dataclass(item):
             yield from _shaping(item, f"{here}.")

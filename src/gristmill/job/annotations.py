@@ -107,7 +107,8 @@ class Option:
         elif Literal in kinds:
             raise BadJob(f"{self.name} is {value!r}: it must be one of {', '.join(self.texts)}")
         elif Mapping in kinds and not isinstance(value, Mapping):
-            raise BadJob(f"{of}{self.name} is {value!r}: give a mapping")
+            if not any(isinstance(value, kind) for kind in (str, type) if kind in (*kinds, *self.types)):
+                raise BadJob(f"{of}{self.name} is {value!r}: give a mapping")
         elif NAMES in self.types and _names(value) is None:
             raise BadJob(f"{of}{self.name} is {value!r}: give a name, or a list of names")
         elif (wanted := self.misfit(value)) is not None:

@@ -20,6 +20,7 @@ def field_type(hint: Any) -> Any:
         return Annotated[int, BeforeValidator(_no_bool)]
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
+        parts = tuple(part for part in parts if get_origin(part) is not type)  # a file has no classes, but their names
         return Union[tuple(field_type(part) for part in parts)]  # noqa: UP007
     if origin is tuple and parts[1:] == (Ellipsis,):
         item: Any = field_type(parts[0])

@@ -241,6 +241,18 @@ class EmbedOptions(TextOptions, total=False):
     pooling: str | None
     normalize: bool | None
     truncate_dim: int | None
+    base_url: str | None
+    dimensions: int | None
+    request: Mapping[str, Any]
+    api_key: str | None
+    concurrency: int | Literal["auto"]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    dedupe: bool
+    cache: str | None
+    price: Mapping[str, str] | None
+    max_cost: float | None
+    timeout: float
 
 
 class ClassifyOptions(TextOptions, total=False):
@@ -274,7 +286,7 @@ class PromptOptions(ScoreOptions, total=False):
     examples: str | Sequence[Mapping[str, Any]] | None
     images: Names | None
     api: Literal["chat", "completions", "responses", "messages"]
-    returns: Mapping[str, str] | None
+    returns: Mapping[str, Any] | type[Any] | str | None
     choices: Names | None
     temperature: float | None
     top_p: float | None
@@ -297,6 +309,26 @@ class PromptOptions(ScoreOptions, total=False):
     max_cost: float | None
     timeout: float
     batch_api: Literal["openai", "anthropic"] | None
+    sha256: str | None
+
+
+class ScoringOptions(ScoreOptions, total=False):
+    """Options of `score`. See `Score`."""
+
+    continuations: Names | None
+    continuations_from: str | None
+    output: str
+    base_url: str | None
+    request: Mapping[str, Any]
+    api_key: str | None
+    concurrency: int | Literal["auto"]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    dedupe: bool
+    cache: str | None
+    price: Mapping[str, str] | None
+    max_cost: float | None
+    timeout: float
     sha256: str | None
 
 

@@ -1,68 +1,42 @@
 """Language models over rows, as a job names them."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Range, whole
+from gristmill.job.endpoints import (
+    HOW_ASKED,
+    APIKey,
+    BaseURL,
+    BatchAPI,
+    Cache,
+    Concurrency,
+    Dedupe,
+    MaxCost,
+    Price,
+    Provider,
+    Request,
+    RequestsPerMinute,
+    Timeout,
+    TokensPerMinute,
+    batches_of,
+    check_cost,
+    check_request,
+    most_of,
+)
 from gristmill.job.keywords import option_fields
-from gristmill.job.options import Auto
-from gristmill.job.specs import AT_ONCE, FILES, OUTPUT, RETURNS, SHA256
+from gristmill.job.specs import FILES, OUTPUT, RETURNS, SHA256
 
 Api = Literal["chat", "completions", "responses", "messages"]
 Backend = Literal["auto", "genai", "vllm"]
-Provider = Literal["openai", "anthropic"]
 # The forms that the batch API of a provider takes; the first one is that of a job that names none.
 BATCHED: Mapping[Provider, tuple[Api, ...]] = {
     "openai": ("chat", "completions", "responses"), "anthropic": ("messages",)
 }  # fmt: skip
-MOST = 256  # requests in flight, if nobody says how many
-BATCHES = 16  # batches of a provider that are under way, likewise
-_PLACE = "where and how fast it is asked, not what"
-_SECONDS = Range("give seconds, more than 0", above=0)
 _SHARE = Range("give a number from 0 to 1", 0, 1)
-
-# How endpoints are asked, in every kind of model that asks one.
-BaseURL = Annotated[
-    str | None,
-    Help("The endpoint, or several with commas between (default: OPENAI_BASE_URL, else OpenAI)", "URL", usual=True),
-]
-APIKey = Annotated[str | None, Help("Its key, as ${env:NAME} (default: the environment's OPENAI_API_KEY)", flag=None)]
-Concurrency = Annotated[int | Auto, whole(1), AT_ONCE]
-RequestsPerMinute = Annotated[int | None, whole(1), Help("Requests a minute at most, in the whole run")]
-TokensPerMinute = Annotated[
-    int | None, whole(1), Help("Tokens a minute at most, of prompts and answers, in the whole run")
-]
-Dedupe = Annotated[bool, Help("Ask for equal prompts once: all their rows have that answer")]
-Cache = Annotated[
-    str | None,
-    Help(
-        "A folder on this machine that keeps answers across runs, by all that is sent: they are not paid for again",
-        "FOLDER",
-    ),
-]
-Price = Annotated[
-    Mapping[str, str] | None,
-    Help("Dollars for tokens, as input=0.40/1M and output=1.60/1M: the report then says what the run cost"),
-]
-MaxCost = Annotated[
-    float | None,
-    Range("give dollars, more than 0", above=0),
-    Help("Stop before the run has cost so many dollars; the next run goes on (needs price)", "DOLLARS"),
-]
-Timeout = Annotated[float, _SECONDS, Help("Seconds that one request may take; it is then sent again", "SECONDS")]
-BatchAPI = Annotated[
-    Provider | None,
-    Help("Ask through this provider's batch API: for half the price, answered within a day", "PROVIDER"),
-]
-HOW_ASKED: Mapping[str, str] = {
-    **dict.fromkeys(("base_url", "api_key", "concurrency", "batch_api"), _PLACE),
-    **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "timeout"), _PLACE),
-    **dict.fromkeys(("cache", "price", "max_cost"), "what answers cost, not what they are"),
-}
 
 
 @option_fields()
@@ -106,16 +80,14 @@ class Prompt:
     images: Annotated[tuple[str, ...] | None, Help("Columns with images to send: their bytes, or addresses")] = None
     api: Annotated[Api, Help("The form of requests: chat, completions (of a text), responses, or messages")] = "chat"
     output: Annotated[str, OUTPUT] = "answer"
-    returns: Annotated[Mapping[str, str] | None, RETURNS] = None
+    returns: Annotated[Mapping[str, Any] | type[Any] | str | None, RETURNS] = None
     choices: Annotated[tuple[str, ...] | None, Help("The answer is one of these texts")] = None
     temperature: Annotated[
         float | None, Range("give a number of at least 0", least=0), Help("0: the likeliest token each time")
     ] = None
     top_p: Annotated[float | None, _SHARE, Help("Only tokens that make up so much of the probability")] = None
     max_tokens: Annotated[int | None, whole(1), Help("Tokens of an answer at most (a local model: 256)")] = None
-    request: Annotated[
-        Mapping[str, Any], Help("Other fields of the request, for example {reasoning_effort: low}", flag="--request")
-    ] = field(default_factory=dict)
+    request: Request = field(default_factory=dict)
     keep_usage: Annotated[
         bool, Help("Also write prompt_tokens, completion_tokens and finish_reason, after the output's name")
     ] = False
@@ -156,12 +128,11 @@ class Prompt:
             raise BadJob("keep_score is of choices: name them")
         if self.choices is not None and self.returns is not None:
             raise BadJob("choices and returns are two forms of an answer: leave one of them out")
+        check_returns(self.returns)
         if self.choices is not None and (len(self.choices) < 2 or len({*self.choices}) < len(self.choices)):
             raise BadJob(f"choices is {list(self.choices)}: give two or more different texts")
         check_cost(self.price, self.max_cost)
-        for name in ("model", "messages", "input", "stream", "n"):
-            if name in self.request:
-                raise BadJob(f"request has {name!r}, which is not an option: gristmill sets it")
+        check_request(self.request)
 
     def _check_messages(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -198,46 +169,28 @@ class Prompt:
         return f"prompt {self.llm}"
 
 
-def most_of(concurrency: int | Auto, batch_api: Provider | None = None) -> int:
-    """Requests in flight at most; `concurrency` is of batches if there is a batch_api."""
-    return MOST if concurrency == "auto" or batch_api is not None else concurrency
+def check_returns(returns: Any) -> None:
+    """Raises BadJob for what tells no columns."""
+    if isinstance(returns, type) and not is_class(returns):
+        raise BadJob(f"returns is {returns.__name__}, which is no pydantic class: derive it from pydantic.BaseModel")
+    if isinstance(returns, str) and not returns.startswith("@") and ":" not in returns:
+        raise BadJob(f"returns is {returns!r}: give names and types, @FILE of a JSON Schema, or MODULE:NAME of a class")
+    if isinstance(returns, Mapping) and not returns:
+        raise BadJob("returns is empty: give names and types, or leave it out")
 
 
-def batches_of(concurrency: int | Auto, batch_api: Provider | None) -> int:
-    """Batches under way at most; 0 without a batch_api."""
-    if batch_api is None:
-        return 0
-    return BATCHES if concurrency == "auto" else concurrency
+def is_class(returns: Any) -> bool:
+    """Whether it is a pydantic class."""
+    return isinstance(returns, type) and hasattr(returns, "model_validate_json")
 
 
-def check_cost(price: Mapping[str, str] | None, max_cost: float | None) -> None:
-    """Raises BadJob for prices that `prices` does not take, and for a limit without a price."""
-    if price is not None:
-        prices(price)
-    elif max_cost is not None:
-        raise BadJob(
-            "max_cost needs price, that of tokens in and out: --price input=0.40/1M --price output=1.60/1M, "
-            "price={'input': '0.40/1M', 'output': '1.60/1M'}"
-        )
-
-
-_PRICE = re.compile(r"\$?(\d+(?:\.\d*)?|\.\d+)\s*/\s*(1M|1K|token)", re.IGNORECASE)
-_TOKENS = {"1m": 1e6, "1k": 1e3, "token": 1.0}
-
-
-def prices(price: Mapping[str, str]) -> tuple[float, float]:
-    """Dollars for a token of a prompt and of an answer. Raises BadJob for a price without a unit, or another name."""
-    found = []
-    for name in ("input", "output"):
-        text = str(price.get(name, ""))
-        if (match := _PRICE.fullmatch(text.strip())) is None:
-            raise BadJob(
-                f"price has {name} as {text!r}: write dollars and for how many tokens, as 0.40/1M (1M, 1K, token)"
-            )
-        found.append(float(match[1]) / _TOKENS[match[2].lower()])
-    if other := [name for name in price if name not in ("input", "output")]:
-        raise BadJob(f"price has {other[0]!r}: it has input and output")
-    return found[0], found[1]
+def is_schema(returns: Any) -> bool:
+    """Whether a mapping is a JSON Schema, and not names and types, which are texts."""
+    if not isinstance(returns, Mapping):
+        return False
+    parts = (returns.get("properties"), returns.get("$defs"), returns.get("anyOf"), returns.get("required"))
+    told = "$schema" in returns or "$ref" in returns or returns.get("type") in ("object", "array")
+    return told or any(isinstance(part, (Mapping, list)) for part in parts)
 
 
 def text_of(template: str, what: str) -> str:

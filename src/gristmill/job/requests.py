@@ -6,11 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help
-from gristmill.job.job import Sink, Source
-from gristmill.job.keywords import option_fields
-from gristmill.job.options import Gates
-from gristmill.job.prompts import (
-    BATCHED,
+from gristmill.job.endpoints import (
     HOW_ASKED,
     APIKey,
     BaseURL,
@@ -27,6 +23,10 @@ from gristmill.job.prompts import (
     check_cost,
     most_of,
 )
+from gristmill.job.job import Sink, Source
+from gristmill.job.keywords import option_fields
+from gristmill.job.options import Gates
+from gristmill.job.prompts import BATCHED
 
 BATCH = "openai-batch"
 

@@ -10,6 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, T
 
 from gristmill.errors import BadJob, BadModel
 from gristmill.job.annotations import Help, whole
+from gristmill.job.endpoints import (
+    AT_ONCE,
+    HOW_ASKED,
+    APIKey,
+    BaseURL,
+    Cache,
+    Concurrency,
+    Dedupe,
+    MaxCost,
+    Price,
+    Request,
+    RequestsPerMinute,
+    Timeout,
+    TokensPerMinute,
+    check_cost,
+    check_request,
+)
 from gristmill.job.keywords import option_fields
 from gristmill.job.registry import Registry
 
@@ -149,10 +166,10 @@ _PLACE = "where a model runs does not change what it answers"
 # What fields of these names mean, in every kind of model.
 _TEXT = Help("The column that holds the text", "COLUMN")
 OUTPUT = Help("The name of the result column", "NAME", group="Output")
-RETURNS = Help("Output columns and their types, for example {score: float32}", "NAME=TYPE", usual=True)
-AT_ONCE = Help(
-    "Rows in flight in the whole run, each one call, or one request (default 32; of endpoints auto: as many as make "
-    "more answers a second, up to 256)",
+RETURNS = Help(
+    "Output columns and their types, for example {score: float32}; of prompts also a JSON Schema (@FILE), or your "
+    "pydantic class (MODULE:NAME)",
+    "NAME=TYPE",
     usual=True,
 )
 _FEATURES = Help("The feature columns, in the model's order")
@@ -198,6 +215,24 @@ class FunctionModel:
         return self.call.name
 
 
+_OF_ENDPOINTS = ("dimensions", "request", "dedupe", *(name for name in HOW_ASKED if name != "base_url"))
+_OF_FOLDERS = (*("prompt_name", "pooling", "max_length", "backend", "dtype", "device", "trust_remote_code", "sha256"),)
+MOST_OF_VECTORS = 64  # requests in flight, each of many texts, if nobody says how many
+
+
+def _check_default(spec: Any, option: dataclasses.Field[Any], there: bool) -> None:
+    """Raises BadJob for an option of models here, or of those at endpoints, that a model of the other kind has."""
+    default = option.default if option.default is not dataclasses.MISSING else {}
+    if getattr(spec, option.name) == default:
+        return
+    if not there:
+        raise BadJob(f"{option.name} is for endpoints: give base_url, or leave it out")
+    way = ", or cut them in a step" if option.name == "max_length" else ""
+    raise BadJob(
+        f"{option.name} is for models on this machine, and {spec.model} is one behind base_url: leave it out{way}"
+    )
+
+
 @option_fields()
 @dataclass(frozen=True)
 class TextEmbedder:
@@ -205,12 +240,24 @@ class TextEmbedder:
 
     Pooling, normalisation, prompts and length are as in the folder's own configuration unless given here. Raises
     BadModel, before a run, if the folder is not such a model.
+
+    With `base_url`, `model` is a name at that endpoint, which speaks OpenAI's form of embeddings: many texts are sent
+    in one request (`batch_rows` at most), and a text that is refused is a dead letter alone. Vectors are as the
+    endpoint gives them, unless `truncate_dim` or `normalize` say otherwise.
     """
 
     home: ClassVar[str] = "gristmill.models.text_embedder"
-    not_shaping: ClassVar[Mapping[str, str]] = {"model": FILES, "sha256": FILES, "device": _PLACE}
+    not_shaping: ClassVar[Mapping[str, str]] = {
+        **HOW_ASKED,
+        "model": "its files are compared by their digests, and a name at an endpoint as it is",
+        "sha256": FILES,
+        "device": _PLACE,
+    }
+    ordered: ClassVar[tuple[str, ...]] = ("request",)
 
-    model: Annotated[str, Help("A sentence-transformers folder or a hub id", flag=None)]
+    model: Annotated[
+        str, Help("A sentence-transformers folder or a hub id, or with base_url a name at an endpoint", flag=None)
+    ]
     text: Annotated[str, _TEXT]
     output: Annotated[str, OUTPUT] = "embedding"
     prompt: Annotated[str | None, Help("Text put before every text", "TEXT")] = None
@@ -233,6 +280,47 @@ class TextEmbedder:
     device: Annotated[str, _DEVICE] = "auto"
     trust_remote_code: Annotated[bool, _TRUST] = False
     sha256: Annotated[str | None, SHA256] = None
+    base_url: BaseURL = None
+    dimensions: Annotated[int | None, whole(1), Help("Ask the endpoint for vectors of so many dimensions")] = None
+    request: Request = field(default_factory=dict)
+    api_key: APIKey = None
+    concurrency: Concurrency = "auto"
+    requests_per_minute: RequestsPerMinute = None
+    tokens_per_minute: TokensPerMinute = None
+    dedupe: Dedupe = False
+    cache: Cache = None
+    price: Price = None
+    max_cost: MaxCost = None
+    timeout: Timeout = 120.0
+
+    def __post_init__(self) -> None:
+        there = self.base_url is not None
+        for option in dataclasses.fields(self):
+            of_endpoint = option.name in _OF_ENDPOINTS
+            if (of_endpoint or option.name in _OF_FOLDERS) and of_endpoint != there:
+                _check_default(self, option, there)
+        if not there:
+            return
+        check_request(self.request)
+        if self.price is not None:  # vectors are no tokens
+            object.__setattr__(self, "price", {"output": "0/token", **self.price})
+        check_cost(self.price, self.max_cost)
+        object.__setattr__(self, "home", "gristmill.models.embeddings")
+
+    @property
+    def most(self) -> int:
+        """Requests in flight at most, of an endpoint."""
+        return MOST_OF_VECTORS if self.concurrency == "auto" else self.concurrency
+
+    @property
+    def batch_api(self) -> None:
+        """Vectors are not asked for in bulk."""
+        return None
+
+    @property
+    def batches(self) -> int:
+        """See `batch_api`."""
+        return 0
 
     @property
     def name(self) -> str:
@@ -372,6 +460,7 @@ MODELS: Registry[type[Any]] = Registry(
         "torchscript": f"{__name__}:TorchScriptModel",
         "sklearn": f"{__name__}:SklearnModel",
         "prompt": "gristmill.job.prompts:Prompt",
+        "score": "gristmill.job.scores:Score",
         "requests": "gristmill.job.requests:Requests",
         "call": f"{__name__}:FunctionModel",
     },

@@ -22,6 +22,7 @@ from typing import Any
 
 from gristmill.errors import BadJob, GristmillError
 from gristmill.job.job import JobSpec
+from gristmill.job.prompts import is_schema
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _PYTHON = re.compile(r"(?P<file>.+\.py)(?::(?P<name>[A-Za-z_]\w*))?")
@@ -183,7 +184,8 @@ def check_names(spec: JobSpec) -> None:
     """
     sink = spec.sink
     named: list[tuple[str, Iterable[Any]]] = [("model.output", [getattr(spec.model, "output", None)])]
-    named.append(("model.returns", getattr(spec.model, "returns", None) or ()))
+    if isinstance(returns := getattr(spec.model, "returns", None), Mapping):
+        named.append(("model.returns", returns.get("properties", ()) if is_schema(returns) else returns))
     if sink is not None:
         named += [("sink.partition_by", sink.partition_by), ("sink.key", sink.key)]
         named += [("sink.row_id", [sink.row_id]), ("sink.model_version", [sink.model_version])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -118,6 +119,8 @@ def _plain(value: Any) -> Any:
         return escape(value)
     if value is None or isinstance(value, (bool, int, float)):
         return value
+    if isinstance(value, type) or inspect.isroutine(value):
+        return target_name(Call(value))
     raise BadJob(
         f"{value!r} ({type(value).__name__}) cannot be written to a job file: give text, numbers, lists or mappings"
     )

@@ -24,7 +24,8 @@ class Place:
     """Where and how a model runs, decided by the run. `device` is "cpu", "cuda", "cuda:0" or "mps". With `keep_nulls`,
     rows with nulls are scored (on_null: keep), and refused only if the model cannot be given a null. A model that
     answers row by row is asked for `at_once` rows at a time (0: as many as it says), each for up to `limit` seconds;
-    `bulk` shards at a time are sent in bulk (see BulkModel).
+    `bulk` shards at a time are sent in bulk (see BulkModel). One that asks for several rows in one request asks for
+    `rows` of them (0: as many as it says).
     """
 
     device: str = "cpu"
@@ -35,6 +36,7 @@ class Place:
     at_once: int = 0
     limit: float = math.inf
     bulk: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
 from gristmill.models.endpoint import CHAT, Refused
@@ -62,7 +62,7 @@ def whole_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     """A request on its way to the scheduler, and who waits for the answer."""
 
     body: Mapping[str, Any]
@@ -85,8 +85,12 @@ def _give(answer: asyncio.Future[dict[str, Any]], found: dict[str, Any] | BaseEx
 
 class Generator:
     """A loaded model, with a thread in which its scheduler runs. `most` requests are computed at a time; those asked
-    for beyond that wait. Loading takes seconds.
+    for beyond that wait. Loading takes seconds. `PREFIXES`: whether what prompts begin with alike is computed once;
+    `PROPERTIES` are OpenVINO's, beside the number of threads.
     """
+
+    PREFIXES = True
+    PROPERTIES: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, files: LlmFiles, *, threads: int, most: int, request: Mapping[str, Any], choice: str) -> None:
         self._genai = require("openvino_genai", "genai", "a language model on this machine")
@@ -96,9 +100,9 @@ class Generator:
         self._tokenizer = self._pipe.get_tokenizer()
         self._context = self._limit(files.context)
         self._check(request)
-        self._new: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._active: dict[
-            int, tuple[_Request, Any, int]
+            int, tuple[Request, Any, Any]
         ] = {}  # by number: the request, its handle, its prompt's tokens
         self._begun = 0
         self._over: GristmillError | None = None
@@ -121,7 +125,7 @@ class Generator:
             raise self._over
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._new.put(_Request(body, answer, loop))
+        self._new.put(Request(body, answer, loop))
         return await answer
 
     def stop(self, error: GristmillError) -> NoReturn:
@@ -138,12 +142,12 @@ class Generator:
 
     def _opened(self, files: LlmFiles, threads: int) -> Any:
         config = self._genai.SchedulerConfig()
-        config.enable_prefix_caching = True
+        config.enable_prefix_caching = self.PREFIXES
         config.max_num_seqs = self._most
         config.cache_size = cache_bytes(threads) >> 30  # used as it is needed
         try:
             return self._genai.ContinuousBatchingPipeline(
-                str(files.opened), config, "CPU", {"INFERENCE_NUM_THREADS": threads}
+                str(files.opened), config, "CPU", {"INFERENCE_NUM_THREADS": threads, **self.PROPERTIES}
             )
         except RuntimeError as e:
             raise BadModel(f"llm {files.opened}: OpenVINO GenAI cannot load it: {_said(e)}") from e
@@ -182,7 +186,7 @@ class Generator:
 
     def _take(self, idle: bool) -> bool:
         """Hand new requests to the scheduler; wait for one if there is nothing to do. False at the end."""
-        new: list[_Request] = []
+        new: list[Request] = []
         while True:
             try:
                 found = self._new.get(block=idle)
@@ -201,7 +205,7 @@ class Generator:
                 request.answered(e if isinstance(e, Refused) else Refused(_said(e)))
         return True
 
-    def _add(self, request: _Request) -> None:
+    def _add(self, request: Request) -> None:
         if request.answer.cancelled():
             return
         text, special = self._text(request.body["messages"])
@@ -213,7 +217,10 @@ class Generator:
             pieces = [text[n : n + self._context // 4] for n in range(0, len(text), self._context // 4)]
             about = sum(self._tokenizer.encode(piece, add_special_tokens=False).input_ids.shape[1] for piece in pieces)
             raise Refused(f"the prompt has about {about} tokens, and the model's context is {self._context}")
-        config = self._config(request.body, text, count)
+        self._begin(request, given, self._config(request.body, text, count), count)
+
+    def _begin(self, request: Request, given: Any, config: Any, count: Any) -> None:
+        """Hand over the tokens of a prompt; `count` is kept for the reply."""
         self._begun += 1
         self._active[self._begun] = (request, self._pipe.add_request(self._begun, given, config), count)
 
@@ -259,13 +266,19 @@ class Generator:
             loop = request.loop
         return loop
 
-    def _reply(self, handle: Any, count: int) -> dict[str, Any] | BaseException:
+    def _made(self, handle: Any, count: int) -> Any:
+        """What was made for a prompt of so many tokens, or Refused."""
         if handle.get_status() == self._genai.GenerationStatus.IGNORED:
             return Refused(f"the prompt has {count} tokens, which the memory for them (KV cache) cannot hold")
         if not (found := handle.read_all()):
             return Refused(f"the request was ended without an answer ({handle.get_status().name})")
-        made = list(found[0].generated_ids)
-        cut = found[0].finish_reason == self._genai.GenerationFinishReason.LENGTH
+        return found[0]
+
+    def _reply(self, handle: Any, count: Any) -> dict[str, Any] | BaseException:
+        if isinstance(found := self._made(handle, count), BaseException):
+            return found
+        made = list(found.generated_ids)
+        cut = found.finish_reason == self._genai.GenerationFinishReason.LENGTH
         message = {"role": "assistant", "content": self._tokenizer.decode(made)}
         usage = {"prompt_tokens": count, "completion_tokens": len(made), "total_tokens": count + len(made)}
         return {"choices": [{"message": message, "finish_reason": "length" if cut else "stop"}], "usage": usage}

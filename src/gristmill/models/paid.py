@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
-from gristmill.job.prompts import Provider, prices
+from gristmill.job.endpoints import Provider, prices
 from gristmill.job.secret import Secret, reveal
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.models.answercache import AnswerCache, digest_of
@@ -35,6 +35,7 @@ from gristmill.shards.counts import summed
 
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
+SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
 
 
@@ -106,20 +107,21 @@ def loaded(
     spec: Asking,
     place: Place,
     takes: Mapping[str, str] | None,
-    outputs: pa.Schema,
+    outputs: pa.Schema | None,
     kind: type[L],
     by_user: bool = False,
+    rows: int = 1,
     **more: Any,
 ) -> L:
     """The model whose rows are answered by `asker(spec, share, at_once, limit, **more)`, as Paid and `endpoint_of` have
     these: a class with an async `__call__`, which gives an Answer, with `paid`, a Paid, and `aclose`. It takes and adds
-    these columns; `by_user` as in RowModel.
+    these columns (None: what its answers have); `by_user` as in RowModel. A request may be of several `rows`.
     """
     at_once = place.at_once or spec.most
     share = at_once / spec.most  # of the run's limits: that of this worker
     call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit, **more}, "row", takes)
-    returns = {field.name: str(field.type) for field in outputs}
-    return kind(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once), by_user)
+    returns = None if outputs is None else {field.name: str(field.type) for field in outputs}
+    return kind(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once * rows), by_user)
 
 
 def estimated(spec: Asking, sizes: Sequence[tuple[int, int | None]]) -> dict[str, float]:
@@ -312,7 +314,7 @@ class Paid:
             self.tried = True
             if bill.bulk is not None:
                 await bill.bulk.asked_alone(path, body, reply)
-        used = _used(usage_of(reply), self._prices)
+        used = _used(reply, self._prices)
         self._spent.add(used)
         bill.add(used)
         return reply
@@ -419,9 +421,10 @@ class Spent:
         self._answers += 1
 
 
-def _used(usage: Mapping[str, float], prices: tuple[float, float] | None) -> dict[str, float]:
-    """What a request has taken, by what the endpoint says of it."""
+def _used(reply: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:
+    """What a request has taken, by what the endpoint says of it; of one for several rows, each has a part."""
+    usage = usage_of(reply)
     names = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))  # the second in responses
     given, made = (usage.get(one) or usage.get(other) or 0.0 for one, other in names)
     cost = {} if prices is None else {"cost": given * prices[0] + made * prices[1]}
-    return {"requests": 1.0, "prompt_tokens": given, "completion_tokens": made, **cost}
+    return {"requests": reply.get(SHARE, 1.0), "prompt_tokens": given, "completion_tokens": made, **cost}

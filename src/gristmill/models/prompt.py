@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
-from gristmill.job.prompts import Prompt, text_of
+from gristmill.job.prompts import Prompt, is_class, text_of
 from gristmill.job.secret import reveal
 from gristmill.job.specs import Call
 from gristmill.models import generator, vllm
+from gristmill.models.answerschema import Answers, answers_in, object_of
 from gristmill.models.apis import FORMS, Reply, Sampling
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
@@ -38,7 +39,6 @@ from gristmill.models.paid import (
     provided_of,
     reached,
 )
-from gristmill.models.returns import parse_schema
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
 
@@ -57,6 +57,7 @@ def resolve(spec: Prompt) -> Prompt:
     spec = replace(
         spec,
         prompt=None if spec.prompt is None else text_of(spec.prompt, "prompt"),
+        returns=_returned(spec.returns),
         examples=None if spec.examples is None else tuple(examples_of(spec)),
         system=None if spec.system is None else text_of(spec.system, "system"),
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
@@ -65,6 +66,23 @@ def resolve(spec: Prompt) -> Prompt:
     if files is None:
         return reached(spec, FORMS[spec.api].vendor)
     return replace(spec, llm=os.path.abspath(files.opened), backend=backend_of(files, spec.backend))
+
+
+def _returned(returns: Any) -> Any:
+    """What answers have, read from its file, or imported, if it is named by a text. Raises BadModel."""
+    if not isinstance(returns, str):
+        return returns
+    if not returns.startswith("@"):
+        if not is_class(found := import_target(returns)):
+            raise BadModel(f"returns {returns} is no pydantic class: give one, or names and types, or a JSON Schema")
+        return found
+    try:
+        found = json.loads(text_of(returns, "returns").removeprefix("\ufeff"))
+    except ValueError as e:
+        raise BadModel(f"returns {returns}: not JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise BadModel(f"returns {returns} holds {type(found).__name__}: give a JSON Schema, or names and types")
+    return found
 
 
 _OF_ENDPOINTS = ("api_key", "requests_per_minute", "tokens_per_minute", "price", "max_cost", "images", "batch_api")
@@ -99,7 +117,8 @@ def _files(spec: Prompt) -> LlmFiles | None:
 
 def remarks(spec: Prompt) -> tuple[str, ...]:
     """A warning if all rows are asked the same."""
-    asked = Conversation(resolve(spec), answers_of(spec))
+    spec = resolve(spec)
+    asked = Conversation(spec, answers_of(spec))
     if asked.whole or asked.columns:
         return ()
     return ("the prompt names no column, so all rows are asked the same: a column's value is {{ column }}",)
@@ -122,6 +141,7 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         keeps_columns=True,
         filled=asked.columns,
         call=_own(spec),
+        code=(spec.returns,) if is_class(spec.returns) else (),
         on_gpu=False,
         at_once=spec.most,
         bulk=spec.batches,
@@ -147,7 +167,7 @@ def open_model(spec: Prompt, place: Place) -> LoadedPrompt:
         spec = replace(spec, sha256=files.digests(spec.sha256, spec.name).all)
     asked = Conversation(spec, answers_of(spec))
     takes = None if asked.whole else dict.fromkeys(asked.columns, "not null")
-    own = spec.messages is not None
+    own = spec.messages is not None or is_class(spec.returns)
     return loaded(
         Asker, spec, place, takes, _schema(spec), LoadedPrompt, by_user=own, files=files, threads=place.threads
     )
@@ -183,8 +203,17 @@ class LoadedPrompt(LoadedAsker):
 
 
 def answers_of(spec: Prompt) -> tuple[str, ...]:
-    """The columns of an answer itself."""
-    return (spec.output,) if spec.returns is None else tuple(spec.returns)
+    """What an answer itself has: its column, or the names in its object."""
+    answers = _answers(spec)
+    return (spec.output,) if answers is None else tuple(answers.sent["properties"])
+
+
+def _answers(spec: Prompt) -> Answers | None:
+    """Answers with columns, of a spec that is resolved. Raises BadModel, MissingExtra."""
+    if spec.returns is None:
+        return None
+    assert not isinstance(spec.returns, str)
+    return answers_in(spec.returns)
 
 
 def _own(spec: Prompt) -> Call | None:
@@ -212,7 +241,8 @@ def _check_images(spec: Prompt, schema: pa.Schema | None) -> None:
 
 def _schema(spec: Prompt) -> pa.Schema:
     """The columns that the model adds."""
-    named = parse_schema({spec.output: "string"} if spec.returns is None else spec.returns)
+    answers = _answers(spec)
+    named = pa.schema([(spec.output, pa.string())]) if answers is None else answers.columns
     for option, kinds in _BESIDE.items():
         for name, kind in kinds.items() if getattr(spec, option) else ():
             column = f"{spec.output}_{name}"
@@ -377,11 +407,12 @@ class Asker:
 def _loaded(spec: Prompt, files: LlmFiles, at_once: int, threads: int) -> Generator | vllm.VllmGenerator:
     """A model on this machine."""
     request = reveal(dict(spec.request))
+    choice = CHOICE if spec.choices is not None else ""
     if backend_of(files, spec.backend) == "genai":
-        return Generator(files, threads=threads, most=at_once, request=request, choice=CHOICE)
+        return Generator(files, threads=threads, most=at_once, request=request, choice=choice)
     most = None if spec.concurrency == "auto" else at_once
     return vllm.VllmGenerator(
-        files, threads=threads, most=most, request=request, engine=reveal(dict(spec.vllm)), choice=CHOICE
+        files, threads=threads, most=most, request=request, engine=reveal(dict(spec.vllm)), choice=choice
     )
 
 
@@ -391,14 +422,14 @@ class _Form:
     def __init__(self, spec: Prompt) -> None:
         self._output = spec.output
         self._choices = spec.choices
-        self._columns = None if spec.returns is None else parse_schema(spec.returns)
+        self._answers = _answers(spec)
         self.schema: dict[str, Any] | None = None
         self.words = ""
         if self._choices is not None:
-            self.schema = _object({CHOICE: {"type": "string", "enum": list(self._choices)}})
+            self.schema = object_of({CHOICE: {"type": "string", "enum": list(self._choices)}})
             self.words = f"Answer with one of these and nothing else: {', '.join(self._choices)}."
-        elif self._columns is not None:
-            self.schema = _object({f.name: _json_type(f.type, f.name) for f in self._columns})
+        elif self._answers is not None:
+            self.schema = self._answers.sent
             self.words = f"Answer with a JSON object of this schema and nothing else: {json.dumps(self.schema)}"
 
     def asked(self, content: Any) -> Any:
@@ -433,14 +464,12 @@ class _Form:
         """The columns of an answer. Raises ValueError with what is wrong, in words that a model understands."""
         if self._choices is not None:
             return {self._output: self._choice(text)}
-        if self._columns is None:
+        if self._answers is None:
             return {self._output: text}
         found = _json(text)
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
-        if lost := [name for name in self._columns.names if name not in found]:
-            raise ValueError(f"it has no {lost[0]!r}")
-        return {field.name: _value(found[field.name], field) for field in self._columns}
+        return self._answers.held(found)
 
     def _choice(self, text: str) -> str:
         assert self._choices is not None
@@ -469,60 +498,3 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError as e:
         raise ValueError(f"it is not JSON ({e})") from None
-
-
-def _value(value: Any, field: pa.Field) -> Any:
-    """A value of a column, if it is one of its type: not a text for a number or an array, nor a fraction for a whole
-    number, and each field of an object. Raises ValueError.
-    """
-    kind = field.type
-    wrong = ValueError(f"{field.name!r} is {json.dumps(value)[:100]}, which is not {_json_type(kind, field.name)}")
-    try:
-        return _typed(value, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError):
-        raise wrong from None
-
-
-def _typed(value: Any, kind: pa.DataType) -> Any:
-    """A value as its type has it, at any depth. Raises TypeError and others for one that is not of the JSON type."""
-    if value is None:
-        return None
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        if not isinstance(value, list):
-            raise TypeError("not an array")
-        return [_typed(item, kind.value_type) for item in value]
-    if pa.types.is_struct(kind):
-        if not isinstance(value, dict):
-            raise TypeError("not an object")
-        return {field.name: _typed(value[field.name], field.type) for field in kind}
-    if isinstance(value, bool) != pa.types.is_boolean(kind) or isinstance(value, (list, dict)):
-        raise TypeError("of another type")
-    if pa.types.is_integer(kind):
-        if value != int(value):  # which pyarrow would cut
-            raise ValueError("not a whole number")
-        value = int(value)
-    return pa.scalar(value, kind).as_py()
-
-
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object", "properties": dict(properties), "required": list(properties), "additionalProperties": False
-    }  # fmt: skip
-
-
-def _json_type(kind: pa.DataType, name: str) -> dict[str, Any]:
-    """A type as JSON Schema has it. Raises BadModel for one that JSON does not have."""
-    if pa.types.is_boolean(kind):
-        return {"type": "boolean"}
-    if pa.types.is_integer(kind):
-        return {"type": "integer"}
-    if pa.types.is_floating(kind):
-        return {"type": "number"}
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return {"type": "string"}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return {"type": "array", "items": _json_type(kind.value_type, name)}
-    if pa.types.is_struct(kind):
-        return _object({f.name: _json_type(f.type, name) for f in kind})
-    raise BadModel(f"returns gives column {name!r} the type {kind}, which JSON does not have: string, int64, float64, "
-                   "bool, list<…> and struct<…> are")  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from gristmill.job.prompts import Provider
+from gristmill.job.endpoints import Provider
 from gristmill.models.desk import Desk
 from gristmill.models.endpoint import CHAT, MESSAGES
 
