@@ -130,7 +130,9 @@ class VllmGenerator:
             await self._dropped()
         finally:
             self._engine.shutdown(timeout=END)
-            self._engine = None  # else it would shut down once more, as late as the interpreter ends
+            # Errors may hold it until the interpreter ends, when it would shut down once more, and could not.
+            self._engine.shutdown = lambda: None
+            self._engine = None
 
     async def _watched(self) -> None:
         """Wait for the end. Requests in flight at an engine whose process was killed would wait for ever."""
