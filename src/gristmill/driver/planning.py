@@ -697,9 +697,12 @@ def _gpu_workers(job: JobSpec, room: Room) -> int:
         raise BadJob(f"device {device!r}: {room.where} shows no GPU; use device cpu")
     if wanted == "auto":
         return room.gpu_workers
-    if wanted * room.per_gpu > room.gpu_workers and not room.grows:
-        raise BadJob(f"gpus is {wanted}, but {room.where} has {room.gpu_workers // room.per_gpu}")
-    return wanted * room.per_gpu
+    there = room.gpu_workers // room.per_gpu * room.per_worker
+    if wanted > there and not room.grows:
+        raise BadJob(f"gpus is {wanted}, but {room.where} has {there}")
+    if wanted % room.per_worker:
+        raise BadJob(f"gpus is {wanted}, and each worker has {room.per_worker}: give a multiple of that")
+    return wanted // room.per_worker * room.per_gpu
 
 
 def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:

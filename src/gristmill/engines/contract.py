@@ -14,8 +14,9 @@ class Room:
     """The capacity that an engine has for workers, for planning.
 
     `workers` fit at once, `gpu_workers` with a GPU each (or with the requested share of one). `threads` are the cores
-    of each; None: the machine's cores are divided among them. `gpus` names the GPUs if the driver has to assign them,
-    and `per_gpu` workers share one. If it `grows`, more may be requested than there is.
+    of each; None: the machine's cores are divided among them. `gpus` names the GPUs if the driver has to assign them:
+    `per_gpu` workers share one, or each has `per_worker`, whose names are one text with commas between. If it `grows`,
+    more may be requested than there is.
     """
 
     where: str
@@ -24,6 +25,7 @@ class Room:
     threads: int | None = None
     gpus: tuple[str, ...] = ()
     per_gpu: int = 1
+    per_worker: int = 1
     grows: bool = False
 
 

@@ -73,7 +73,7 @@ class Local:
     @staticmethod
     def room(options: LocalOptions) -> Room:
         """The capacity of this machine, whose GPUs workers may share."""
-        return this_machine(int(1 / options.gpus_per_worker + 1e-9))
+        return this_machine(options.gpus_per_worker)
 
     @staticmethod
     def open(options: LocalOptions, wanted: Wanted) -> Local:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gristmill.engines.contract import Engine, EngineKind, Room, Wanted
+from gristmill.errors import BadJob
 from gristmill.job.options import ENGINES, EngineSpec
 from gristmill.process import machine
 
@@ -26,7 +27,10 @@ def room(spec: EngineSpec) -> Room:
     return engine_kind(spec).room(spec.own()) or this_machine()
 
 
-def this_machine(per_gpu: int = 1) -> Room:
-    """This machine's capacity: a worker per core, or `per_gpu` workers per GPU."""
-    found = machine.gpus()
-    return Room("this machine", machine.cores(), per_gpu * len(found), None, found, per_gpu)
+def this_machine(gpus_per_worker: float = 1) -> Room:
+    """This machine's capacity: a worker per core, or workers with so many GPUs each, or with a share of one."""
+    found, each, sharing = machine.gpus(), max(1, int(gpus_per_worker)), max(1, int(1 / gpus_per_worker + 1e-9))
+    if found and each > len(found):
+        raise BadJob(f"gpus_per_worker is {each}, but this machine has {len(found)}")
+    groups = tuple(",".join(found[at : at + each]) for at in range(0, len(found) - each + 1, each))
+    return Room("this machine", machine.cores(), sharing * len(groups), None, groups, sharing, each)

@@ -85,14 +85,25 @@ class LocalOptions:
 
     gpus_per_worker: Annotated[
         float,
-        Range("give 1, or the fraction of a GPU that a worker needs (0.5: two workers share one)", above=0, most=1),
-        Help("1, or a fraction: with 0.5 two workers share a GPU, which small models need to keep it busy"),
+        Range(
+            "give a whole number, or the fraction of a GPU that a worker needs (0.5: two workers share one)", above=0
+        ),
+        Help(
+            "1; a fraction: with 0.5 two workers share a GPU, which small models need to keep it busy; or more, over "
+            "which vLLM spreads a model"
+        ),
     ] = 1
     grace: Annotated[
         float,
         Range("give seconds, at least 0", 0),
         Help("Seconds that workers have to stop before they are killed"),
     ] = 10.0
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
+            raise BadJob(
+                f"engine option gpus_per_worker is {self.gpus_per_worker:g}: give a whole number, or less than 1"
+            )
 
 
 _AMOUNT = Range("give a number of at least 0", 0)

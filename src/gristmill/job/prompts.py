@@ -28,7 +28,7 @@ from gristmill.job.endpoints import (
     most_of,
 )
 from gristmill.job.keywords import option_fields
-from gristmill.job.specs import FILES, OUTPUT, RETURNS, SHA256
+from gristmill.job.specs import BACKEND, FILES, OUTPUT, RETURNS, SHA256
 
 Api = Literal["chat", "completions", "responses", "messages"]
 Backend = Literal["auto", "genai", "vllm"]
@@ -96,9 +96,7 @@ class Prompt:
     ] = False
     keep_reasoning: Annotated[bool, Help("Also write what the model thought, where the endpoint tells")] = False
     keep_prompt: Annotated[bool, Help("Also write the prompt as it was sent")] = False
-    backend: Annotated[
-        Backend, Help("What runs a model on this machine: genai (a CPU), vllm, or auto: by its files and the GPUs here")
-    ] = "auto"
+    backend: Annotated[Backend, BACKEND] = "auto"
     vllm: Annotated[
         Mapping[str, Any], Help("Arguments of vLLM's engine, for example {max_model_len: 8192}", flag="--vllm")
     ] = field(default_factory=dict)

@@ -175,7 +175,7 @@ RETURNS = Help(
 _FEATURES = Help("The feature columns, in the model's order")
 _INPUTS = Help("Graph inputs and the columns that feed them", flag=None)
 _MAX_LENGTH = Help("Cut texts after N tokens (default: as the folder says)")
-_BACKEND = Help("The runtime: torch, onnx, or auto", "NAME")
+BACKEND = Help("What runs the model: torch or onnx (of text), genai or vllm (of prompts), or auto", "NAME")
 _DTYPE = Help("The precision: float32, bfloat16, float16, int8, or auto, which never changes it", "NAME")
 _DEVICE = Help("The device: cpu, cuda, cuda:0, mps, or auto", "NAME")
 _TRUST = Help("Let the model's folder run its own code")
@@ -275,7 +275,7 @@ class TextEmbedder:
         ),
     ] = None
     max_length: Annotated[int | None, _MAX_LENGTH] = None
-    backend: Annotated[str, _BACKEND] = "auto"
+    backend: Annotated[str, BACKEND] = "auto"
     dtype: Annotated[str, _DTYPE] = "auto"
     device: Annotated[str, _DEVICE] = "auto"
     trust_remote_code: Annotated[bool, _TRUST] = False
@@ -351,7 +351,7 @@ class TextClassifier:
     output: Annotated[str | None, OUTPUT] = None
     all_scores: Annotated[bool, Help("Also write the scores of all labels")] = False
     max_length: Annotated[int | None, _MAX_LENGTH] = None
-    backend: Annotated[str, _BACKEND] = "auto"
+    backend: Annotated[str, BACKEND] = "auto"
     dtype: Annotated[str, _DTYPE] = "auto"
     device: Annotated[str, _DEVICE] = "auto"
     trust_remote_code: Annotated[bool, _TRUST] = False

@@ -30,6 +30,7 @@ from gristmill.process.spawning import spawning_mortals
 AT_ONCE = 1024  # prompts that are handed to the engine, if nobody says how many: it takes what its memory has room for
 # Tokens of an answer from one sign of life to the next. Each costs Python's time for each request.
 SIGN = 16
+LOOK = 1.0  # seconds between looks whether the engine's process is there
 END = 1.0  # seconds that the engine's processes have to end by themselves, before they are killed
 
 # Fields of a request besides those that are options; all but the last have the same names in vLLM's SamplingParams.
@@ -125,13 +126,30 @@ class VllmGenerator:
             return
         opened.put(None)
         try:
-            await self._ending.wait()
-            for task in self._asking:
-                task.cancel()
-            await asyncio.gather(*self._asking, return_exceptions=True)
+            await self._watched()
+            await self._dropped()
         finally:
             self._engine.shutdown(timeout=END)
-            self._engine = None  # else it would shut down once more, as late as the interpreter ends
+            # Errors may hold it until the interpreter ends, when it would shut down once more, and could not.
+            self._engine.shutdown = lambda: None
+            self._engine = None
+
+    async def _watched(self) -> None:
+        """Wait for the end. Requests in flight at an engine whose process was killed would wait for ever."""
+        while not self._ending.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), LOOK)
+            if self._engine.errored and self._over is None:
+                self._over = self._broken("its process was ended")
+                await self._dropped()
+
+    async def _dropped(self) -> None:
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    def _broken(self, why: str) -> RunFailed:
+        return RunFailed(f"vLLM's engine ended: {self._said() or why}; what is answered is kept: run again")
 
     def _variables(self, threads: int) -> dict[str, str]:
         """The environment of vLLM's processes, where it does not say otherwise: errors go to a file of ours, from which
@@ -192,18 +210,18 @@ class VllmGenerator:
             )
             found = AsyncLLM.from_engine_args(args)
         except Exception as e:  # whatever vLLM and the libraries below it raise for a model
-            raise BadModel(f"llm {self._files.opened}: vLLM cannot load it: {self._cause(e)}") from e
+            raise BadModel(f"llm {self._files.opened}: vLLM cannot load it: {self._said() or _told(e)}") from e
         self._params, self._structured = vllm.SamplingParams, vllm.sampling_params.StructuredOutputsParams
         self._tokenizer = found.get_tokenizer()
         self._context = int(found.model_config.max_model_len)
         return found
 
-    def _cause(self, error: BaseException) -> str:
-        """What vLLM's processes said first, if they said something; else what is known here."""
-        with contextlib.suppress(OSError):
-            if said := _first_error(Path(self._errors).read_text(errors="replace")):
-                return said
-        return f"{type(error).__name__}: {error}"[:500]
+    def _said(self) -> str:
+        """What was wrong first, as vLLM's processes have it."""
+        try:
+            return _first_error(Path(self._errors).read_text(errors="replace"))
+        except OSError:  # nothing was, or it was printed as somebody else wants it
+            return ""
 
     # ------------------------------------------------ requests
 
@@ -272,10 +290,12 @@ class VllmGenerator:
             async for found in self._engine.generate(TokensPrompt(prompt_token_ids=tokens), params, name):
                 self.alive()
                 last = found
+        except asyncio.CancelledError:
+            if self._over is None or self._ending.is_set():
+                raise
+            raise self._over from None
         except EngineDeadError as e:
-            self._over = self._over or RunFailed(
-                f"vLLM's engine ended: {self._cause(e)}; what is answered is kept: run again"
-            )
+            self._over = self._over or self._broken("its process was ended")
             raise self._over from e
         except Exception as e:  # a request that vLLM does not take
             raise Refused(f"vLLM: {e.__cause__ or e}") from e
@@ -298,6 +318,10 @@ def _reply(output: Any, given: int) -> dict[str, Any]:
         }
     usage = {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
     return {"choices": [choice], "usage": usage}
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def _devices(visible: str | None) -> list[str]:
