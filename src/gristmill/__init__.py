@@ -29,6 +29,10 @@ _HOME = {
     "schema": "gristmill.api",
     "verify": "gristmill.api",
     "compare": "gristmill.api",
+    "deliver": "gristmill.api",
+    "lookup": "gristmill.api",
+    "to": "gristmill.job.delivery",
+    "Delivery": "gristmill.job.delivery",
     "status": "gristmill.api",
     "read": "gristmill.api",
     "dead": "gristmill.api",
@@ -93,6 +97,7 @@ __all__ = [
     "BatcherClosed",
     "CallTimeout",
     "CorruptStore",
+    "Delivery",
     "GateFailed",
     "Gates",
     "GristmillError",
@@ -124,6 +129,7 @@ __all__ = [
     "classify",
     "compare",
     "dead",
+    "deliver",
     "detached",
     "dynamically",
     "embed",
@@ -131,6 +137,7 @@ __all__ = [
     "flat_map",
     "load_job",
     "local",
+    "lookup",
     "map",
     "model",
     "plan",
@@ -147,6 +154,7 @@ __all__ = [
     "source",
     "status",
     "step",
+    "to",
     "tune",
     "verify",
 ]
@@ -175,8 +183,10 @@ if TYPE_CHECKING:
         classify,
         compare,
         dead,
+        deliver,
         embed,
         load_job,
+        lookup,
         plan,
         predict,
         prompt,
@@ -214,6 +224,7 @@ if TYPE_CHECKING:
         WorkerLost,
         WrongOutput,
     )
+    from gristmill.job.delivery import Delivery, to
     from gristmill.job.job import Sink, Source, sink, source
     from gristmill.job.options import Gates, local, ray
     from gristmill.job.prompts import Prompt

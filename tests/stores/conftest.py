@@ -1,13 +1,26 @@
-"""One S3 server for all tests of stores."""
+"""The servers of the tests of stores, one of each kind, and processes apart for those that are killed."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from s3server import S3Server
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "faults")]
+
+
+@pytest.fixture(scope="session")
+def apart() -> Iterator[object]:
+    """Runs functions in processes apart, each a fork of one that has imported everything and done nothing."""
+    from apart import Apart
+
+    with Apart() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

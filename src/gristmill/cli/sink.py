@@ -219,8 +219,9 @@ def _letters(sink: str, root: str, files: Files) -> Any:
 
 def _existing(sink: str) -> tuple[str, Files]:
     from gristmill.files.roots import opened
+    from gristmill.job.delivery import is_store, staging_of
 
-    return _checked(*opened(sink))
+    return _checked(*opened(staging_of(sink, {}) if is_store(sink) else sink))
 
 
 def _checked(root: str, files: Files) -> tuple[str, Files]:

@@ -63,7 +63,7 @@ def delivered(at: Opened, report: Report) -> Report:
         return report
     at.log.say(phase="delivering")
     try:
-        found = _made(published(at.root, at.files), at.spec.deliver, at.log.tell)
+        found = _made(published(at.root, at.files), at.spec.deliver)
     except (GristmillError, Interrupted) as e:
         at.log.say(phase="failed")
         e.report = replace(report, state="published, but not delivered", notes=tuple(at.log.notes))
@@ -73,12 +73,12 @@ def delivered(at: Opened, report: Report) -> Report:
     return replace(report, deliveries=tuple(found), seconds=seconds, notes=tuple(at.log.notes))
 
 
-def _made(result: Publication, wanted: Sequence[Delivery], tell: Callable[[str], None]) -> list[Delivered]:
+def _made(result: Publication, wanted: Sequence[Delivery]) -> list[Delivered]:
     done: list[Delivered] = []
     failed: list[GristmillError] = []
     for delivery in wanted:
         try:
-            done.append(deliveries.deliver(result, delivery, tell))
+            done.append(deliveries.deliver(result, delivery))
         except GristmillError as e:
             failed.append(e)
     if not failed:
@@ -102,7 +102,7 @@ def deliver(
         for delivery in wanted:
             with _before(delivery), contextlib.closing(deliveries.opened(delivery)) as store:
                 deliveries.check(delivery, deliveries.Result.of(result), store)
-        return _made(result, wanted, tell)
+        return _made(result, wanted)
 
 
 def _note(root: str, files: Files, wanted: Sequence[Delivery]) -> None:

@@ -138,19 +138,29 @@ class Delivery:
     @property
     def shown(self) -> str:
         """The address without secrets."""
-        address, name, query = _parts(str(self.to))
-        text = redact(address + ("?" + query if query else ""))
-        kind = _known(_scheme(self.to))
-        if kind in STORES and STORES.get(kind).embedded and "${" not in text:
-            text = f"{kind}://{_path(address)}"
-        return f"{text}#{name}" if name else text
+        return _shown(self.to)
 
     @property
     def place(self) -> Place:
         """Where it goes, with the secrets."""
-        address, name, query = _parts(str(reveal(self.to)))
-        kind = STORES.known(self._scheme())
-        return Place(kind, address + ("?" + query if query else ""), name, self.shown, dict(reveal(self.options)))
+        return place_of(self)
+
+
+def place_of(at: str | Delivery) -> Place:
+    """The place that an address names, with its secrets. Raises BadJob for a store that is not known."""
+    to, options = (at.to, at.options) if isinstance(at, Delivery) else (at, {})
+    address, name, query = _parts(str(reveal(to)))
+    uri = address + ("?" + query if query else "")
+    return Place(STORES.known(_scheme(to)), uri, name, _shown(to), dict(reveal(options)))
+
+
+def _shown(to: str) -> str:
+    address, name, query = _parts(str(to))
+    text = redact(address + ("?" + query if query else ""))
+    kind = _known(_scheme(to))
+    if kind in STORES and STORES.get(kind).embedded and "${" not in text:
+        text = f"{kind}://{_path(address)}"
+    return f"{text}#{name}" if name else text
 
 
 def _path(address: str) -> str:

@@ -139,7 +139,9 @@ class Store(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what is held, such as a file's lock. The next call takes it again."""
+        ...
 
 
 class Reader(Protocol):

@@ -133,7 +133,7 @@ class Loading:
                 self._store.stage(self._load, part)
                 self._staged[part.id] = part.rows
 
-    def finish(self, live: Sequence[Live], tell: Callable[[str], None]) -> Delivered:
+    def finish(self, live: Sequence[Live]) -> Delivered:
         """Deliver the published result, whatever is left of that, and return the receipt. Raises BadJob for keys that
         repeat, SinkBusy if a later generation is live, StoreUnavailable, RunFailed if rows are missing in the store.
         """
@@ -249,12 +249,12 @@ def refuse_repeated(rows: Any, key: Sequence[str], shown: str) -> None:
         )
 
 
-def deliver(found: Publication, delivery: Delivery, tell: Callable[[str], None]) -> Delivered:
+def deliver(found: Publication, delivery: Delivery) -> Delivered:
     """Bring a published result to a store; see `Loading.finish`. The caller holds the sink's lease."""
     result = Result.of(found)
     store = opened(delivery)
     try:
-        return Loading(delivery, result, store).finish(found.live(), tell)
+        return Loading(delivery, result, store).finish(found.live())
     finally:
         store.close()
 

@@ -1,5 +1,5 @@
-"""DuckDB files. One process at a time may write such a file, and none may read it meanwhile, so it is opened for each
-part and closed again, and whoever finds it taken waits a while.
+"""DuckDB files. One process at a time may write such a file, and none may read it meanwhile, so it is held for a moment
+only, and whoever finds it taken waits a while.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from gristmill.arrow.schemas import plain, unwritable
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.startup import imported
 from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.gate import Gate
 from gristmill.stores.lookup import asked, keyed, restored
 from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
-_NESTED = (
-    "list of",
-    "struct",
-)
-
+HOLD = 0.5  # seconds after which a file is let go between two transactions, so that readers get at it
 _SIMPLE = {
     pa.bool_(): "BOOLEAN",
     **{pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT"},
@@ -92,24 +89,33 @@ class File:
         self._place = place
         schema, _, self._table = place.name.rpartition(".")
         self._schema = schema or "main"
+        self._gate = Gate(place.path, place.shown, PATIENCE)
+        self._held: Any = None
+        self._since = 0.0
 
     @contextlib.contextmanager
     def session(self, *, write: bool) -> Iterator[Session]:
-        """A connection of its own, of one transaction. To look costs no lock if there is no file."""
+        """To look makes no file."""
         duckdb = imported("duckdb")
         if not write and not os.path.exists(self._place.path):
-            with duckdb.connect(":memory:") as connection:
-                yield Transaction(connection, self._schema)
+            with duckdb.connect(":memory:") as nothing:
+                yield Transaction(nothing, self._schema)
             return
-        with connected(self._place, read_only=False) as connection:
-            try:
-                connection.begin()
-                if write and self._schema != "main":
-                    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._schema)}")
-                yield Transaction(connection, self._schema)
-                connection.commit()
-            except duckdb.Error as e:
+        if self._held is None or time.monotonic() - self._since > HOLD:
+            self.close()
+            self._gate.hold()
+            self._held, self._since = connected(self._place, read_only=False), time.monotonic()
+        try:
+            self._held.begin()
+            if write and self._schema != "main":
+                self._held.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._schema)}")
+            yield Transaction(self._held, self._schema)
+            self._held.commit()
+        except BaseException as e:
+            self.close()  # which rolls back
+            if isinstance(e, duckdb.Error):
                 raise StoreUnavailable(f"{self._place.shown}: DuckDB says: {self._place.words(e)}") from e
+            raise
 
     def table(self, name: str) -> str:
         return f"{quoted(self._schema)}.{quoted(name)}"
@@ -157,7 +163,10 @@ class File:
             session.run(f"CREATE INDEX IF NOT EXISTS {name} ON {self.target()} ({quoted(column)})")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+        self._gate.release()
 
 
 class Transaction:
@@ -192,16 +201,14 @@ class Transaction:
         return [f"{quoted(self._schema)}.{quoted(row[0])}" for row in self.run(sql, self._schema, prefix)]
 
 
-@contextlib.contextmanager
-def connected(place: Place, *, read_only: bool) -> Iterator[Any]:
-    """The file, opened as soon as no other process has it. Raises StoreUnavailable after PATIENCE."""
+def connected(place: Place, *, read_only: bool) -> Any:
+    """A connection, as soon as no other process has the file. Raises StoreUnavailable after PATIENCE."""
     duckdb, path, until, wait = imported("duckdb"), place.path, time.monotonic() + PATIENCE, 0.002
     while True:
         try:
-            connection = duckdb.connect(path, read_only=read_only, config=dict(place.options))
-            break
+            return duckdb.connect(path, read_only=read_only, config=dict(place.options))
         except (duckdb.IOException, duckdb.ConnectionException, duckdb.BinderException) as e:
-            held = "lock" in str(e).lower() or "different configuration" in str(e).lower()
+            held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
             if not held or time.monotonic() > until:
                 way = ": close it there, and run again" if held else ""
                 raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}{way}") from e
@@ -209,10 +216,6 @@ def connected(place: Place, *, read_only: bool) -> Iterator[Any]:
             wait = min(0.1, wait * 2)
         except duckdb.Error as e:
             raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 def _kind(kind: pa.DataType, where: str) -> str:
@@ -257,12 +260,14 @@ class FileReader:
         self._key = key
         schema, _, self._table = place.name.rpartition(".")
         self._schema = schema or "main"
+        self._gate = Gate(place.path, place.shown, PATIENCE)
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         duckdb, place = imported("duckdb"), self._place
         if not os.path.exists(place.path):
             raise BadSource(f"{place.shown}: there is no such file: deliver a result there first")
         table = f"{quoted(self._schema)}.{quoted(self._table)}"
+        self._gate.through()
         with connected(place, read_only=True) as connection:
             try:
                 connection.begin()
