@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import gristmill as gm
 
 Row = dict[str, Any]
 
@@ -50,5 +52,52 @@ def duckdb(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
     yield Shop("duckdb", lambda table: f"duckdb://{file}#{table}", seen, clear)
 
 
+@contextmanager
+def sqlite(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
+    """A file."""
+    import sqlite3
+
+    file = folder / "shop.sqlite"
+
+    def seen(table: str) -> dict[int, Row] | None:
+        if not file.exists():
+            return None
+        with closing(sqlite3.connect(file)) as db:
+            db.row_factory = sqlite3.Row
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table]).fetchall():
+                return None
+            return {row["id"]: dict(row) for row in db.execute(f'SELECT * FROM "{table}"')}
+
+    def clear(table: str) -> None:
+        for path in folder.glob("shop.sqlite*"):
+            path.unlink()
+
+    yield Shop("sqlite", lambda table: f"sqlite://{file}#{table}", seen, clear)
+
+
+@contextmanager
+def lmdb(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
+    """A file a table."""
+    import msgpack
+
+    import lmdb as client
+    from gristmill.stores.lmdb import MARKS, opened
+
+    def seen(table: str) -> dict[int, Row] | None:
+        environment = opened(gm.to(f"lmdb://{folder}/{table}?key=id").place)  # a process opens a file once
+        if environment is None:
+            return None
+        with environment.begin() as transaction:
+            rows = [msgpack.unpackb(value) for key, value in transaction.cursor() if key != MARKS]
+        return {row["id"]: row for row in rows}
+
+    def clear(table: str) -> None:
+        for path in folder.glob(f"{table}*"):
+            path.unlink()
+
+    assert client.version() >= (0, 9)
+    yield Shop("lmdb", lambda table: f"lmdb://{folder}/{table}", seen, clear)
+
+
 EMBEDDED = ("duckdb", "sqlite", "lmdb")
-SHOPS: dict[str, Callable[[pytest.FixtureRequest, Path], Any]] = {"duckdb": duckdb}
+SHOPS: dict[str, Callable[[pytest.FixtureRequest, Path], Any]] = {"duckdb": duckdb, "sqlite": sqlite, "lmdb": lmdb}

@@ -29,6 +29,8 @@ STORES: "Registry[type[StoreKind]]" = Registry(
     "gristmill.stores",
     {
         "duckdb": "gristmill.stores.duckdb:DuckDB",
+        "sqlite": "gristmill.stores.sqlite:SQLite",
+        "lmdb": "gristmill.stores.lmdb:Lmdb",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
 )

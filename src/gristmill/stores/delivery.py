@@ -17,7 +17,7 @@ import pyarrow as pa
 from gristmill.commit.documents import Delivered, Described, Live
 from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations
 from gristmill.commit.publication import Publication
-from gristmill.errors import BadJob, CorruptStore, RunFailed
+from gristmill.errors import BadJob, CorruptStore, RunFailed, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job.delivery import STORES, Delivery
@@ -98,11 +98,13 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
     if not sink_format(form).tables:
         raise BadJob(f"deliver {delivery.shown}: the sink's format is {form}, which has no rows to deliver: use parquet")
     load = load_of(delivery, result)
-    if unknown := next((name for name in load.index if name not in load.schema.names), None):
-        raise BadJob(
-            f"deliver {delivery.shown}: index names column {unknown!r}, which the result does not have: it has "
-            f"{', '.join(load.schema.names)}"
-        )
+    names = load.schema.names
+    for option, columns in (("key", load.key), ("index", tuple(load.index))):
+        if unknown := next((name for name in columns if name not in names), None):
+            raise BadJob(
+                f"deliver {delivery.shown}: {option} names column {unknown!r}, which the result does not have"
+                f"{did_you_mean(unknown, names)}: it has {', '.join(names)}"
+            )
     store.check(load)
 
 
@@ -140,6 +142,7 @@ class Loading:
         files = self.wanted(live)
         load = self._load = self._load.of(sum(f.rows for f in files))
         if (found := self._store.live(load.mark.sink)) is not None and found.name == load.mark.name:
+            self._store.drop(load, this=True)
             return self._receipt(found)
         check(self._delivery, self._result, self._store)
         if load.key:
@@ -153,7 +156,7 @@ class Loading:
                 "was staged is removed, and the next run, or gristmill deliver, loads it again"
             )
         self._store.publish(load)
-        self._store.drop(load)
+        self._store.drop(load, this=True)
         return self._receipt(load.mark)
 
     def _only(self, files: Sequence[Live]) -> None:

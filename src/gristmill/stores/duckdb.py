@@ -104,7 +104,11 @@ class File:
         if self._held is None or time.monotonic() - self._since > HOLD:
             self.close()
             self._gate.hold()
-            self._held, self._since = connected(self._place, read_only=False), time.monotonic()
+            try:
+                self._held, self._since = connected(self._place, read_only=False), time.monotonic()
+            except BaseException:
+                self._gate.release()
+                raise
         try:
             self._held.begin()
             if write and self._schema != "main":

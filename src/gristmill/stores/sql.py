@@ -122,12 +122,6 @@ class Tables:
                     f"{shown}: column {field.name!r} is {there[field.name]}, which does not hold the result's "
                     f"{field.type} without loss: change the column's type there, or cast the values in a step"
                 )
-        lacks = [name for name in load.key if name not in load.schema.names]
-        if lacks:
-            raise BadJob(
-                f"{shown}: key names column {lacks[0]!r}, which the result does not have"
-                f"{did_you_mean(lacks[0], load.schema.names)}: it has {', '.join(load.schema.names)}"
-            )
         return columns
 
     # ------------------------------------------------ staging
