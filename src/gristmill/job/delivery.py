@@ -31,8 +31,10 @@ STORES: "Registry[type[StoreKind]]" = Registry(
         "duckdb": "gristmill.stores.duckdb:DuckDB",
         "sqlite": "gristmill.stores.sqlite:SQLite",
         "lmdb": "gristmill.stores.lmdb:Lmdb",
+        "postgresql": "gristmill.stores.postgres:Postgres",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
+    aliases={"postgres": "postgresql"},
 )
 STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
 _FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf", "spark"})

@@ -121,6 +121,9 @@ class File:
                 raise StoreUnavailable(f"{self._place.shown}: DuckDB says: {self._place.words(e)}") from e
             raise
 
+    def alone(self, session: Session) -> None:
+        """A file has one writer at a time."""
+
     def table(self, name: str) -> str:
         return f"{quoted(self._schema)}.{quoted(name)}"
 

@@ -40,13 +40,13 @@ def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 def packed_rows(batch: pa.RecordBatch) -> pa.Array:
     """Each row as a MessagePack map, as a binary array."""
-    return _joined(_headers(np.full(batch.num_rows, batch.num_columns), _MAP), *_fields(batch.schema, batch.columns))
+    return joined(_headers(np.full(batch.num_rows, batch.num_columns), _MAP), *_fields(batch.schema, batch.columns))
 
 
 def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
     """Each row's key as bytes: the text of the value of a single column (bytes as they are), else a MessagePack list."""
     if len(columns) > 1:
-        return _joined(_headers(np.full(len(columns[0]), len(columns)), _LIST), *map(_packed, columns))
+        return joined(_headers(np.full(len(columns[0]), len(columns)), _LIST), *map(_packed, columns))
     column = columns[0].cast(plain(columns[0].type))
     if _is_bytes(column.type):
         return column.cast(pa.binary())
@@ -82,7 +82,7 @@ def _packed(values: pa.Array) -> pa.Array:
     if t.is_float16(kind):
         return _packed(values.cast(pa.float32()))
     if t.is_boolean(kind):
-        made = _fixed(_filled(values, False).to_numpy(zero_copy_only=False).astype(np.uint8)[:, None] + np.uint8(0xC2))
+        made = fixed(_filled(values, False).to_numpy(zero_copy_only=False).astype(np.uint8)[:, None] + np.uint8(0xC2))
     elif t.is_integer(kind) or t.is_floating(kind):
         made = _number(values)
     elif t.is_duration(kind):
@@ -96,7 +96,7 @@ def _packed(values: pa.Array) -> pa.Array:
     elif t.is_struct(kind):
         children = values.flatten()
         sizes = _headers(np.full(len(values), len(children)), _MAP)
-        made = _joined(sizes, *_fields(kind, children))
+        made = joined(sizes, *_fields(kind, children))
     else:
         made = _long(_filled(_as_text(values).cast(pa.binary()), b""), _TEXT)
     return pc.if_else(values.is_valid(), made, pa.scalar(_NULL, pa.binary())) if values.null_count else made
@@ -120,10 +120,10 @@ def _number(values: pa.Array) -> pa.Array:
     data = np.empty((len(raw), 1 + raw.itemsize), np.uint8)
     data[:, 0] = head
     data[:, 1:] = raw.view(np.uint8).reshape(len(raw), raw.itemsize)
-    return _fixed(data)
+    return fixed(data)
 
 
-def _fixed(data: np.ndarray) -> pa.Array:
+def fixed(data: np.ndarray) -> pa.Array:
     """The rows of a matrix of bytes, as a binary array."""
     offsets = np.arange(len(data) + 1, dtype=np.int32) * np.int32(data.shape[1])
     return pa.Array.from_buffers(
@@ -136,11 +136,11 @@ def _headers(lengths: np.ndarray, head: int) -> pa.Array:
     data = np.empty((len(lengths), 5), np.uint8)
     data[:, 0] = head
     data[:, 1:] = np.ascontiguousarray(lengths, np.dtype(">u4")).view(np.uint8).reshape(len(lengths), 4)
-    return _fixed(data)
+    return fixed(data)
 
 
 def _long(values: pa.Array, head: int) -> pa.Array:
-    return _joined(_headers(pc.binary_length(values).to_numpy(zero_copy_only=False), head), values)
+    return joined(_headers(pc.binary_length(values).to_numpy(zero_copy_only=False), head), values)
 
 
 def _lists(values: pa.Array) -> pa.Array:
@@ -150,10 +150,10 @@ def _lists(values: pa.Array) -> pa.Array:
     starts = np.frombuffer(edges, np.int32)[inner.offset : inner.offset + len(inner) + 1]
     offsets = np.ascontiguousarray(starts[np.concatenate(([0], np.cumsum(lengths)))], np.int32)
     together = pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), data])
-    return _joined(_headers(lengths, _LIST), together)
+    return joined(_headers(lengths, _LIST), together)
 
 
-def _joined(*pieces: Any) -> pa.Array:
+def joined(*pieces: Any) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
 

@@ -51,6 +51,10 @@ class Database(Protocol):
         """A transaction, committed at the end and rolled back on an error. Raises StoreUnavailable."""
         ...
 
+    def alone(self, session: Session) -> None:
+        """Let no other deliverer to the target go on before this transaction has ended."""
+        ...
+
     def table(self, name: str) -> str:
         """How a table of ours, beside the target, is named in SQL."""
         ...
@@ -149,6 +153,7 @@ class Tables:
     def stage(self, load: Load, part: Part) -> None:
         parts, stage = self._db.table(PARTS), self._db.table(load.stage)
         with self._db.session(write=True) as session:
+            self._db.alone(session)
             self._begin(session, load)
             if session.run(f"SELECT 1 FROM {parts} WHERE stage = ? AND part = ?", load.stage, part.id):
                 return
@@ -174,11 +179,14 @@ class Tables:
 
     def publish(self, load: Load) -> None:
         with self._db.session(write=True) as session:
+            self._db.alone(session)
+            if self._ahead(session, load):
+                return
             self._begin(session, load)
-        if load.mode == "replace":
-            with self._db.session(write=True) as session:
+            if load.mode == "replace":
                 self._db.ready(session, load)
         with self._db.session(write=True) as session:
+            self._db.alone(session)
             if not self._ahead(session, load):
                 self._apply(session, load)
                 self._note(session, load)
@@ -256,14 +264,14 @@ def created(session: Session, table: str, columns: Mapping[str, str]) -> None:
     session.run(f"CREATE TABLE {table} ({_defined(columns)})")
 
 
-def moved(session: Session, target: str, stage: str) -> None:
+def moved(session: Session, target: str, stage: str, *, truncate: bool = False) -> None:
     """Put the staged rows in the place of the target's, one transaction: all that hangs on the target stays."""
     there = session.columns(target)
     for name, kind in session.columns(stage).items():
         if name not in there:
             session.run(f"ALTER TABLE {target} ADD COLUMN {quoted(name)} {kind}")
     names = ", ".join(map(quoted, session.columns(stage)))
-    session.run(f"DELETE FROM {target}")
+    session.run(f"TRUNCATE {target}" if truncate else f"DELETE FROM {target}")
     session.run(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage}")
     session.run(f"DROP TABLE {stage}")
 

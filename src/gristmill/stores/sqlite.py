@@ -89,6 +89,9 @@ class File:
                 raise StoreUnavailable(f"{self._place.shown}: SQLite says: {self._place.words(e)}") from e
             raise
 
+    def alone(self, session: Session) -> None:
+        """A file has one writer at a time."""
+
     def table(self, name: str) -> str:
         return quoted(name)
 
