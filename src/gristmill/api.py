@@ -494,9 +494,7 @@ def _told(text: str) -> None:
 
 
 @named("lookup")
-def lookup(
-    at: Any, key: Sequence[str] | str | None = None, *, storage: Mapping[str, Any] | None = None
-) -> Lookup:
+def lookup(at: Any, key: Sequence[str] | str | None = None, *, storage: Mapping[str, Any] | None = None) -> Lookup:
     """Look rows up by key, where a result was delivered or in a sink: `.get(key)` is the row as a dict, or None;
     `.get_many(keys)` a list of them, all of one published generation. When a next one is published, it is used.
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import gristmill as gm
 
 Row = dict[str, Any]
@@ -28,11 +26,11 @@ class Shop:
 
     def staging(self, folder: Path) -> dict[str, str]:
         """What a sink that is this store says of its folder: nothing, if the store is a file."""
-        return {} if self.name in EMBEDDED else {"staging": str(folder / "staging")}
+        return {} if self.name not in SERVERS else {"staging": str(folder / "staging")}
 
 
 @contextmanager
-def duckdb(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
+def duckdb(server: str, folder: Path) -> Iterator[Shop]:
     """A file."""
     import duckdb as client
 
@@ -53,7 +51,7 @@ def duckdb(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
 
 
 @contextmanager
-def sqlite(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
+def sqlite(server: str, folder: Path) -> Iterator[Shop]:
     """A file."""
     import sqlite3
 
@@ -76,11 +74,11 @@ def sqlite(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
 
 
 @contextmanager
-def lmdb(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
+def lmdb(server: str, folder: Path) -> Iterator[Shop]:
     """A file a table."""
+    import lmdb as client
     import msgpack
 
-    import lmdb as client
     from gristmill.stores.lmdb import MARKS, opened
 
     def seen(table: str) -> dict[int, Row] | None:
@@ -100,12 +98,11 @@ def lmdb(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
 
 
 @contextmanager
-def postgres(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
+def postgres(server: str, folder: Path) -> Iterator[Shop]:
     """A schema of its own in a database."""
     import psycopg
     from psycopg.rows import dict_row
 
-    server = request.getfixturevalue("postgres")
     schema = f"s{abs(hash(str(folder))):x}"
     with psycopg.connect(server, autocommit=True, row_factory=dict_row) as db:
         db.execute(f"CREATE SCHEMA {schema}")
@@ -123,5 +120,32 @@ def postgres(request: pytest.FixtureRequest, folder: Path) -> Iterator[Shop]:
         db.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
-EMBEDDED = ("duckdb", "sqlite", "lmdb")
-SHOPS: dict[str, Callable[[pytest.FixtureRequest, Path], Any]] = {"duckdb": duckdb, "sqlite": sqlite, "lmdb": lmdb, "postgresql": postgres}
+@contextmanager
+def redis(server: str, folder: Path) -> Iterator[Shop]:
+    """A database of a server, empty before and after."""
+    import msgpack
+    import redis as client
+
+    with client.Redis.from_url(f"{server}/3") as db:
+        db.flushdb()
+
+        def seen(table: str) -> dict[int, Row] | None:
+            at, buckets = db.hmget(table, "at", "buckets")
+            if at is None:
+                return None
+            found = [db.hgetall(f"{at.decode()}:{n}") for n in range(int(buckets))]
+            rows = [msgpack.unpackb(value) for one in found for value in one.values()]
+            return {row["id"]: row for row in rows}
+
+        yield Shop("redis", lambda table: f"{server}/3#{table}", seen, lambda table: db.flushdb())
+        db.flushdb()
+
+
+SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
+SHOPS: dict[str, Callable[[str, Path], Any]] = {
+    "duckdb": duckdb,
+    "sqlite": sqlite,
+    "lmdb": lmdb,
+    "postgresql": postgres,
+    "redis": redis,
+}

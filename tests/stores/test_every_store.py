@@ -1,4 +1,4 @@
-"""What every store promises: its readers see the old rows or the new ones, complete and once, whoever is killed when."""
+"""What every store promises: its readers see the old rows or the new ones, complete and once, whoever is killed."""
 
 from __future__ import annotations
 
@@ -50,10 +50,17 @@ def wanted(ids: Any, times: int = 1) -> dict[int, dict[str, Any]]:
     return {i: {"id": i, "y": i / 4 * times, "label": f"n{times}"} for i in ids}
 
 
-@pytest.fixture(params=list(shops.SHOPS))
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    """Each store."""
-    with shops.SHOPS[request.param](request, tmp_path) as made:
+@pytest.fixture(params=list(shops.SHOPS), scope="session")
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each kind of store, and the address of its server, if it has one."""
+    server = shops.SERVERS.get(request.param)
+    return request.param, request.getfixturevalue(server) if server else ""
+
+
+@pytest.fixture
+def shop(kind: tuple[str, str], tmp_path: Path) -> Iterator[Shop]:
+    """A store of that kind, without rows."""
+    with shops.SHOPS[kind[0]](kind[1], tmp_path) as made:
         yield made
 
 
@@ -155,7 +162,7 @@ def test_keys_that_repeat_are_told_before_anything_changes(shop: Shop, first: st
     with pytest.raises(gm.RunFailed, match=r"10 keys \(id\) repeat: 0 2 times; 1 2 times; 2 2 times …") as failed:
         made.run()
     assert failed.value.report.rows_ok == 20 and failed.value.exit_code == 1
-    with pytest.raises(gm.BadJob, match="key names column 'idd'.*did you mean 'id'"):
+    with pytest.raises(gm.BadJob, match=r"key names column 'idd'.*did you mean 'id'"):
         gm.deliver(first, address, mode="upsert", key="idd")
     assert shop.seen("scores") == wanted(range(ROWS))
     pq.write_table(pa.table({"id": pa.array([1, None, 3]), "x": [1.0, 2.0, 3.0]}), folder / "copy.parquet")
@@ -205,7 +212,7 @@ def test_a_stale_deliverer_stops(shop: Shop, first: str, nights: Path) -> None:
         gm.deliver(first, made)
     store.close()
     assert shop.seen("scores") == wanted(range(ROWS), 2)
-    assert gm.verify(f"{first}2").ok
+    assert gm.verify(job(Path(first), sink=gm.sink(f"{first}2"), deliver=[made])).ok
 
 
 def test_an_empty_result(shop: Shop, first: str, tmp_path: Path) -> None:
@@ -364,7 +371,7 @@ def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: P
 
     with pytest.raises(gm.BadJob, match="has no column 'certainty', which the result has"):
         with_(more, "more", made).run()
-    with pytest.raises(gm.BadJob, match="column 'y' is .* which does not hold the result's string"):
+    with pytest.raises(gm.BadJob, match=r"column 'y' is .* which does not hold the result's string"):
         with_(other, "other", made).run()
     assert shop.seen("scores") == wanted(range(10))
     assert not list((tmp_path / "more").glob("*.parquet"))

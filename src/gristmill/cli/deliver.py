@@ -85,7 +85,7 @@ gristmill lookup duckdb:///data/scores.duckdb#scores 'tt0111161' --json
 @click.argument("target", metavar="SINK|STORE")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @words.option("--key", "columns", multiple=True, metavar="A,B",
-              help="The columns to look up by (default: those of the delivery); a key of several is one JSON list")  # fmt: skip
+              help="The columns to look up by (default: the delivery's); of several, a key is a JSON list")  # fmt: skip
 @words.sets
 @words.variables
 @words.as_json

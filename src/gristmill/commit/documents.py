@@ -193,7 +193,6 @@ class Asked(Document, what="note of the deliveries asked for"):
     to: tuple[str, ...]
 
 
-
 @dataclass(frozen=True)
 class Settled(Document, what="note of what was settled"):
     """`settled.json`: the last publication whose clean-up is done."""

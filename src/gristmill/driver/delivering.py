@@ -92,8 +92,8 @@ def _made(result: Publication, wanted: Sequence[Delivery]) -> list[Delivered]:
 def deliver(
     root: str, files: Files, sink: str, wanted: Sequence[Delivery], tell: Callable[[str], None]
 ) -> list[Delivered]:
-    """Deliver what a sink has published. Raises BadSource if that is nothing, SinkBusy if a run is at work, BadJob for a
-    store that cannot be opened or does not fit, RunFailed.
+    """Deliver what a sink has published. Raises BadSource if that is nothing, SinkBusy if a run is at work, BadJob for
+    a store that cannot be opened or does not fit, RunFailed.
     """
     with files.lease(sink, generations.meta(root), tell):
         with contextlib.suppress(CorruptStore):
@@ -135,7 +135,9 @@ def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
         receipt = last.get(to)
         about = {} if receipt is None else {n: getattr(receipt, n) for n in ("mode", "generation", "rows", "at")}
         now = receipt is not None and receipt.generation == result.generation
-        out.append({"to": to, "state": "delivered" if now else "not delivered" if receipt is None else "behind", **about})
+        out.append(
+            {"to": to, "state": "delivered" if now else "not delivered" if receipt is None else "behind", **about}
+        )
     return out
 
 
@@ -149,7 +151,9 @@ def wrong(root: str, files: Files, result: Publication, given: Sequence[Delivery
         to, receipt = about["to"], receipts.get(about["to"])
         if receipt is None:
             has = f"has generation {about['generation']}" if "generation" in about else "has nothing of it"
-            bad.append(f"{to}: generation {result.generation} is not delivered there ({has}): gristmill deliver does it")
+            bad.append(
+                f"{to}: generation {result.generation} is not delivered there ({has}): gristmill deliver does it"
+            )
             continue
         try:
             lines = deliveries.differences(result, known.get(to) or deliveries.renewed(receipt), receipt)

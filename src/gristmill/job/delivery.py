@@ -32,9 +32,10 @@ STORES: "Registry[type[StoreKind]]" = Registry(
         "sqlite": "gristmill.stores.sqlite:SQLite",
         "lmdb": "gristmill.stores.lmdb:Lmdb",
         "postgresql": "gristmill.stores.postgres:Postgres",
+        "redis": "gristmill.stores.redis:Redis",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
-    aliases={"postgres": "postgresql"},
+    aliases={"postgres": "postgresql", "rediss": "redis", "valkey": "redis", "valkeys": "redis"},
 )
 STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
 _FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf", "spark"})
@@ -190,7 +191,7 @@ def to(uri: str, **options: "Unpack[DeliveryOptions]") -> Delivery:
     `Delivery`. `mode`, `key`, `evolve` and `delete` may also be in the address: `…?mode=upsert&key=id#scores`.
     """
     fields: Mapping[str, Any] = options
-    return Delivery(uri if isinstance(uri, str) else os.fspath(uri), **fields)
+    return Delivery(os.fspath(uri), **fields)
 
 
 def as_deliveries(value: Any) -> tuple[Delivery, ...]:

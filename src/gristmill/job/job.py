@@ -285,8 +285,8 @@ class JobSpec:
     deliver: Annotated[
         tuple[Delivery, ...],
         Help(
-            "Stores that the published result is delivered to: addresses, or mappings with `to` and options (mode, key, "
-            "index, evolve, delete)",
+            "Stores that the published result is delivered to: addresses, or mappings with `to` and options (mode, "
+            "key, index, evolve, delete)",
             flag=None,
         ),
     ] = ()

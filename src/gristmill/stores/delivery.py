@@ -96,7 +96,9 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
     """Raises BadJob for a result that does not fit the store, as far as its schema tells."""
     form = result.about.sink_format
     if not sink_format(form).tables:
-        raise BadJob(f"deliver {delivery.shown}: the sink's format is {form}, which has no rows to deliver: use parquet")
+        raise BadJob(
+            f"deliver {delivery.shown}: the sink's format is {form}, which has no rows to deliver: use parquet"
+        )
     load = load_of(delivery, result)
     names = load.schema.names
     for option, columns in (("key", load.key), ("index", tuple(load.index))):

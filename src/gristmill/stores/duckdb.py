@@ -24,9 +24,16 @@ PATIENCE = 20.0  # seconds to wait for a file that another process has open
 HOLD = 0.5  # seconds after which a file is let go between two transactions, so that readers get at it
 _SIMPLE = {
     pa.bool_(): "BOOLEAN",
-    **{pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT"},
-    **{pa.uint8(): "UTINYINT", pa.uint16(): "USMALLINT", pa.uint32(): "UINTEGER", pa.uint64(): "UBIGINT"},
-    **{pa.float32(): "FLOAT", pa.float64(): "DOUBLE"},
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
     **dict.fromkeys((pa.string(), pa.large_string()), "VARCHAR"),
     **dict.fromkeys((pa.binary(), pa.large_binary()), "BLOB"),
     **dict.fromkeys((pa.date32(), pa.date64()), "DATE"),
@@ -155,12 +162,12 @@ class File:
 
     def _bound(self, session: Session) -> bool:
         """Whether the target has indices, constraints, defaults or comments, which a rename would lose."""
-        where = "schema_name = ? AND table_name = ?"
+        where, of_column = "schema_name = ? AND table_name = ?", "(column_default IS NOT NULL OR comment IS NOT NULL)"
         at = (self._schema, self._table)
         return bool(
             session.run(f"SELECT 1 FROM duckdb_indexes() WHERE {where} LIMIT 1", *at)
             or session.run(f"SELECT 1 FROM duckdb_constraints() WHERE {where} LIMIT 1", *at)
-            or session.run(f"SELECT 1 FROM duckdb_columns() WHERE {where} AND (column_default IS NOT NULL OR comment IS NOT NULL) LIMIT 1", *at)
+            or session.run(f"SELECT 1 FROM duckdb_columns() WHERE {where} AND {of_column} LIMIT 1", *at)
             or session.run(f"SELECT 1 FROM duckdb_tables() WHERE {where} AND comment IS NOT NULL LIMIT 1", *at)
         )  # fmt: skip
 
@@ -201,7 +208,7 @@ class Transaction:
             "SELECT column_name, data_type FROM duckdb_columns() WHERE database_name = current_database() AND "
             "schema_name = ? AND table_name = ? ORDER BY column_index"
         )
-        return dict(self.run(sql, schema, name))  # type: ignore[arg-type]
+        return dict(self.run(sql, schema, name))
 
     def tables(self, prefix: str) -> list[str]:
         sql = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ? AND starts_with(table_name, ?)"
@@ -251,7 +258,9 @@ def _kind(kind: pa.DataType, where: str) -> str:
         return f"MAP({_kind(kind.key_type, where)}, {_kind(kind.item_type, where)})"
     if t.is_struct(kind) and kind.num_fields and unwritable(kind) is None:
         return f"STRUCT({', '.join(f'{_word(f.name)} {_kind(f.type, where)}' for f in kind)})"
-    raise BadJob(f"{where} is {kind}, which DuckDB cannot hold without loss: cast it in a step, or leave it out (drop=)")
+    raise BadJob(
+        f"{where} is {kind}, which DuckDB cannot hold without loss: cast it in a step, or leave it out (drop=)"
+    )
 
 
 def _word(name: str) -> str:

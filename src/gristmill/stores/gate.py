@@ -1,5 +1,5 @@
-"""A gate beside a store that is a file: who writes holds it, who reads passes through it. A file of a database has locks
-of its own, but none that lets a writer in while readers come one after the other.
+"""A gate beside a store that is a file: who writes holds it, who reads passes through it. A file of a database has
+locks of its own, but none that lets a writer in while readers come one after the other.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.schemas import unwritable
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed, SinkBusy
 from gristmill.files.disk import LOCAL
@@ -27,7 +26,7 @@ from gristmill.process.startup import imported
 from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable, stale
 from gristmill.stores.gate import Gate
 from gristmill.stores.lookup import asked, keyed
-from gristmill.stores.packing import packed_keys, packed_rows, slices, unpacked
+from gristmill.stores.packing import check_packed, packed_keys, packed_rows, slices, unpacked
 
 PATIENCE = 20.0  # seconds to wait for another deliverer's last step
 MARKS = b"\0gristmill"
@@ -82,16 +81,7 @@ class File:
     # ------------------------------------------------ before
 
     def check(self, load: Load) -> None:
-        for field in load.schema:
-            if (why := unwritable(field.type)) is not None:
-                raise BadJob(
-                    f"{self._place.shown}: column {field.name!r} is {field.type}, and {why} cannot be held: cast it in a "
-                    "step, or leave it out (drop=)"
-                )
-        for name in load.key:
-            kind = load.schema.field(name).type
-            if pa.types.is_floating(kind) or pa.types.is_nested(kind):
-                raise BadJob(f"{self._place.shown}: key column {name!r} is {kind}: give columns of texts or whole numbers")
+        check_packed(load.schema, load.key, self._place.shown)
 
     def live(self, sink: str) -> Mark | None:
         return next((mark for mark in _marks(self._place) if mark.sink == sink), None)
@@ -135,7 +125,9 @@ class File:
         lengths = pc.min_max(pc.binary_length(keys)).as_py()
         if lengths["max"] is not None and (lengths["max"] > LONGEST or lengths["min"] == 0):
             wrong = f"has {lengths['max']} bytes, and at most {LONGEST} are held" if lengths["min"] else "is empty"
-            raise RunFailed(f"{self._place.shown}: a key ({', '.join(load.key)}) {wrong}: give a shorter key, or a hash")
+            raise RunFailed(
+                f"{self._place.shown}: a key ({', '.join(load.key)}) {wrong}: give a shorter key, or a hash"
+            )
         return pa.record_batch([keys, packed_rows(batch)], schema=_RUN)
 
     def count(self, load: Load | None) -> int:

@@ -41,7 +41,9 @@ def asked(keys: Sequence[tuple[Any, ...]], columns: Mapping[str, pa.DataType], s
     for key in keys:
         if len(key) != len(columns):
             names = ", ".join(columns)
-            raise BadJob(f"{shown}: key {key if len(key) != 1 else key[0]!r}: the key has {len(columns)} columns: {names}")
+            raise BadJob(
+                f"{shown}: key {key if len(key) != 1 else key[0]!r}: the key has {len(columns)} columns: {names}"
+            )
     made = {}
     for place, (name, kind) in enumerate(columns.items()):
         values = [key[place] for key in keys]

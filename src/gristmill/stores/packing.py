@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.casts import entries, is_list
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.schemas import plain, unwritable
+from gristmill.errors import BadJob
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
@@ -25,11 +26,30 @@ SLICE_BYTES = 32 << 20  # of rows packed at once: Arrow's binary arrays hold 2 G
 
 _NULL = b"\xc0"
 _INTEGERS = {
-    **{pa.int8(): (0xD0, ">i1"), pa.int16(): (0xD1, ">i2"), pa.int32(): (0xD2, ">i4"), pa.int64(): (0xD3, ">i8")},
-    **{pa.uint8(): (0xCC, ">u1"), pa.uint16(): (0xCD, ">u2"), pa.uint32(): (0xCE, ">u4"), pa.uint64(): (0xCF, ">u8")},
-    **{pa.float32(): (0xCA, ">f4"), pa.float64(): (0xCB, ">f8")},
+    pa.int8(): (0xD0, ">i1"),
+    pa.int16(): (0xD1, ">i2"),
+    pa.int32(): (0xD2, ">i4"),
+    pa.int64(): (0xD3, ">i8"),
+    pa.uint8(): (0xCC, ">u1"),
+    pa.uint16(): (0xCD, ">u2"),
+    pa.uint32(): (0xCE, ">u4"),
+    pa.uint64(): (0xCF, ">u8"),
+    pa.float32(): (0xCA, ">f4"),
+    pa.float64(): (0xCB, ">f8"),
 }
 _TEXT, _BYTES, _LIST, _MAP = 0xDB, 0xC6, 0xDD, 0xDF  # each with a length of four bytes
+
+
+def check_packed(schema: pa.Schema, key: Sequence[str], shown: str) -> None:
+    """Raises BadJob for a column that cannot be packed, and for a key column without a text that tells its values."""
+    for field in schema:
+        if (why := unwritable(field.type)) is not None:
+            raise BadJob(
+                f"{shown}: column {field.name!r} is {field.type}, and {why} cannot be held: cast it in a step, or drop "
+                "it (drop=)"
+            )
+        if field.name in key and (pa.types.is_floating(field.type) or pa.types.is_nested(field.type)):
+            raise BadJob(f"{shown}: key column {field.name!r} is {field.type}: give columns of texts or whole numbers")
 
 
 def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -44,7 +64,7 @@ def packed_rows(batch: pa.RecordBatch) -> pa.Array:
 
 
 def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
-    """Each row's key as bytes: the text of the value of a single column (bytes as they are), else a MessagePack list."""
+    """Each row's key as bytes: the text of the value of a single column (bytes as they are), or a MessagePack list."""
     if len(columns) > 1:
         return joined(_headers(np.full(len(columns[0]), len(columns)), _LIST), *map(_packed, columns))
     column = columns[0].cast(plain(columns[0].type))
@@ -154,6 +174,7 @@ def _lists(values: pa.Array) -> pa.Array:
 
 
 def joined(*pieces: Any) -> pa.Array:
+    """Bytes of all pieces, arrays or scalars, one after the other in each row."""
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
 

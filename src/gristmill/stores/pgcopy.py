@@ -116,7 +116,9 @@ def _numeric(values: pa.Array) -> pa.Array:
     digits = pc.utf8_lpad(whole, width, "0")
     if scale:
         after = -(-scale // 4) * 4
-        digits = joined(digits.cast(pa.binary()), pc.utf8_rpad(pc.utf8_slice_codeunits(bare, -scale), after, "0").cast(pa.binary()))
+        digits = joined(
+            digits.cast(pa.binary()), pc.utf8_rpad(pc.utf8_slice_codeunits(bare, -scale), after, "0").cast(pa.binary())
+        )
         width += after
     data = np.frombuffer(b"".join(digits.cast(pa.binary()).to_pylist()), np.uint8).reshape(len(values), width // 4, 4)
     groups = (data - ord("0")).astype(np.int16) @ np.array([1000, 100, 10, 1], np.int16)

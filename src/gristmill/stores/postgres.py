@@ -197,10 +197,11 @@ class Server:
                 """
                 SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND (
                     c.relkind <> 'r' OR c.relispartition OR c.relrowsecurity OR c.relhassubclass
-                    OR NOT pg_has_role(c.relowner, 'MEMBER') OR c.relowner <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
+                    OR c.relowner <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
                     OR EXISTS (SELECT 1 FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
                                WHERE d.classid = 'pg_rewrite'::regclass AND d.refobjid = c.oid AND r.ev_class <> c.oid)
-                    OR EXISTS (SELECT 1 FROM pg_constraint f WHERE f.contype = 'f' AND (f.confrelid = c.oid OR f.conrelid = c.oid))
+                    OR EXISTS (SELECT 1 FROM pg_constraint f
+                               WHERE f.contype = 'f' AND (f.confrelid = c.oid OR f.conrelid = c.oid))
                     OR EXISTS (SELECT 1 FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal)
                     OR EXISTS (SELECT 1 FROM pg_inherits i WHERE i.inhrelid = c.oid)
                     OR EXISTS (SELECT 1 FROM pg_publication_rel p WHERE p.prrelid = c.oid)
@@ -291,7 +292,7 @@ class Transaction:
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(?) AND "
             "attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
         )
-        return dict(self.run(sql, table))  # type: ignore[arg-type]
+        return dict(self.run(sql, table))
 
     def tables(self, prefix: str) -> list[str]:
         sql = (

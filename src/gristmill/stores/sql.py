@@ -116,8 +116,8 @@ class Tables:
             if field.name not in there:
                 if there and not load.evolve:
                     raise BadJob(
-                        f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}: "
-                        f"it has {', '.join(there)}; add it there, leave it out of the result (drop=), or let the "
+                        f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}"
+                        f": it has {', '.join(there)}; add it there, leave it out of the result (drop=), or let the "
                         "delivery add it (evolve=True)"
                     )
                 columns[field.name] = self._db.kind(field)
@@ -148,7 +148,9 @@ class Tables:
         with self._db.session(write=False) as session:
             if not session.columns(parts) or not session.columns(stage):
                 return {}
-            return {row[0]: int(row[1]) for row in session.run(f"SELECT part, n FROM {parts} WHERE stage = ?", load.stage)}
+            return {
+                row[0]: int(row[1]) for row in session.run(f"SELECT part, n FROM {parts} WHERE stage = ?", load.stage)
+            }
 
     def stage(self, load: Load, part: Part) -> None:
         parts, stage = self._db.table(PARTS), self._db.table(load.stage)
@@ -249,7 +251,9 @@ class Tables:
                     session.run(f"DROP TABLE IF EXISTS {table}")
             if session.columns(self._db.table(PARTS)):
                 sql = f"DELETE FROM {self._db.table(PARTS)} WHERE stage LIKE ?"
-                session.run(sql if this else f"{sql} AND stage <> ?", f"{load.places}%", *(() if this else (load.stage,)))
+                session.run(
+                    sql if this else f"{sql} AND stage <> ?", f"{load.places}%", *(() if this else (load.stage,))
+                )
 
     def close(self) -> None:
         self._db.close()

@@ -250,7 +250,9 @@ def _values(column: pa.Array, field: pa.Field, shown: str) -> list[Any]:
     t = pa.types
     if t.is_floating(bare):
         if pc.any(pc.is_nan(column)).as_py():
-            raise RunFailed(f"{shown}: column {field.name!r} has NaN, which SQLite stores as null: replace it in a step")
+            raise RunFailed(
+                f"{shown}: column {field.name!r} has NaN, which SQLite stores as null: replace it in a step"
+            )
         return list(column.cast(pa.float64()).to_pylist())
     if t.is_duration(bare):
         return list(column.cast(pa.int64()).to_pylist())
@@ -267,7 +269,9 @@ def _packed(column: pa.Array, field: pa.Field, shown: str) -> list[bytes | None]
     filled = column.fill_null([0.0] * width) if column.null_count else column
     flat = filled.flatten()
     if flat.null_count:
-        raise RunFailed(f"{shown}: column {field.name!r} has vectors with a null in them, which their bytes cannot hold")
+        raise RunFailed(
+            f"{shown}: column {field.name!r} has vectors with a null in them, which their bytes cannot hold"
+        )
     data = np.ascontiguousarray(flat.to_numpy(zero_copy_only=False), np.dtype(kind).newbyteorder("<"))
     rows = data.reshape(len(column), width)
     return [row.tobytes() if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
