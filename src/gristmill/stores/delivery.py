@@ -115,10 +115,10 @@ class Loading:
     result is published.
     """
 
-    def __init__(self, delivery: Delivery, result: Result, store: Store) -> None:
+    def __init__(self, delivery: Delivery, result: Result, store: Store, *, expected: int = 0) -> None:
         self._delivery, self._result, self._store = delivery, result, store
         self._begun = time.monotonic()
-        self._load = load_of(delivery, result)
+        self._load = load_of(delivery, result, expected)
         self._before = store.live(result.sink)
         self._staged: dict[str, int] | None = None
 
@@ -136,6 +136,10 @@ class Loading:
             if part.id not in self._staged:
                 self._store.stage(self._load, part)
                 self._staged[part.id] = part.rows
+
+    def rest(self) -> None:
+        """Let go of what the store holds, until there is more to bring."""
+        self._store.close()
 
     def finish(self, live: Sequence[Live]) -> Delivered:
         """Deliver the published result, whatever is left of that, and return the receipt. Raises BadJob for keys that
