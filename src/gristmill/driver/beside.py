@@ -5,6 +5,7 @@ do once the result is published. It is a help, never needed: what it does not do
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -63,7 +64,7 @@ class Beside:
                 found = receipts.standing(at.generation.receipts, at.files, known)
                 live += live_of(at.generation, [r for n, r in found.items() if n not in known])
                 known = found
-                loads = [load for load in loads if self._tried(lambda load=load: self._stage(load, live))]  # type: ignore[misc]
+                loads = [load for load in loads if self._tried(functools.partial(self._stage, load, live))]
                 live = []
                 self._over.wait(EVERY)
 
@@ -73,9 +74,7 @@ class Beside:
 
         def begin() -> None:
             store = stack.enter_context(contextlib.closing(deliveries.opened(delivery)))
-            result = deliveries.Result(
-                at.generation, members, at.plan.about, deliveries.identity(at.root, at.files)
-            )
+            result = deliveries.Result(at.generation, members, at.plan.about, deliveries.identity(at.root, at.files))
             made.append(deliveries.Loading(delivery, result, store, expected=at.plan.shards.rows() or 0))
 
         return made[0] if self._tried(begin) else None

@@ -142,18 +142,17 @@ def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
 
 
 def wrong(root: str, files: Files, result: Publication, given: Sequence[Delivery] = ()) -> tuple[list[str], list[str]]:
-    """What is wrong in the stores, and what is right: a line each. `given` are deliveries with their secrets."""
+    """What is wrong in the stores, and what else there is to say: a line each. `given` are deliveries with their secrets."""
     known = {d.shown: d for d in given}
     newest = {g.number: g for g in generations.generations(root, files)}.get(result.generation)
     receipts = {} if newest is None or newest.lost else {r.to: r for r in deliveries.receipts(newest)}
-    bad, good = [], []
+    bad, good, wanted = [], [], asked(root, files)
     for about in state(root, files, result):
         to, receipt = about["to"], receipts.get(about["to"])
         if receipt is None:
             has = f"has generation {about['generation']}" if "generation" in about else "has nothing of it"
-            bad.append(
-                f"{to}: generation {result.generation} is not delivered there ({has}): gristmill deliver does it"
-            )
+            line = f"{to}: generation {result.generation} is not delivered ({has}): gristmill deliver does it"
+            (bad if to in wanted else good).append(line)  # what was delivered once, by hand, may stay as it is
             continue
         try:
             lines = deliveries.differences(result, known.get(to) or deliveries.renewed(receipt), receipt)

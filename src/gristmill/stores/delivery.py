@@ -233,8 +233,9 @@ def receipts(generation: Generation) -> list[Delivered]:
 def refuse_repeated(rows: Any, key: Sequence[str], shown: str) -> None:
     """Raises BadJob if two rows have the same key, or one has a null in it. Holds at most KEY_MEMORY of them."""
     duckdb = imported("duckdb")
-    names = ", ".join('"' + name.replace('"', '""') + '"' for name in key)
-    some = " OR ".join('"' + name.replace('"', '""') + '" IS NULL' for name in key)
+    given = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}" AS k{i}' for i, name in enumerate(key))
+    names = ", ".join(f"k{i}" for i in range(len(key)))
+    some = " OR ".join(f"k{i} IS NULL" for i in range(len(key)))
     with tempfile.TemporaryDirectory(prefix="gristmill-") as spill:
         config: Mapping[str, Any] = {
             "memory_limit": KEY_MEMORY,
@@ -243,7 +244,7 @@ def refuse_repeated(rows: Any, key: Sequence[str], shown: str) -> None:
         }
         with duckdb.connect(":memory:", config=dict(config)) as connection:
             connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
-            connection.execute(f"CREATE TEMP TABLE keys AS SELECT {names} FROM given")
+            connection.execute(f"CREATE TEMP TABLE keys AS SELECT {given} FROM given")
             nulls = connection.execute(f"SELECT count(*) FROM keys WHERE {some}").fetchone()
             groups = f"SELECT {names}, count(*) AS n FROM keys GROUP BY {names} HAVING n > 1"
             found = connection.execute(f"{groups} ORDER BY n DESC, {names} LIMIT 3").fetchall()

@@ -154,7 +154,7 @@ class File:
         """Rename the staging table; where indices or constraints hang on the target, its rows are replaced."""
         stage, target = self.table(load.stage), self.target()
         if session.columns(target) and self._bound(session):
-            moved(session, target, stage)
+            moved(session, target, stage, load.schema.names)
         else:
             session.run(f"DROP TABLE IF EXISTS {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")

@@ -107,18 +107,17 @@ def _number(values: pa.Array, form: str) -> pa.Array:
 
 def _numeric(values: pa.Array) -> pa.Array:
     """Decimals and whole numbers: groups of four digits, of which those before and after zeros may be left in."""
-    texts = _filled(values, 0).cast(pa.string())
-    negative = pc.starts_with(texts, "-").to_numpy(zero_copy_only=False)
     scale = max(0, values.type.scale) if pa.types.is_decimal(values.type) else 0
-    bare = pc.utf8_ltrim(texts, "-")
-    whole = pc.utf8_slice_codeunits(bare, 0, -(scale + 1)) if scale else bare
-    width = -(-max(1, pc.max(pc.utf8_length(whole)).as_py() or 1) // 4) * 4
+    texts = _filled(_whole(values), 0).cast(pa.string())
+    negative = pc.starts_with(texts, "-").to_numpy(zero_copy_only=False)
+    bare = pc.utf8_lpad(pc.utf8_ltrim(texts, "-"), scale + 1, "0")
+    whole = pc.utf8_slice_codeunits(bare, 0, -scale) if scale else bare
+    width = -(-(pc.max(pc.utf8_length(whole)).as_py() or 1) // 4) * 4
     digits = pc.utf8_lpad(whole, width, "0")
     if scale:
         after = -(-scale // 4) * 4
-        digits = joined(
-            digits.cast(pa.binary()), pc.utf8_rpad(pc.utf8_slice_codeunits(bare, -scale), after, "0").cast(pa.binary())
-        )
+        rest = pc.utf8_rpad(pc.utf8_slice_codeunits(bare, -scale), after, "0")
+        digits = pc.binary_join_element_wise(digits, rest, "")
         width += after
     data = np.frombuffer(b"".join(digits.cast(pa.binary()).to_pylist()), np.uint8).reshape(len(values), width // 4, 4)
     groups = (data - ord("0")).astype(np.int16) @ np.array([1000, 100, 10, 1], np.int16)
@@ -127,6 +126,14 @@ def _numeric(values: pa.Array) -> pa.Array:
     head[:, 0], head[:, 1], head[:, 3] = width // 4, before - 1, scale
     head[:, 2] = np.where(negative, 0x4000, 0)
     return fixed(np.concatenate([head, groups.astype(">i2")], axis=1).astype(">i2").view(np.uint8))
+
+
+def _whole(values: pa.Array) -> pa.Array:
+    """Decimals as whole numbers of their smallest unit: the text of others may have an exponent."""
+    if not pa.types.is_decimal(values.type):
+        return values
+    kind = (pa.decimal256 if values.type.bit_width == 256 else pa.decimal128)(values.type.precision, 0)
+    return pa.Array.from_buffers(kind, len(values), values.buffers(), offset=values.offset)
 
 
 def _vector(values: pa.Array) -> pa.Array:

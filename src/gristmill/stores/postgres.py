@@ -176,7 +176,7 @@ class Server:
             return
         session.run(f"LOCK TABLE {target} IN ACCESS EXCLUSIVE MODE")
         if self._bound(session):
-            moved(session, target, stage, truncate=not self._referenced(session))
+            moved(session, target, stage, load.schema.names, truncate=not self._referenced(session))
             self.indexed(session, load)
             return
         names = list(self._indices(session, self._table))

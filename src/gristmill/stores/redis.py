@@ -315,7 +315,7 @@ def numbers(keys: pa.Array) -> np.ndarray:
         found[active] = _STEP[low] ^ (found[active] >> np.uint32(8))
         at[active] += 1
         active = active[at[active] < past[active]]
-    return found ^ np.uint32(0xFFFFFFFF)
+    return np.asarray(found ^ np.uint32(0xFFFFFFFF))
 
 
 def _steps() -> np.ndarray:

@@ -268,13 +268,15 @@ def created(session: Session, table: str, columns: Mapping[str, str]) -> None:
     session.run(f"CREATE TABLE {table} ({_defined(columns)})")
 
 
-def moved(session: Session, target: str, stage: str, *, truncate: bool = False) -> None:
-    """Put the staged rows in the place of the target's, one transaction: all that hangs on the target stays."""
+def moved(session: Session, target: str, stage: str, columns: Sequence[str], *, truncate: bool = False) -> None:
+    """Put the staged rows in the place of the target's, one transaction: all that hangs on the target stays, and
+    columns that the result does not have get their defaults.
+    """
     there = session.columns(target)
     for name, kind in session.columns(stage).items():
         if name not in there:
             session.run(f"ALTER TABLE {target} ADD COLUMN {quoted(name)} {kind}")
-    names = ", ".join(map(quoted, session.columns(stage)))
+    names = ", ".join(map(quoted, columns))
     session.run(f"TRUNCATE {target}" if truncate else f"DELETE FROM {target}")
     session.run(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage}")
     session.run(f"DROP TABLE {stage}")

@@ -124,7 +124,7 @@ class File:
         """
         stage, target = self.table(load.stage), self.target()
         if session.columns(target) and self._bound(session):
-            moved(session, target, stage)
+            moved(session, target, stage, load.schema.names)
         else:
             session.run(f"DROP TABLE IF EXISTS {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {target}")
