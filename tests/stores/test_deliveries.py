@@ -70,7 +70,11 @@ def test_a_job_file_and_its_commands(capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = command(capsys, "run", "job.yaml")
     assert code == 0 and "  sqlite:///" in out and len(rows()) == ROWS
     code, out, _ = command(capsys, "status", "out")
-    assert code == 0 and out.count("delivered sqlite:///") == 1 and "s.lmdb, generation 1: 40 rows by replace" in out
+    assert (
+        code == 0
+        and out.count("store     sqlite:///") == 1
+        and "s.lmdb: delivered, generation 1: 40 rows by replace" in out
+    )
     assert command(capsys, "verify", "job.yaml")[0] == 0
     code, out, err = command(capsys, "lookup", "lmdb://s.lmdb", "3", "39")
     assert code == 0 and [json.loads(line) for line in out.splitlines()] == [{"id": 3, "y": 1.5}, {"id": 39, "y": 19.5}]

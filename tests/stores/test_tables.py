@@ -138,6 +138,39 @@ def test_postgres_says_what_it_refuses(postgres: str, database: Any, nights: tup
     database.execute("DROP ROLE guest")
 
 
+def test_a_connection_that_is_cut(
+    postgres: str, database: Any, nights: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any statement: the store's own words, the old rows, and the next command finishes."""
+    from gristmill.stores.postgres import Transaction
+
+    run, count, cut = Transaction.run, 0, 0
+
+    def counted(self: Any, sql: str, *values: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == cut:
+            database.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gristmill'"
+            )
+        return run(self, sql, *values)
+
+    monkeypatch.setattr(Transaction, "run", counted)
+    gm.deliver(nights[0], f"{postgres}#scores")
+    whole = count
+    for cut in range(1, whole, 7):
+        cut, at = 0, cut
+        database.execute("DROP TABLE IF EXISTS scores")
+        gm.deliver(nights[0], f"{postgres}#scores")
+        count, cut = 0, at
+        with pytest.raises((gm.RunFailed, gm.BadJob), match=r"Postgres says: .*terminating connection"):
+            gm.deliver(nights[1], f"{postgres}#scores")
+        assert one(database, "SELECT sum(y) FROM scores") == sum(range(ROWS))
+        cut = 0
+        gm.deliver(nights[1], f"{postgres}#scores")
+        assert one(database, "SELECT sum(y) FROM scores") == sum(range(ROWS)) * 2
+
+
 def test_postgres_numbers_of_any_size(postgres: str, database: Any, tmp_path: Path) -> None:
     """Decimals of every scale and length come through the binary form as they were."""
     chance = random.Random(7)

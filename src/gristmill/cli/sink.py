@@ -118,7 +118,7 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("published", f"{published['rows_ok']:,} rows ok, {published['rows_dead']:,} dead, from before"))
     for one in now.get("deliveries", ()):
         has = f", generation {one['generation']}: {one['rows']:,} rows by {one['mode']}" if "rows" in one else ""
-        lines.append((one["state"], f"{one['to']}{has}"))
+        lines.append(("store", f"{one['to']}: {one['state']}{has}"))
     if now.get("seconds_ago") is not None:
         lines.append(("as of", f"{units.seconds(now['seconds_ago'])} ago"))
     return lines

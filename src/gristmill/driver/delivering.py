@@ -142,11 +142,13 @@ def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
 
 
 def wrong(root: str, files: Files, result: Publication, given: Sequence[Delivery] = ()) -> tuple[list[str], list[str]]:
-    """What is wrong in the stores, and what else there is to say: a line each. `given` are deliveries with their secrets."""
+    """What is wrong in the stores, and what else there is to say: a line each. `given` have their secrets."""
     known = {d.shown: d for d in given}
     newest = {g.number: g for g in generations.generations(root, files)}.get(result.generation)
     receipts = {} if newest is None or newest.lost else {r.to: r for r in deliveries.receipts(newest)}
-    bad, good, wanted = [], [], asked(root, files)
+    bad: list[str] = []
+    good: list[str] = []
+    wanted = asked(root, files)
     for about in state(root, files, result):
         to, receipt = about["to"], receipts.get(about["to"])
         if receipt is None:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from gristmill.errors import RunFailed
+from gristmill.errors import RunFailed, SinkBusy
 from gristmill.files.document import Document
 from gristmill.job.delivery import Mode, Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Load", "Mark", "Mode", "Part", "Place", "Reader", "Store", "StoreKind", "StoreUnavailable", "stale"]
+__all__ = ["Load", "Mark", "Mode", "Part", "Place", "Reader", "Store", "StoreKind", "StoreUnavailable", "is_there"]
 
 
 class StoreUnavailable(RunFailed):
@@ -75,8 +75,11 @@ class Load:
 
     @property
     def stage(self) -> str:
-        """The name of the staging place of this generation: letters, digits and underscores, at most 40."""
-        return self.places + self.mark.name.replace("-", "_")
+        """The name of the staging place of this generation: letters, digits and underscores, at most 40. What is
+        brought in another mode or by another key has another.
+        """
+        how = hashlib.sha256("\0".join((self.mode, *self.key)).encode()).hexdigest()[:6]
+        return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
 
     def of(self, rows: int) -> Load:
         """The load with the number of its rows in the mark."""
@@ -128,8 +131,8 @@ class Store(Protocol):
 
     def publish(self, load: Load) -> None:
         """The atomic step: what is staged becomes visible as the mode says, and `load.mark` live, both or neither.
-        Nothing happens if the mark is there already. Raises SinkBusy, see `stale`, if a later generation of this sink
-        is live.
+        Nothing happens if that is live already, and SinkBusy is raised if a later generation of this sink is: see
+        `is_there`, which says both.
         """
         ...
 
@@ -179,9 +182,19 @@ class StoreKind(Protocol):
         ...
 
 
-def stale(shown: str, found: Mark, wanted: Mark) -> str:
-    """The message of a SinkBusy: somebody delivered a later generation of the sink."""
-    return (
-        f"{shown}: holds generation {found.generation} of this sink already, and this is {wanted.generation}: another "
-        "run has delivered meanwhile, and nothing was changed"
-    )
+def is_there(found: Mark | None, wanted: Mark, shown: str) -> bool:
+    """Whether what is to be delivered is live already, by the mark found there; for `publish`, which then does nothing.
+    A result that was delivered otherwise (by another key, in another mode) is not, but rows are never appended twice.
+    Raises SinkBusy if a later generation is live: the deliverer was suspended, and is stale.
+    """
+    if found is None or found.generation < wanted.generation:
+        return False
+    if found.generation > wanted.generation:
+        raise SinkBusy(
+            f"{shown}: holds generation {found.generation} of this sink already, and this is {wanted.generation}: "
+            "another run has delivered meanwhile, and nothing was changed (if the sink was restored from a backup, "
+            "score it anew with --restart, or remove the rows there first)"
+        )
+    if found.name != wanted.name:  # a copy of the sink that went its own way
+        return False
+    return wanted.mode == "append" or (found.mode, found.key) == (wanted.mode, wanted.key)

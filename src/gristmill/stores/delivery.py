@@ -24,7 +24,7 @@ from gristmill.job.delivery import STORES, Delivery
 from gristmill.process.startup import imported
 from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.formats import sink_format
-from gristmill.stores.contract import Load, Mark, Part, Store
+from gristmill.stores.contract import Load, Mark, Part, Store, is_there
 
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
 READ_AHEAD = 2  # batches
@@ -124,8 +124,9 @@ class Loading:
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
         """The files whose rows are to be brought: all of them, or those of generations that were not delivered yet."""
-        whole = self._load.mode == "replace" or self._load.delete
-        known = () if whole or self._before is None else self._before.generations
+        before, load = self._before, self._load
+        whole = load.mode == "replace" or load.delete or before is None or before.name == load.mark.name
+        known = () if whole or before is None else before.generations
         return [f for f in live if f.role == "rows" and f.generation not in known]
 
     def stage(self, live: Sequence[Live]) -> None:
@@ -147,7 +148,8 @@ class Loading:
         """
         files = self.wanted(live)
         load = self._load = self._load.of(sum(f.rows for f in files))
-        if (found := self._store.live(load.mark.sink)) is not None and found.name == load.mark.name:
+        found = self._store.live(load.mark.sink)
+        if found is not None and is_there(found, load.mark, self._delivery.shown):
             self._store.drop(load, this=True)
             return self._receipt(found)
         check(self._delivery, self._result, self._store)

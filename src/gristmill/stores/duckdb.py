@@ -21,7 +21,8 @@ from gristmill.stores.lookup import asked, keyed, restored
 from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
-HOLD = 0.5  # seconds after which a file is let go between two transactions, so that readers get at it
+HOLD = 2.0  # seconds after which a file is let go between two transactions, so that readers get at it
+BREATH = 0.02  # seconds for which it is let go
 _SIMPLE = {
     pa.bool_(): "BOOLEAN",
     pa.int8(): "TINYINT",
@@ -108,8 +109,10 @@ class File:
             with duckdb.connect(":memory:") as nothing:
                 yield Transaction(nothing, self._schema)
             return
-        if self._held is None or time.monotonic() - self._since > HOLD:
+        if self._held is not None and time.monotonic() - self._since > HOLD:
             self.close()
+            time.sleep(BREATH)
+        if self._held is None:
             self._gate.hold()
             try:
                 self._held, self._since = connected(self._place, read_only=False), time.monotonic()

@@ -19,11 +19,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, BadSource, RunFailed, SinkBusy
+from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
 from gristmill.process.startup import imported
-from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable, stale
+from gristmill.stores.contract import (
+    Load,
+    Mark,
+    Mode,
+    Part,
+    Place,
+    Reader,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+    is_there,
+)
 from gristmill.stores.gate import Gate
 from gristmill.stores.lookup import asked, keyed
 from gristmill.stores.packing import check_packed, packed_keys, packed_rows, slices, unpacked
@@ -141,10 +152,7 @@ class File:
     def publish(self, load: Load) -> None:
         self._gate.hold()  # of two deliverers, the second looks after the first has renamed
         try:
-            found = self.live(load.mark.sink)
-            if found is not None and found.generation > load.mark.generation:
-                raise SinkBusy(stale(self._place.shown, found, load.mark))
-            if found is None or found.generation < load.mark.generation:
+            if not is_there(self.live(load.mark.sink), load.mark, self._place.shown):
                 self._replace(load)
         finally:
             self._gate.release()

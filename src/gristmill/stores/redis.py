@@ -20,9 +20,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, BadSource, SinkBusy
+from gristmill.errors import BadJob, BadSource
 from gristmill.process.extras import require
-from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable, stale
+from gristmill.stores.contract import (
+    Load,
+    Mark,
+    Mode,
+    Part,
+    Place,
+    Reader,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+    is_there,
+)
 from gristmill.stores.lookup import asked, keyed
 from gristmill.stores.packing import check_packed, joined, packed_keys, packed_rows, slices, unpacked
 
@@ -192,9 +203,7 @@ class Server:
                 before, of, marks = self._client.hmget(self._prefix, "at", "buckets", "marks")
                 there = _marks(marks, self._place)
                 found = next((m for m in there if m.sink == load.mark.sink), None)
-                if found is not None and found.generation >= load.mark.generation:
-                    if found.generation > load.mark.generation:
-                        raise SinkBusy(stale(self._place.shown, found, load.mark))
+                if is_there(found, load.mark, self._place.shown):
                     return
                 at, buckets = self._at(load.stage), self._buckets(load)
                 if not (_whole(load) or before is None):

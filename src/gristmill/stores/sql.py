@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gristmill.errors import BadJob, SinkBusy, did_you_mean
-from gristmill.stores.contract import Load, Mark, Part, Place, stale
+from gristmill.errors import BadJob, did_you_mean
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,25 +182,19 @@ class Tables:
     def publish(self, load: Load) -> None:
         with self._db.session(write=True) as session:
             self._db.alone(session)
-            if self._ahead(session, load):
+            if self._is_there(session, load):
                 return
             self._begin(session, load)
             if load.mode == "replace":
                 self._db.ready(session, load)
         with self._db.session(write=True) as session:
             self._db.alone(session)
-            if not self._ahead(session, load):
+            if not self._is_there(session, load):
                 self._apply(session, load)
                 self._note(session, load)
 
-    def _ahead(self, session: Session, load: Load) -> bool:
-        """Whether this generation is live already. Raises SinkBusy if a later one is."""
-        found = self._live(session, load.mark.sink)
-        if found is None or found.generation < load.mark.generation:
-            return False
-        if found.generation > load.mark.generation:
-            raise SinkBusy(stale(self._place.shown, found, load.mark))
-        return True
+    def _is_there(self, session: Session, load: Load) -> bool:
+        return is_there(self._live(session, load.mark.sink), load.mark, self._place.shown)
 
     def _apply(self, session: Session, load: Load) -> None:
         target, stage = self._db.target(), self._db.table(load.stage)

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gristmill.errors import BadJob, BadSource, SinkBusy
-from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, stale
+from gristmill.errors import BadJob, BadSource
+from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, is_there
 
 
 class Shelf:
@@ -79,9 +79,8 @@ class Shelved:
 
     def publish(self, load: Load) -> None:
         """The rows and the mark are one file, which takes the place of the old one."""
-        found = self.live(load.mark.sink)
-        if found is not None and found.generation > load.mark.generation:
-            raise SinkBusy(stale(self._place.shown, found, load.mark))
+        if is_there(self.live(load.mark.sink), load.mark, self._place.shown):
+            return
         parts = [json.loads(path.read_text())["rows"] for path in self._folder(load).glob("*.json")]
         rows = {str([row[name] for name in load.key]): row for part in parts for row in part}
         _replace(self._file, {"mark": load.mark.dump().decode(), "rows": rows})
