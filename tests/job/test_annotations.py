@@ -99,7 +99,12 @@ def test_every_key_of_a_job_file_is_that_of_an_option() -> None:
         for name, field in definition["properties"].items():
             if name not in ("vars", "profiles") and not (steps and name in ("map", "flat_map", "filter")):
                 assert field["description"] in said, (definition["title"], name)
-    for section, cls in (("Running", options.Running), ("Gates", options.Gates), ("Sink", job.Sink), ("Delivery", delivery.Delivery)):
+    for section, cls in (
+        ("Running", options.Running),
+        ("Gates", options.Gates),
+        ("Sink", job.Sink),
+        ("Delivery", delivery.Delivery),
+    ):
         for name, field in schema["$defs"][section]["properties"].items():
             if (default := cls.__dataclass_fields__[name].default) is not dataclasses.MISSING:
                 assert field["default"] == (list(default) if isinstance(default, tuple) else default)

@@ -119,9 +119,10 @@ class Store(Protocol):
         """The parts, by id, that are whole in the staging place of this generation, with their rows."""
         ...
 
-    def stage(self, load: Load, part: Part) -> None:
-        """Bring a part into the staging place, once: its receipt is in the transaction of its rows, or its rows have
-        ids that make bringing them twice the same. A part that is there already is left alone. No reader sees it.
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        """Bring parts into the staging place, each once: its receipt is in the transaction of its rows, or its rows
+        have ids that make bringing them twice the same. A part that is there already is left alone. No reader sees any.
+        Several parts, which are small, may be one transaction.
         """
         ...
 

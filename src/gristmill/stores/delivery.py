@@ -26,6 +26,7 @@ from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Part, Store, is_there
 
+GROUP_ROWS = 500_000  # rows of small parts that are brought together: a transaction takes a while whatever is in it
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
 READ_AHEAD = 2  # batches
 KEY_MEMORY = "256MB"  # for finding keys that repeat; more are compared on disk
@@ -133,10 +134,19 @@ class Loading:
         """Bring committed files that are not in the staging place yet."""
         if self._staged is None:
             self._staged = dict(self._store.staged(self._load))
-        for part in self._parts(self.wanted(live)):
-            if part.id not in self._staged:
-                self._store.stage(self._load, part)
-                self._staged[part.id] = part.rows
+        group: list[Part] = []
+        for part in self._parts([f for f in self.wanted(live) if _id(f) not in self._staged]):
+            if group and sum(p.rows for p in group) + part.rows > GROUP_ROWS:
+                self._bring(group)
+                group = []
+            group.append(part)
+        self._bring(group)
+
+    def _bring(self, parts: Sequence[Part]) -> None:
+        assert self._staged is not None
+        if parts:
+            self._store.stage(self._load, parts)
+            self._staged.update((part.id, part.rows) for part in parts)
 
     def rest(self) -> None:
         """Let go of what the store holds, until there is more to bring."""

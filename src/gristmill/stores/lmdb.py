@@ -12,7 +12,8 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -36,8 +37,8 @@ from gristmill.stores.contract import (
     is_there,
 )
 from gristmill.stores.gate import Gate
-from gristmill.stores.lookup import asked, keyed
-from gristmill.stores.packing import check_packed, packed_keys, packed_rows, slices, unpacked
+from gristmill.stores.lookup import keyed
+from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, slices, unpacking
 
 PATIENCE = 20.0  # seconds to wait for another deliverer's last step
 MARKS = b"\0gristmill"
@@ -82,7 +83,7 @@ def _package(place: Place) -> Any:
 
 
 class File:
-    """An LMDB file as a store. What is staged are files of rows sorted by key, in a hidden folder beside it."""
+    """An LMDB file as a store. What is staged are files of keys and values, in a hidden folder beside it."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -115,18 +116,22 @@ class File:
     def staged(self, load: Load) -> Mapping[str, int]:
         return {part: _rows(path) for part, path in self._runs(load).items()}
 
-    def stage(self, load: Load, part: Part) -> None:
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._stage(load, part)
+
+    def _stage(self, load: Load, part: Part) -> None:
         folder = self._place_of(load.stage)
         target = os.path.join(folder, hashlib.sha256(part.id.encode()).hexdigest()[:24] + ".arrow")
         if os.path.exists(target):
             return
         os.makedirs(folder, exist_ok=True)
-        made = [self._run(piece, load) for batch in part.batches() for piece in slices(batch)]
-        schema = _RUN.with_metadata({"part": part.id})
+        about = {"part": part.id}
         with open(f"{target}.tmp", "wb") as out:
-            with pa.ipc.new_file(out, schema) as writer:
-                for batch in pa.Table.from_batches(made, _RUN).sort_by("k").to_batches() if made else ():
-                    writer.write_batch(batch.replace_schema_metadata({"part": part.id}))
+            with pa.ipc.new_file(out, _RUN.with_metadata(about)) as writer:
+                for batch in part.batches():
+                    for piece in slices(batch):
+                        writer.write_batch(self._run(piece, load).replace_schema_metadata(about))
             LOCAL.sync(out)
         os.replace(f"{target}.tmp", target)  # a part is whole, or not there
         LOCAL.sync_folder(folder)
@@ -284,40 +289,52 @@ def _marks_in(environment: Any, place: Place) -> list[Mark]:
     return [Mark.load(json.dumps(body).encode(), place.shown) for body in json.loads(data)]
 
 
+@dataclass(frozen=True)
+class Open:
+    """The file that is read: its inode, the environment, its mark, its key columns, and what makes rows of values."""
+
+    inode: tuple[int, int]
+    environment: Any
+    mark: Mark
+    columns: Mapping[str, pa.DataType]
+    unpacked: Callable[[Sequence[bytes | None]], list[dict[str, Any] | None]]
+
+
 class FileReader:
     """Looks rows up in the file that has the name now."""
 
     def __init__(self, place: Place, key: tuple[str, ...]) -> None:
         self._place = place
         self._key = key
-        self._at: tuple[tuple[int, int], Any, Mark, pa.Schema] | None = None
+        self._open: Open | None = None
 
-    def _now(self) -> tuple[Any, Mark, pa.Schema]:
-        """The published file, its mark, and its schema."""
-        at = self._at
+    def _now(self) -> Open:
+        """The published file."""
+        found = self._open
         try:
             about = os.stat(self._place.path)
         except FileNotFoundError:
             raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first") from None
-        if at is None or at[0] != (about.st_dev, about.st_ino):
+        if found is None or found.inode != (about.st_dev, about.st_ino):
             environment = opened(self._place)
             if environment is None:
                 return self._now()
             mark = _marks_in(environment, self._place)[0]
-            at = self._at = (about.st_dev, about.st_ino), environment, mark, decode_schema(mark.schema)
-        return at[1:]
+            if self._key and self._key != mark.key:
+                raise BadJob(
+                    f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}"
+                )
+            schema = decode_schema(mark.schema)
+            columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
+            inode = about.st_dev, about.st_ino
+            found = self._open = Open(inode, environment, mark, columns, unpacking(schema))
+        return found
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
-        environment, mark, schema = self._now()
-        if self._key and self._key != mark.key:
-            raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
-        wanted = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
-        columns = asked(keys, wanted, self._place.shown).columns
-        packed = packed_keys([column.combine_chunks() for column in columns]).to_pylist()
-        with environment.begin() as transaction:
-            raw = [transaction.get(key) if key else None for key in packed]
-        rows = iter(unpacked([data for data in raw if data is not None], schema))
-        return mark, [None if data is None else next(rows) for data in raw]
+        now = self._now()
+        packed = key_bytes(keys, now.columns, self._place.shown)
+        with now.environment.begin() as transaction:
+            return now.mark, now.unpacked([transaction.get(key) if key else None for key in packed])
 
     def close(self) -> None:
-        self._at = None
+        self._open = None

@@ -2,12 +2,12 @@
 MessagePack, and the keys that they keep it under.
 
 A row is a map of its columns, which any MessagePack library reads. Dates, times and decimals are texts as in JSON
-Lines; a map is a list of pairs. `unpacked` gives back what was packed, by the schema.
+Lines; a map is a list of pairs. `unpacking` gives back what was packed, by the schema.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from gristmill.errors import BadJob
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
+from gristmill.stores.lookup import asked
 
 SLICE_BYTES = 32 << 20  # of rows packed at once: Arrow's binary arrays hold 2 GB, and what is packed is larger
 
@@ -58,6 +59,26 @@ def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return [batch.slice(start, step) for start in range(0, batch.num_rows, step)]
 
 
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches, of about SLICE_BYTES."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= SLICE_BYTES:
+            yield from _together(held)
+            held, size = [], 0
+    yield from _together(held)
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if not batches:
+        return []
+    whole = pa.Table.from_batches(batches).combine_chunks()
+    return [piece for batch in whole.to_batches() for piece in slices(batch)]
+
+
 def packed_rows(batch: pa.RecordBatch) -> pa.Array:
     """Each row as a MessagePack map, as a binary array."""
     return joined(_headers(np.full(batch.num_rows, batch.num_columns), _MAP), *_fields(batch.schema, batch.columns))
@@ -73,18 +94,32 @@ def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
     return _as_text(column).cast(pa.binary())
 
 
-def unpacked(rows: Sequence[bytes], schema: pa.Schema) -> list[dict[str, Any]]:
-    """Rows as they were packed, as Arrow's `to_pylist` gives them."""
+def key_bytes(keys: Sequence[tuple[Any, ...]], columns: Mapping[str, pa.DataType], shown: str) -> list[bytes | None]:
+    """Keys as `packed_keys` has them; None for one that is null. Raises BadJob for a key that is none."""
+    kind = next(iter(columns.values()))
+    if len(columns) == 1 and all(len(key) == 1 for key in keys):  # at once what Arrow takes a while to begin
+        if pa.types.is_string(kind) and all(type(key[0]) is str for key in keys):
+            return [key[0].encode() for key in keys]
+        if pa.types.is_integer(kind) and all(type(key[0]) is int for key in keys):
+            return [b"%d" % key[0] for key in keys]
+    found = packed_keys([column.combine_chunks() for column in asked(keys, columns, shown).columns])
+    return list(found.to_pylist())
+
+
+def unpacking(schema: pa.Schema) -> Callable[[Sequence[bytes | None]], list[dict[str, Any] | None]]:
+    """A function that gives rows as they were packed, as Arrow's `to_pylist` gives them; None stays None."""
     load = require("msgpack", "lmdb", "a key-value store").unpackb
     kinds = [(f.name, restore) for f in schema if (restore := _restoring(f.type)) is not None]
-    out = []
-    for data in rows:
-        row = load(data, strict_map_key=False)
+
+    def unpacked(rows: Sequence[bytes | None]) -> list[dict[str, Any] | None]:
+        found = [None if data is None else load(data, strict_map_key=False) for data in rows]
         for name, restore in kinds:
-            if row.get(name) is not None:
-                row[name] = restore(row[name])
-        out.append(row)
-    return out
+            for row in found:
+                if row is not None and row.get(name) is not None:
+                    row[name] = restore(row[name])
+        return found
+
+    return unpacked
 
 
 # ---------------------------------------------------------------- packing

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,8 +35,8 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     is_there,
 )
-from gristmill.stores.lookup import asked, keyed
-from gristmill.stores.packing import check_packed, joined, packed_keys, packed_rows, slices, unpacked
+from gristmill.stores.lookup import keyed
+from gristmill.stores.packing import check_packed, gathered, joined, key_bytes, packed_keys, packed_rows, unpacking
 
 BUCKET = 100  # rows a hash: under 128, the server keeps it as one compact block
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
@@ -152,15 +153,15 @@ class Server:
             found = self._client.hgetall(self._at(load.stage, "parts"))
         return {part.decode(): int(rows) for part, rows in found.items()}
 
-    def stage(self, load: Load, part: Part) -> None:
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
         with _said(self._place):
-            if self._client.hexists(self._at(load.stage, "parts"), part.id):
-                return
-            buckets = self._buckets(load)
-            for batch in part.batches():
-                for piece in slices(batch):
-                    self._send(commands(piece, load.key, self._at(load.stage), buckets))
-            self._client.hset(self._at(load.stage, "parts"), part.id, part.rows)
+            there, buckets = self._client.hkeys(self._at(load.stage, "parts")), self._buckets(load)
+            new = [part for part in parts if part.id.encode() not in there]
+            # The more rows at once, the fewer commands: each is about one hash.
+            for piece in gathered(batch for part in new for batch in part.batches()):
+                self._send(commands(piece, load.key, self._at(load.stage), buckets))
+            if new:
+                self._client.hset(self._at(load.stage, "parts"), mapping={part.id: part.rows for part in new})
 
     def _send(self, data: pa.Array) -> None:
         """Send commands, some at a time, and read their replies."""
@@ -168,7 +169,7 @@ class Server:
         try:
             for first in range(0, len(data), AT_ONCE):
                 some = data.slice(first, AT_ONCE).to_pylist()
-                connection.send_packed_command(some)
+                connection.send_packed_command([b"".join(some)])
                 for _ in some:
                     connection.read_response()
         except BaseException:
@@ -338,6 +339,16 @@ def _steps() -> np.ndarray:
 _STEP = _steps()
 
 
+@dataclass(frozen=True)
+class Known:
+    """The generation that is read: where it is, its mark, its key columns, and what makes rows of its values."""
+
+    at: bytes
+    mark: Mark
+    columns: Mapping[str, pa.DataType]
+    unpacked: Callable[[Sequence[bytes | None]], list[dict[str, Any] | None]]
+
+
 class ServerReader:
     """Looks rows up: one call of a script, which follows the pointer."""
 
@@ -346,45 +357,42 @@ class ServerReader:
         self._key = key
         self._client = _client(place)
         self._find = self._client.register_script(_FIND)
-        self._known: tuple[bytes, Mark, pa.Schema] | None = None
+        self._known: Known | None = None
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with _said(self._place):
             while True:
-                at, mark, schema = self._known or self._look()
-                rows = self._rows(at, mark, schema, keys)
+                known = self._known or self._look()
+                rows = self._rows(known, keys)
                 if rows is not None:
-                    return mark, rows
+                    return known.mark, rows
                 self._known = None  # another generation was published meanwhile
 
-    def _look(self) -> tuple[bytes, Mark, pa.Schema]:
+    def _look(self) -> Known:
         at, marks = self._client.hmget(self._place.name, "at", "marks")
         if at is None:
             raise BadSource(f"{self._place.shown}: nothing is published there: deliver a result there first")
         mark = _marks(marks, self._place)[0]
         if self._key and self._key != mark.key:
             raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
-        self._known = at, mark, decode_schema(mark.schema)
+        schema = decode_schema(mark.schema)
+        columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
+        self._known = Known(at, mark, columns, unpacking(schema))
         return self._known
 
-    def _rows(
-        self, at: bytes, mark: Mark, schema: pa.Schema, keys: Sequence[tuple[Any, ...]]
-    ) -> list[dict[str, Any] | None] | None:
+    def _rows(self, known: Known, keys: Sequence[tuple[Any, ...]]) -> list[dict[str, Any] | None] | None:
         """None if the rows are of another generation."""
-        wanted = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
-        columns = asked(keys, wanted, self._place.shown).columns
-        packed = packed_keys([column.combine_chunks() for column in columns]).to_pylist()
+        packed = key_bytes(keys, known.columns, self._place.shown)
         raw: list[bytes | None] = []
         for first in range(0, max(1, len(packed)), ASKED):
             some = packed[first : first + ASKED]
             found = self._find(
                 keys=[self._place.name], args=[a for key in some for a in (zlib.crc32(key or b""), key or b"")]
             )
-            if not found or found[0] != at:
+            if not found or found[0] != known.at:
                 return None
             raw += found[1:]
-        rows = iter(unpacked([data for data in raw if data is not None], schema))
-        return [None if data is None else next(rows) for data in raw]
+        return known.unpacked(raw)
 
     def close(self) -> None:
         self._client.close()

@@ -152,15 +152,17 @@ class Tables:
                 row[0]: int(row[1]) for row in session.run(f"SELECT part, n FROM {parts} WHERE stage = ?", load.stage)
             }
 
-    def stage(self, load: Load, part: Part) -> None:
-        parts, stage = self._db.table(PARTS), self._db.table(load.stage)
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        receipts, stage = self._db.table(PARTS), self._db.table(load.stage)
         with self._db.session(write=True) as session:
             self._db.alone(session)
             self._begin(session, load)
-            if session.run(f"SELECT 1 FROM {parts} WHERE stage = ? AND part = ?", load.stage, part.id):
-                return
-            session.run(f"INSERT INTO {parts} VALUES (?, ?, ?)", load.stage, part.id, part.rows)
-            session.insert(stage, load.schema, part.batches())
+            there = {row[0] for row in session.run(f"SELECT part FROM {receipts} WHERE stage = ?", load.stage)}
+            new = [part for part in parts if part.id not in there]
+            for part in new:
+                session.run(f"INSERT INTO {receipts} VALUES (?, ?, ?)", load.stage, part.id, part.rows)
+            if new:
+                session.insert(stage, load.schema, (batch for part in new for batch in part.batches()))
 
     def _begin(self, session: Session, load: Load) -> None:
         """Make our tables, and the staging table of this generation."""

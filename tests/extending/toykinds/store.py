@@ -66,12 +66,13 @@ class Shelved:
         parts = [json.loads(path.read_text()) for path in self._folder(load).glob("*.json")]
         return {part["id"]: len(part["rows"]) for part in parts}
 
-    def stage(self, load: Load, part: Part) -> None:
-        """Once: a part has a file of its own, which is whole or not there."""
-        rows = [row for batch in part.batches() for row in batch.to_pylist()]
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        """Each once: a part has a file of its own, which is whole or not there."""
         folder = self._folder(load)
         folder.mkdir(exist_ok=True)
-        _replace(folder / f"{hashlib.sha256(part.id.encode()).hexdigest()}.json", {"id": part.id, "rows": rows})
+        for part in parts:
+            rows = [row for batch in part.batches() for row in batch.to_pylist()]
+            _replace(folder / f"{hashlib.sha256(part.id.encode()).hexdigest()}.json", {"id": part.id, "rows": rows})
 
     def count(self, load: Load | None) -> int:
         """Rows that are staged, or that readers see."""
