@@ -22,6 +22,7 @@ import gristmill as gm
 from gristmill.cli.app import main
 from gristmill.driver import beside
 from gristmill.job.secret import Secret
+from s3server import S3Server
 
 ROWS = 40
 
@@ -240,6 +241,24 @@ def test_loaded_beside_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     made.run()
     assert max(staged) > 1 and len(rows()) == ROWS
+
+
+@pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}, {"partition_by": ["n"]}], ids=str)
+@pytest.mark.parametrize("at", ["disk", "s3"])
+def test_sinks_of_every_form(how: dict[str, Any], at: str, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are delivered from, also beside the run, on a disk and in an object store."""
+    monkeypatch.setattr(beside, "SOON", 0.0)
+    monkeypatch.setattr(beside, "EVERY", 0.01)
+    place = (
+        {"uri": "out"} if at == "disk" else {"uri": f"s3://box/{''.join(how) or 'plain'}", "storage": server.storage()}
+    )
+    made = job(sink=gm.sink(**place, keep=["id", "n"], **how), deliver="sqlite://s.sqlite?key=id#scores")
+    assert made.run().deliveries[0].rows == ROWS
+    with closing(sqlite3.connect("s.sqlite")) as db:
+        assert db.execute("SELECT id, n, y FROM scores ORDER BY id").fetchall() == [
+            (i, i % 4, i / 2) for i in range(ROWS)
+        ]
+    assert gm.verify(made).ok and made.run().state == "nothing to do"
 
 
 KILLED = """
