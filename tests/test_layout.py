@@ -26,6 +26,7 @@ ORDER = [
     {"models"},
     {"commit"},
     {"result"},
+    {"stores"},
     {"worker"},
     {"engines"},
     {"observe"},

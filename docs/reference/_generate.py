@@ -136,6 +136,7 @@ SECTIONS = {  # headings of the sections of a job file, in its order
     "gates": "Gates",
     "running": "Running",
     "engine": "Engine",
+    "deliver": "Deliver",
 }
 
 
@@ -256,6 +257,7 @@ SPELLED = {  # how Python is told what stands in a section of a job file
     "gates": "gm.Job(…, gates={{{!r}: …}})",
     "engine": "gm.Job(…, {}=…)",
     "running": "gm.Job(…, {}=…)",
+    "deliver": "gm.to(…, {}=…)",
 }
 
 
@@ -271,7 +273,7 @@ def options_page() -> str:
     rows = [
         (code(key), code(f"gm.Job(…, {key}=…)"), code(f"{key}: …"), code(typed.get(f"job.{key}", "")))
         for key in schema["properties"]
-        if key.startswith("on_") or key == "audit"
+        if key.startswith("on_") or key in ("audit", "deliver")
     ]
     parts += ["## Job\n", table(("option", "Python", "job file", "command line"), rows)]
     for key, title in SECTIONS.items():
@@ -298,8 +300,8 @@ def _spellings(section: str, fields: Mapping[str, Any], typed: Mapping[str, str]
 
 
 def _python(section: str, name: str) -> str:
-    if name == "uri":
-        return f"gm.{section}(…)"
+    if name in ("uri", "to"):
+        return f"gm.{'to' if name == 'to' else section}(…)"
     return "gm.Job(…, engine=…)" if (section, name) == ("engine", "name") else SPELLED[section].format(name)
 
 
@@ -345,6 +347,7 @@ GROUPS = {
         "schema",
     ),
     "Results": ("read", "dead", "retry_dead", "status", "verify", "compare", "Report"),
+    "Stores": ("to", "Delivery", "deliver", "lookup"),
     "Sources, sinks and steps": ("source", "sink", "Source", "Sink", "step", "filter", "flat_map", "Gates"),
     "Models": (
         *("model", "Prompt", "Score", "Requests", "TextEmbedder", "TextClassifier", "SklearnModel", "OnnxModel"),

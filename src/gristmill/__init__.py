@@ -30,6 +30,10 @@ _HOME = {
     "schema": "gristmill.api",
     "verify": "gristmill.api",
     "compare": "gristmill.api",
+    "deliver": "gristmill.api",
+    "lookup": "gristmill.api",
+    "to": "gristmill.job.delivery",
+    "Delivery": "gristmill.job.delivery",
     "status": "gristmill.api",
     "read": "gristmill.api",
     "dead": "gristmill.api",
@@ -95,6 +99,7 @@ __all__ = [
     "BatcherClosed",
     "CallTimeout",
     "CorruptStore",
+    "Delivery",
     "GateFailed",
     "Gates",
     "GristmillError",
@@ -127,6 +132,7 @@ __all__ = [
     "classify",
     "compare",
     "dead",
+    "deliver",
     "detached",
     "dynamically",
     "embed",
@@ -134,6 +140,7 @@ __all__ = [
     "flat_map",
     "load_job",
     "local",
+    "lookup",
     "map",
     "model",
     "plan",
@@ -151,6 +158,7 @@ __all__ = [
     "source",
     "status",
     "step",
+    "to",
     "tune",
     "verify",
 ]
@@ -179,8 +187,10 @@ if TYPE_CHECKING:
         classify,
         compare,
         dead,
+        deliver,
         embed,
         load_job,
+        lookup,
         plan,
         predict,
         prompt,
@@ -219,6 +229,7 @@ if TYPE_CHECKING:
         WorkerLost,
         WrongOutput,
     )
+    from gristmill.job.delivery import Delivery, to
     from gristmill.job.job import Sink, Source, sink, source
     from gristmill.job.options import Gates, local, ray
     from gristmill.job.prompts import Prompt

@@ -15,6 +15,7 @@ from gristmill.job.job import JobSpec, as_sink, as_source, describe
 from gristmill.job.keywords import (
     ApplyOptions,
     ClassifyOptions,
+    DeliveryOptions,
     EmbedOptions,
     JobOptions,
     OutputOptions,
@@ -48,10 +49,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from gristmill.commit.documents import Delivered
     from gristmill.comparison.comparison import Comparison
     from gristmill.files.contract import Files
     from gristmill.job.job import Sink
     from gristmill.result.verify import Verdict
+    from gristmill.stores.lookup import Lookup
 
     Path = str | os.PathLike[str]
     Place = Path | Sink
@@ -476,7 +479,55 @@ def verify(sink: Any, storage: Mapping[str, Any] | None = None, *, deep: bool = 
 
     job = _job(sink)
     of_job = job.spec.source if job and source else source
-    return of_root(*_place(job or sink, storage), deep=deep, source=of_job)
+    stores = job.spec.deliver if job else ()
+    return of_root(*_place(job or sink, storage), deep=deep, source=of_job, deliver=stores)
+
+
+@named("deliver", DeliveryOptions)
+def deliver(
+    sink: Any, to: Any, *, storage: Mapping[str, Any] | None = None, **options: Unpack[DeliveryOptions]
+) -> Delivered:
+    """Bring what a sink has published to a store, in one step for its readers; nothing is scored. If the store has it
+    already, nothing happens. `sink` and `storage` are as in `read`; `to` is an address or `gm.to(…)`, and the options
+    are those of `gm.to`.
+
+    Returns the receipt: .to, .mode, .rows, .generation. Raises BadJob for a store that cannot be reached or does not
+    fit, BadSource if nothing is published, SinkBusy if a run is at work, RunFailed.
+    """
+    from gristmill.driver.delivering import deliver as delivered
+    from gristmill.job.delivery import as_deliveries
+    from gristmill.job.delivery import to as delivery_to
+
+    if options and not isinstance(to, (str, os.PathLike)):
+        raise BadJob(f"deliver: {next(iter(options))}= goes into gm.to(…), which is given")
+    wanted = as_deliveries([delivery_to(to, **options) if options else to])
+    root, files = _place(sink, storage, BadSource)
+    return delivered(root, files, _name_of(sink), wanted, _told)[0]
+
+
+def _told(text: str) -> None:
+    """Messages of a verb that has no observer."""
+    from gristmill.observe.events import Note
+
+    _watching(bar=False).note(Note("info", text))
+
+
+@named("lookup")
+def lookup(at: Any, key: Sequence[str] | str | None = None, *, storage: Mapping[str, Any] | None = None) -> Lookup:
+    """Look rows up by key, where a result was delivered or in a sink: `.get(key)` is the row as a dict, or None;
+    `.get_many(keys)` a list of them, all of one published generation. When a next one is published, it is used.
+
+    `at` is a store's address (`lmdb:///FILE`, `redis://HOST/0#prefix`, `duckdb:///FILE#table`, …), a `gm.to(…)`, or a
+    sink, as in `read`. `key` names the columns to look up by: by default those of the delivery, or of the sink. Several
+    threads may use it; close it, or use it in a `with` statement. Raises BadSource if nothing is published there.
+    """
+    from gristmill.job.delivery import Delivery, is_store
+    from gristmill.stores.lookup import Lookup, in_sink, in_store
+
+    columns = (key,) if isinstance(key, str) else tuple(key or ())
+    if isinstance(at, Delivery) or (isinstance(at, str) and is_store(at)):
+        return Lookup(in_store(at, columns))
+    return Lookup(in_sink(*_place(at, storage, BadSource), columns))
 
 
 @named("compare")
@@ -677,6 +728,7 @@ def _place(
 ) -> tuple[str, Files]:
     from gristmill.driver.opening import sink_place
     from gristmill.files.roots import opened
+    from gristmill.job.delivery import is_store, staging_of
     from gristmill.job.job import Sink
     from gristmill.job.uris import file_named, local_path, records_of
 
@@ -690,6 +742,8 @@ def _place(
     if isinstance(sink, Report):
         return sink.opened or opened(sink.sink, storage)
     text: str = os.fspath(sink)
+    if is_store(text):
+        text = staging_of(text, storage or {})
     if "://" in text:
         return opened(text, storage)
     if os.path.isdir(local_path(text)) or (file_named(text) and os.path.isdir(records_of(text))):

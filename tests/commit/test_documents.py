@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from gristmill.cli.lastjob import LastJob
-from gristmill.commit.documents import Claim, Live, LoadedCode, PlanDocument, SeenSame, Settled, Success, WrittenPaths
+from gristmill.commit.documents import (
+    Asked,
+    Claim,
+    Delivered,
+    Live,
+    LoadedCode,
+    PlanDocument,
+    SeenSame,
+    Settled,
+    Success,
+    WrittenPaths,
+)
 from gristmill.commit.documents import ModelRecord as Model
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.driver.progressnote import ProgressNote
@@ -19,6 +30,7 @@ from gristmill.files.lease import Holder, told
 from gristmill.fingerprint.digests import StoredFingerprint
 from gristmill.parallel.detached import About, Ended
 from gristmill.shards.counts import Counts
+from gristmill.stores.contract import Mark
 from gristmill.worker.suspects import Group, SuspectNotes
 
 SAID = StoredFingerprint({"a": '"b"'}, {}, {"model: ü": "d" * 64}, "0" * 64, "", ("text",))
@@ -35,6 +47,9 @@ DOCUMENTS: list[Document] = [
     replace(SUCCESS, files=None, files_table="t", files_sha256="s", before=0),
     Receipt(0, "n", (1, 2), (Part("w", "p", 1, 2, "s", "rows"),), {"model_seconds": 0.5}, {"E": 2}, ("r",)),
     Settled(2, 2),
+    Delivered("duckdb:///s.duckdb#t", "upsert", ("id",), 2, 7, "2026-01-01", 0.5),
+    Asked(("duckdb:///s.duckdb#t",)),
+    Mark("g0001-ab", 2, "g0002-cd", (1, 2), "append", (), 7, "schema", "2026-01-01"),
     WrittenPaths(("a log",)),
     LoadedCode({"rules:f": "{}"}),
     SeenSame({"a.csv": (1, "stamp", "touched")}),

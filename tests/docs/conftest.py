@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kit
+import storeservers
 from s3server import S3Server
 from snippets import ROOT, Reader
 
@@ -128,6 +129,13 @@ def store(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Se
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture(scope="session")
+def databases() -> Iterator[dict[str, str]]:
+    """A Postgres and a Redis server, as the page about stores names them in the environment."""
+    with storeservers.postgres() as postgres, storeservers.redis() as redis:
+        yield {"PG_URL": postgres, "REDIS_URL": f"{redis}/0"}
 
 
 @pytest.fixture

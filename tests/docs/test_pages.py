@@ -26,6 +26,7 @@ NOT_RUN = {
     "docs/tutorial.md": 1,
 }
 STORES = "docs/object-stores.md"
+DELIVERIES = "docs/stores.md"
 PROMPTS = "docs/language-models.md"
 ELSEWHERE = "docs/extending.md"  # whose files are those of a package that tests/extending installs
 PROSE = {
@@ -39,7 +40,9 @@ PROSE = {
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in (STORES, PROMPTS, ELSEWHERE)])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page) and page not in (STORES, DELIVERIES, PROMPTS, ELSEWHERE)]
+)
 def test_the_snippets_of_the_page(page: str, reader: Callable[[str], Reader]) -> None:
     """Each does what it says, in the order in which they stand there."""
     read(page, reader(page))
@@ -53,6 +56,15 @@ def test_the_snippets_about_stores(
     for name, value in {"S3_ENDPOINT": store.address, "S3_KEY": KEY, "S3_SECRET": SECRET}.items():
         monkeypatch.setenv(name, value)
     read(STORES, reader(STORES))
+
+
+def test_the_snippets_about_deliveries(
+    databases: dict[str, str], reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, with servers that the environment names."""
+    for name, value in databases.items():
+        monkeypatch.setenv(name, value)
+    read(DELIVERIES, reader(DELIVERIES))
 
 
 def test_the_snippets_about_language_models(reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch) -> None:

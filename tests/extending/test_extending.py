@@ -20,6 +20,7 @@ import pytest
 import gristmill as gm
 from gristmill.cli.app import main
 from gristmill.errors import BadJob
+from gristmill.job.delivery import STORES
 from gristmill.job.options import ENGINES
 from gristmill.job.registry import Registry
 from gristmill.job.specs import MODELS
@@ -31,7 +32,7 @@ PAGE = (HERE.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 POINTS = re.sub(r"\[project\.entry-points\.\"(.+)\"\]", r"[\1]", BLOCKS[0][1].partition("\n\n")[2])
 
-REGISTRIES: tuple[Registry[Any], ...] = (SOURCES, SINKS, ENGINES, MODELS)
+REGISTRIES: tuple[Registry[Any], ...] = (SOURCES, SINKS, ENGINES, MODELS, STORES)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Cli = Callable[..., str]
 
@@ -96,7 +97,7 @@ def cli(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_the_page_shows_the_package_that_is_tested() -> None:
     """Each module of the toy package stands on the page as it is."""
     shown = {name: text for kind, text in BLOCKS for name in re.findall(r"\A# (toykinds/\w+\.py)\n", text)}
-    assert len(shown) == 4
+    assert len(shown) == 5
     for name, text in shown.items():
         assert text.partition("\n")[2] == (HERE / name).read_text(encoding="utf-8"), name
 
@@ -109,7 +110,7 @@ def test_each_of_ours_is_held_against_its_contract() -> None:
     spec.loader.exec_module(held)
     for registry in REGISTRIES:
         named = {registry.get(name) for name in registry.ours}
-        assert named in [set(listed) for listed in (held.SOURCES, held.SINKS, held.ENGINES, held.MODELS)]
+        assert named in [set(listed) for listed in (held.SOURCES, held.SINKS, held.ENGINES, held.MODELS, held.STORES)]
     assert {kind.home for kind in held.MODELS} == {module.__name__ for module in held.KINDS}
 
 
@@ -175,6 +176,27 @@ def test_a_job_typed_as_a_command(cli: Cli, tmp_path: Path) -> None:
     cli("apply", "data.txt", "out", *formats, "--fn", "toy_score:score")
     assert gm.read("out").to_table()["length"].to_pylist() == [3, 5]
     assert json.loads(cli("verify", "out", "--json"))["ok"]
+
+
+def test_a_store(cli: Cli, tmp_path: Path) -> None:
+    """Of the package, by its scheme: delivered to, replaced, looked up, verified; what it does not hold is refused."""
+    (tmp_path / "toy_score.py").write_text(
+        "def score(batch):\n    return {'length': [len(t) for t in batch['line']]}\n"
+        "def half(batch):\n    return {'length': [len(t) / 2 for t in batch['line']]}\n"
+    )
+    Path("data.txt").write_text("one\nthree\n")
+    typed = ("apply", "data.txt", "out", "--source-format", "numbered", "--keep", "number")
+    store = ("--deliver", "shelf://scores.json?key=number")
+    told = cli(*typed, "--fn", "toy_score:half", *store, code=2)
+    assert "column 'length' is double: only texts and whole numbers fit" in told
+    cli(*typed, "--fn", "toy_score:score", *store)
+    assert json.loads(cli("lookup", "shelf://scores.json", "[2]")) == {"number": 2, "length": 5}
+    assert "2 rows of generation 2, as delivered" in cli("verify", "out")
+    Path("data.txt").write_text("seven..\n")
+    cli(*typed, "--fn", "toy_score:score", *store, "--restart")
+    assert json.loads(cli("lookup", "shelf://scores.json", "[1]"))["length"] == 7
+    assert sorted(p.name for p in Path().glob("*scores.json*")) == ["scores.json"]
+    assert "mode is 'append': it must be one of replace" in cli("deliver", "out", "shelf://x?mode=append", code=2)
 
 
 def test_another_version_is_another_job(run: Run, cli: Cli, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import gristmill as gm
 from gristmill.driver.planning import fingerprint_of
 from gristmill.fingerprint.digests import Fingerprint, differences
 from gristmill.job.annotations import options_of
+from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates, Running
 from gristmill.job.secret import Secret
@@ -74,6 +75,7 @@ OTHER: dict[tuple[type, str], Any] = {
     (JobSpec, "on_nan"): "keep",
     (JobSpec, "on_new_files"): "append",
     (JobSpec, "audit"): (one,),
+    (JobSpec, "deliver"): (Delivery("duckdb://s.duckdb#t"),),
     (JobSpec, "source"): Source(("in",), columns=("x",)),
     (JobSpec, "sink"): Sink("out", keep=("x",)),
     (JobSpec, "model"): FunctionModel(Call(two)),

@@ -19,7 +19,7 @@ from gristmill import aio, inference
 from gristmill.cli.app import gristmill as group
 from gristmill.cli.flags import SECTIONS
 from gristmill.dynamic import settings
-from gristmill.job import job, keywords, options, prompts, requests, scores, specs
+from gristmill.job import delivery, job, keywords, options, prompts, requests, scores, specs
 from gristmill.job.annotations import Option, options_of
 from gristmill.jobfile.sections import json_schema
 from gristmill.observe.events import Observer
@@ -42,7 +42,7 @@ SOURCE = Path(gm.__file__).parent
 
 def every() -> Iterator[tuple[type[Any], Option]]:
     """Each option that there is, with its class."""
-    for cls in (*CLASSES, *ENGINES, *BATCHING.values()):
+    for cls in (*CLASSES, delivery.Delivery, *ENGINES, *BATCHING.values()):
         for option in options_of(cls).values():
             if (cls, option.name) not in NO_OPTIONS:
                 yield cls, option
@@ -102,7 +102,12 @@ def test_every_key_of_a_job_file_is_that_of_an_option() -> None:
         for name, field in definition["properties"].items():
             if name not in ("vars", "profiles") and not (steps and name in ("map", "flat_map", "filter")):
                 assert field["description"] in said, (definition["title"], name)
-    for section, cls in (("Running", options.Running), ("Gates", options.Gates), ("Sink", job.Sink)):
+    for section, cls in (
+        ("Running", options.Running),
+        ("Gates", options.Gates),
+        ("Sink", job.Sink),
+        ("Delivery", delivery.Delivery),
+    ):
         for name, field in schema["$defs"][section]["properties"].items():
             if (default := cls.__dataclass_fields__[name].default) is not dataclasses.MISSING:
                 assert field["default"] == (list(default) if isinstance(default, tuple) else default)
@@ -155,6 +160,7 @@ WIDER = {  # what Python takes in more forms than the job has it in
     "running": options.Running | Mapping[str, Any] | None,
     "engine": str | options.EngineSpec | None,
     "audit": Any,
+    "deliver": Any,  # addresses, mappings, or gm.to(…), one or several
     "messages": str | Callable[[dict[str, Any]], Any] | None,
     "examples": str | Sequence[Mapping[str, Any]] | None,
     "inputs": Mapping[str, Any] | Sequence[Any] | None,  # by the kind of model
@@ -171,6 +177,7 @@ def test_checkers_are_told_the_types_of_the_options() -> None:
     for kind, classes in (
         (keywords.SourceOptions, (job.Source,)),
         (keywords.SinkOptions, (job.Sink,)),
+        (keywords.DeliveryOptions, (delivery.Delivery,)),
         (keywords.JobOptions, (job.JobSpec, options.Running, options.EngineSpec)),
         (keywords.OfLocal, (options.EngineSpec, options.LocalOptions)),
         (keywords.OfRay, (options.EngineSpec, options.RayOptions)),

@@ -1,13 +1,49 @@
-"""One S3 server for all tests of stores."""
+"""The servers of the tests of stores, one of each kind, and processes apart for those that are killed."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import storeservers
 from s3server import S3Server
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "faults")]
+
+
+@pytest.fixture(scope="session")
+def apart() -> Iterator[object]:
+    """Runs functions in processes apart, each a fork of one that has imported everything and done nothing."""
+    from apart import Apart
+
+    with Apart() as running:
+        yield running
+
+
+@pytest.fixture
+def until() -> object:
+    """Waits for something to be true."""
+    from processes import until
+
+    return until
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of a Postgres server's database, with pgvector."""
+    with storeservers.postgres() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    """The address of a Redis server, without its database."""
+    with storeservers.redis() as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

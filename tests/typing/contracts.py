@@ -46,12 +46,19 @@ from gristmill.sources.jsonl import JsonlSource
 from gristmill.sources.openaibatch import OpenAIBatchSource
 from gristmill.sources.parquet import ParquetSource
 from gristmill.sources.text import BinarySource, TextSource
+from gristmill.stores.contract import StoreKind
+from gristmill.stores.duckdb import DuckDB
+from gristmill.stores.lmdb import Lmdb
+from gristmill.stores.postgres import Postgres
+from gristmill.stores.redis import Redis
+from gristmill.stores.sqlite import SQLite
 
 SOURCES: tuple[type[SourceFormat], ...] = (
     *(ParquetSource, JsonlSource, OpenAIBatchSource, CsvSource, TsvSource, TextSource, BinarySource),
 )
 SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink, OpenAIBatchSink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
+STORES: tuple[type[StoreKind], ...] = (DuckDB, SQLite, Lmdb, Postgres, Redis)
 MAPS: tuple[Sized, ...] = (Ray,)
 TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)
 MODELS: tuple[type[ModelSpec], ...] = (

@@ -31,6 +31,9 @@ gm.spark.predict_udf(score, on_null="null")
 assert_type(gm.retry_dead("job.yaml", accept_code_change=True), gm.Report)
 assert_type(gm.verify("out", deep=True).ok, bool)
 assert_type(gm.dead("out"), pa.Table)
+assert_type(gm.deliver("out", "duckdb://s.duckdb#t", mode="upsert", key=["id"]).rows, int)
+assert_type(gm.lookup("lmdb://s.lmdb").get_many(range(3)), list[dict[str, Any] | None])
+gm.Job("rows.csv", score, "out", deliver=[gm.to("lmdb://s.lmdb", key="id"), "duckdb://s.duckdb#t"])
 assert_type(gm.compare("a", "b", on="id", min_agreement=0.9).matched, int)
 
 gm.source("rows.csv", wher="x > 1")  # type: ignore[call-arg]
@@ -41,6 +44,7 @@ gm.spark(workers="two")  # type: ignore[arg-type]
 gm.Job("rows.csv", score, "out", wokers=2)  # type: ignore[call-arg]
 gm.Job("rows.csv", score, "out", on_null="ded")  # type: ignore[arg-type]
 gm.embed("rows.csv", "out", text="t", model="m", bakend="onnx")  # type: ignore[call-overload]
+gm.to("lmdb://s.lmdb", keys="id")  # type: ignore[call-arg]
 gm.run("job.yaml", restrat=True)  # type: ignore[call-arg]
 
 

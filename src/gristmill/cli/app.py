@@ -32,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dead": ("sink", "Show the dead letters of a sink"),
     "retry-dead": ("sink", "Score the dead letters again, usually after a fix"),
     "verify": ("sink", "Recount and re-hash what is published"),
+    "deliver": ("deliver", "Bring a published result to a store: a database, a key-value file"),
+    "lookup": ("deliver", "Show the published rows of keys"),
     "compare": ("compare", "Show where two results differ: two prompts, models or nights"),
     "schema": ("job", "JSON Schema of job files, for editors"),
 }

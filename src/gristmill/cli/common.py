@@ -123,6 +123,8 @@ def verbs(command: F) -> F:
                     help="Also write what was typed as a job file"),
             option("--restart", is_flag=True, group="How it runs", usual=True,
                     help="Start over; the old answers stay readable until the new ones replace them"),
+            option("--deliver", "deliver", multiple=True, metavar="URI", group="Output",
+                    help="Also bring the published result to this store, for example duckdb:///FILE#table?…; repeated"),
             option("--append", is_flag=True, group="How it runs", usual=True, help="Score only the files that are new"),
             option("--accept", is_flag=True, group="How it runs",
                     help="Publish although a gate did not hold, once you have looked"),

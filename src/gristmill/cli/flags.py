@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -15,6 +15,7 @@ import click
 from gristmill.cli.helptext import GroupedOption
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Option, options_of
+from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec, Gates, Running
@@ -222,6 +223,12 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
             value = dict(value)
         out.append(Change(flag.place, value, flag.name))
     return out
+
+
+def delivered_to(spec: JobSpec, given: Mapping[str, Any]) -> JobSpec:
+    """The job with the stores of --deliver besides its own. Raises BadJob."""
+    some = given.get("deliver")
+    return replace(spec, deliver=(*spec.deliver, *map(Delivery, some))) if some else spec
 
 
 def listed(values: Sequence[str]) -> tuple[str, ...]:

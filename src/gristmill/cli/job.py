@@ -12,7 +12,7 @@ import click
 
 from gristmill.cli import common as words
 from gristmill.cli.execute import perform
-from gristmill.cli.flags import changes, options
+from gristmill.cli.flags import changes, delivered_to, options
 from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec
@@ -52,7 +52,7 @@ def described(job: str, given: Mapping[str, Any]) -> JobSpec:
     from gristmill.jobfile.overlay import overlay
 
     spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
-    spec = overlay(spec, changes(FLAGS, given))
+    spec = delivered_to(overlay(spec, changes(FLAGS, given)), given)
     check_names(spec)
     return spec
 

@@ -16,6 +16,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.files.contract import Files
 from gristmill.files.document import refuse_newer
+from gristmill.job.delivery import secret_in
 from gristmill.job.job import JobSpec
 from gristmill.job.secret import SECRET_NAME, Secret
 
@@ -69,9 +70,14 @@ def _holds_secret(spec: JobSpec) -> bool:
     from gristmill.job.uris import redact
 
     uris = [*spec.source.uri, *([spec.sink.uri] if spec.sink else [])]
-    if any(redact(uri) != uri for uri in uris):
+    if any(redact(uri) != uri for uri in uris) or any(secret_in(d.to) for d in spec.deliver):
         return True
-    held: list[Any] = [spec.source.storage, spec.source.options, spec.engine.options]
+    held: list[Any] = [
+        spec.source.storage,
+        spec.source.options,
+        spec.engine.options,
+        *(d.options for d in spec.deliver),
+    ]
     held.append({name: value for name, value in vars(spec.model).items() if isinstance(value, str)})
     held += [spec.sink.storage, spec.sink.options] if spec.sink else []
     calls = [getattr(spec.model, "call", None), *(step.call for step in (*spec.steps, *spec.post))]

@@ -10,7 +10,7 @@ import click
 
 from gristmill.cli import common as words
 from gristmill.cli.execute import perform
-from gristmill.cli.flags import Flag, changes, listed, options
+from gristmill.cli.flags import Flag, changes, delivered_to, listed, options
 from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
@@ -274,6 +274,7 @@ def described(command: str, given: Mapping[str, Any]) -> JobSpec:
                 f"--format {name}: it is the format of the sink: {', '.join(SINKS.names[:-1])} or {SINKS.names[-1]}; "
                 f"to read a source in this format, use --source-format {name}"
             )
+    spec = delivered_to(spec, given)
     check_names(spec)
     return spec
 

@@ -116,6 +116,9 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("held by", _holder(now["held_by"])))
     if state != "done" and (published := now.get("published")):
         lines.append(("published", f"{published['rows_ok']:,} rows ok, {published['rows_dead']:,} dead, from before"))
+    for one in now.get("deliveries", ()):
+        has = f", generation {one['generation']}: {one['rows']:,} rows by {one['mode']}" if "rows" in one else ""
+        lines.append(("store", f"{one['to']}: {one['state']}{has}"))
     if now.get("seconds_ago") is not None:
         lines.append(("as of", f"{units.seconds(now['seconds_ago'])} ago"))
     return lines
@@ -216,8 +219,9 @@ def _letters(sink: str, root: str, files: Files) -> Any:
 
 def _existing(sink: str) -> tuple[str, Files]:
     from gristmill.files.roots import opened
+    from gristmill.job.delivery import is_store, staging_of
 
-    return _checked(*opened(sink))
+    return _checked(*opened(staging_of(sink, {}) if is_store(sink) else sink))
 
 
 def _checked(root: str, files: Files) -> tuple[str, Files]:
@@ -310,8 +314,10 @@ def verify(target: str, deep: bool, source: bool, **given: Any) -> int:
     """
     from gristmill.driver.views import verify as verdict_of
 
-    job = named(target, given) if source else None
-    verdict = verdict_of(*place(target, given), deep=deep, source=source if job is None else job.source)
+    job = named(target, given)
+    of_job: Any = source if job is None or not source else job.source
+    stores = () if job is None else job.deliver
+    verdict = verdict_of(*place(target, given), deep=deep, source=of_job, deliver=stores)
     if given["as_json"]:
         sys.stdout.write(json.dumps(verdict.as_dict(), default=str, ensure_ascii=False) + "\n")
     else:

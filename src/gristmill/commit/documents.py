@@ -170,7 +170,27 @@ class Success(ResultRecord, what="publication"):
     files_sha256: str | None = None
 
 
+@dataclass(frozen=True)
+class Delivered(Document, what="receipt of a delivery"):
+    """`deliveries/….json` of a generation: that its rows are in a store (`to`, without secrets), and how."""
+
+    to: str
+    mode: str
+    key: tuple[str, ...]
+    generation: int
+    rows: int
+    at: str
+    seconds: float
+
+
 # ---------------------------------------------------------------- notes
+
+
+@dataclass(frozen=True)
+class Asked(Document, what="note of the deliveries asked for"):
+    """`deliver.json`: the stores (without secrets) that the last run was to deliver to."""
+
+    to: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Generation:
         return join(self.folder, "journal")
 
     @property
+    def deliveries(self) -> str:
+        """Where the receipts of deliveries to stores are."""
+        return join(self.folder, "deliveries")
+
+    @property
     def suspects(self) -> str:
         """Where attempts note what they are about to predict."""
         return join(self.folder, "suspects")

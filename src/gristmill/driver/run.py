@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gristmill.commit import generation as generations
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import selection, sparktables, summary
+from gristmill.driver import delivering, selection, sparktables, summary
 from gristmill.driver.choice import chosen
 from gristmill.driver.opening import Command, Verbs, opened
 from gristmill.driver.publishing import Published, published, untouched
@@ -102,14 +102,19 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
     scoring: Scoring | None = None
     done: Published | None = None
     try:
+        delivering.reached(command)
         with opened(command) as at, chosen(at) as choice:
             if choice is None:
                 done = untouched(at)
             else:
+                if choice.plan is not None:
+                    delivering.fitting(choice, choice.plan.about)
                 scoring = Scoring(choice, stops)
                 with stops.heeded():
                     scored = yield from scoring.run()
                 done = published(scored)
+            if not done.later:  # else once the files that appeared since are in the result, too
+                done = replace(done, report=delivering.delivered(at, done.report))
         return done
     except (GristmillError, Interrupted) as e:
         if e.report is None and scoring is not None:

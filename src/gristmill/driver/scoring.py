@@ -13,6 +13,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import probe, selection, shipping, sourcecheck, warmup
+from gristmill.driver.beside import Beside
 from gristmill.driver.choice import Chosen
 from gristmill.driver.probe import Planned
 from gristmill.driver.shardfeed import ShardFeed
@@ -55,6 +56,7 @@ class Scoring:
         self._voided: set[int] = set()  # shards scored again because their files were gone
         self._warned: set[str] = set()  # the workers' warnings
         self._unstacked = Unstacked()
+        self._beside = Beside()
         self._looked = 0.0
 
     @property
@@ -65,6 +67,14 @@ class Scoring:
 
     def run(self) -> Generator[Receipt, None, Scored]:
         """Score every shard that has no receipt; yields receipts in plan order for a stream, and nothing otherwise."""
+        try:
+            return (yield from self._run())
+        finally:
+            self._beside.stop()
+            for failed in self._beside.failed:
+                self.at.log.tell(f"loading beside the run: {failed}; tried again when the result is published")
+
+    def _run(self) -> Generator[Receipt, None, Scored]:
         at, feed = self.at, self._feed()
         if isinstance(at, Planned):
             shards = at.plan.shards
@@ -136,7 +146,7 @@ class Scoring:
         spec = replace(at.spec.engine, options=reveal(at.spec.engine.options))
         events = open_engine(spec, r.workers, import_path(), r.place.device == "cuda").run(stages, feed)
         at.log.say(phase="running" if isinstance(at, Planned) else "loading", workers_wanted=r.workers)
-        streamed = 0
+        streamed = committed = 0
         try:
             for event in events:
                 self._heard(event, feed)
@@ -146,6 +156,9 @@ class Scoring:
                 if feed.probed is not None and not isinstance(self.at, Planned):
                     self._plan(feed)
                 self._check_early()
+                if len(feed.committed) > committed and isinstance(self.at, Planned):
+                    committed = len(feed.committed)
+                    self._beside.wake(self.at)
                 while at.stream and streamed in feed.committed:
                     yield self._one(streamed)
                     feed.consumed(streamed)

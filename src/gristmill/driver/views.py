@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import onefile, publication, receipt
-from gristmill.driver import backends, opening, planning, selection, sourcecheck, sparktables, tally
+from gristmill.driver import backends, delivering, opening, planning, selection, sourcecheck, sparktables, tally
 from gristmill.driver.estimate import estimate
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.run import finish, streamed
@@ -24,6 +24,7 @@ from gristmill.driver.selection import Held
 from gristmill.errors import GateFailed, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
+from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates
 from gristmill.job.specs import Call, Step, changed
@@ -193,6 +194,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             sink=target,
             gates=UNGATED,
             audit=(),
+            deliver=(),
             engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
         )
         report = finish(small, observer=observer).report
@@ -266,8 +268,8 @@ def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, Non
 @contextlib.contextmanager
 def _of_files(spec: JobSpec) -> Iterator[JobSpec]:
     """The job with files in place of the Spark tables in its source."""
-    with sparktables.opened(replace(spec, sink=None)) as job:
-        yield replace(job.spec, sink=spec.sink)
+    with sparktables.opened(replace(spec, sink=None, deliver=())) as job:
+        yield replace(job.spec, sink=spec.sink, deliver=spec.deliver)
 
 
 def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
@@ -282,6 +284,8 @@ def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
         out.update(_unfinished(root, held.unfinished, files))
     else:
         out["state"] = "done" if body is not None else "empty"
+    if held.latest is not None and (told := delivering.state(root, files, held.latest)):
+        out["deliveries"] = told
     if body is not None:
         rows = {n: getattr(body, n) for n in ("rows_in", "rows_ok", "rows_dead", "rows_filtered")}
         also = {"shards": body.shards, "published": body.published, "model": vars(body.model), "errors": body.errors}
@@ -324,11 +328,20 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
     return out
 
 
-def verify(root: str, files: Files = LOCAL, *, deep: bool = False, source: Source | bool = False) -> verifying.Verdict:
+def verify(
+    root: str,
+    files: Files = LOCAL,
+    *,
+    deep: bool = False,
+    source: Source | bool = False,
+    deliver: Sequence[Delivery] = (),
+) -> verifying.Verdict:
     """Recount and re-hash every published file; see `result.verify`. With `source` (True, or the job's, which has the
-    credentials), what every shard read is read again, too.
+    credentials), what every shard read is read again, too. Rows are counted in the stores that the result was delivered
+    to; `deliver` are the job's deliveries, which have their credentials.
     """
-    body = publication.published(root, files).body
+    result = publication.published(root, files)
+    body = result.body
     verdict = verifying.verify(root, sink_format(body.sink_format), files, deep=deep)
     if (wrong := onefile.differs(root)) is not None:
         verdict = replace(verdict, ok=False, lines=(*(() if verdict.ok else verdict.lines), wrong))
@@ -336,6 +349,9 @@ def verify(root: str, files: Files = LOCAL, *, deep: bool = False, source: Sourc
         verdict = replace(
             verdict, lines=(*verdict.lines, f"source: without the files that could not be read: {'; '.join(skipped)}")
         )
+    bad, good = delivering.wrong(root, files, result, deliver)
+    if bad or good:
+        verdict = replace(verdict, ok=verdict.ok and not bad, lines=(*verdict.lines, *good, *bad))
     if source is False:
         return verdict
     changed = sourcecheck.verify(Held.by(root, files).members(), source if isinstance(source, Source) else None)

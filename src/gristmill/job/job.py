@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Key, options_of, whole
+from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_store, staging_of
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
 from gristmill.job.options import EngineSpec, Gates, Running, as_engine
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
@@ -219,6 +220,7 @@ class JobSpec:
     not_shaping: ClassVar[Mapping[str, str]] = {
         "on_new_files": "what the next run does about files that are new",
         "audit": "looks at the staged result, and may only refuse it",
+        "deliver": "where the published result is brought afterwards",
     }
 
     source: Annotated[
@@ -280,7 +282,24 @@ class JobSpec:
         ),
     ] = ()
 
+    deliver: Annotated[
+        tuple[Delivery, ...],
+        Help(
+            "Stores that the published result is delivered to: addresses, or mappings with `to` and options (mode, "
+            "key, index, evolve, delete)",
+            flag=None,
+        ),
+    ] = ()
+
     def __post_init__(self) -> None:
+        given = as_deliveries(self.deliver)
+        if self.sink is not None and is_store(self.sink.uri):
+            first, sink = _in_folder(self.sink)
+            given = as_deliveries([first, *given])
+            object.__setattr__(self, "sink", sink)
+        object.__setattr__(self, "deliver", given)
+        if given and self.sink is None:
+            raise BadJob("the job has deliver but no sink, from which the stores are filled: give it one (sink=…)")
         hooks: Any = self.audit
         several = hooks if isinstance(hooks, (list, tuple)) else () if hooks is None else (hooks,)
         object.__setattr__(self, "audit", tuple(several))
@@ -298,6 +317,14 @@ class JobSpec:
     def nulls(self) -> str:
         """What happens to a row that the model refuses because of a null: dead, skip or keep."""
         return self.on_null or "dead"
+
+
+def _in_folder(sink: Sink) -> tuple[Delivery, Sink]:
+    """A sink that is a store, as a delivery and the sink of its runs."""
+    storage = {name: value for name, value in sink.storage.items() if name != STAGING}
+    folder = replace(sink, uri=staging_of(sink.uri, sink.storage), options={}, storage=storage)
+    options: Any = sink.options
+    return Delivery(sink.uri, **options), folder
 
 
 def as_source(value: Any, **options: "Unpack[SourceOptions]") -> Source:

@@ -147,6 +147,17 @@ class SinkOptions(OutputOptions, total=False):
     storage: Mapping[str, Any]
 
 
+class DeliveryOptions(TypedDict, total=False):
+    """The fields of `Delivery`, except where it goes."""
+
+    mode: Literal["replace", "append", "upsert"]
+    key: Names
+    index: Mapping[str, Any]
+    evolve: bool
+    delete: bool
+    options: Mapping[str, Any]
+
+
 class EngineOptions(TypedDict, total=False):
     """Options that all engines take. See `EngineSpec`."""
 
@@ -195,6 +206,7 @@ class JobOptions(EngineOptions, total=False):
     on_new_files: Literal["refuse", "append"]
     gates: Gates | Mapping[str, Any] | None
     audit: Any
+    deliver: Any
     running: Running | Mapping[str, Any] | None
     engine: str | EngineSpec | None
     batch_tokens: int | Auto

@@ -32,7 +32,7 @@ class Registry(Generic[T]):
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.ours = ours
-        self._aliases = aliases
+        self.aliases = aliases
         self._what = what
         self._group = group
         self._needs = needs
@@ -55,7 +55,7 @@ class Registry(Generic[T]):
         is none.
         """
         plain = name.lower().lstrip(".")
-        found = next((n for n in (plain, self._aliases.get(plain, ""), name) if n in self.ours), name)
+        found = next((n for n in (plain, self.aliases.get(plain, ""), name) if n in self.ours), name)
         if found not in self:
             raise self.unknown(name)
         return found

@@ -8,7 +8,7 @@ import os
 import re
 from urllib.parse import unquote
 
-__all__ = ["file_formats", "file_named", "file_of", "is_local", "local_path", "records_of", "redact"]
+__all__ = ["file_formats", "file_named", "file_of", "is_local", "is_secret", "local_path", "records_of", "redact"]
 
 _FILES = {".parquet": ("parquet",), ".jsonl": ("jsonl", "openai-batch")}  # by the ending of a sink that is one file
 _RECORDS = ".gristmill"
@@ -103,7 +103,7 @@ def _clean(found: re.Match[str]) -> str:
     rest, question, query = rest.partition("?")
     rest = _without_user(scheme.lower(), rest)
     kept = _kept(query) if question else ""
-    fragment = "" if _secret(fragment.partition("=")[0]) else hash_mark + fragment
+    fragment = "" if is_secret(fragment.partition("=")[0]) else hash_mark + fragment
     shown = question + query if kept == query else "?" + kept if kept else ""  # a lone ? may be a wildcard
     return f"{scheme}://{rest}{shown}{fragment}"
 
@@ -122,7 +122,8 @@ def _without_user(scheme: str, rest: str) -> str:
     return f"{host}{slash}{path}"
 
 
-def _secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
+    """Whether the value under this name, in a query or among options, is likely a secret."""
     plain = name.lower().replace("-", "").replace("_", "")
     return bool(_SIGNED.match(name)) or plain in _SECRET_NAMES or plain.endswith(_SECRET_ENDS)
 
@@ -130,9 +131,9 @@ def _secret(name: str) -> bool:
 def _kept(query: str) -> str:
     pairs = query.split("&")
     names = [p.partition("=")[0] for p in pairs]
-    signed = any(_secret(n) for n in names)
+    signed = any(is_secret(n) for n in names)
     return "&".join(
         p
         for p, n in zip(pairs, names, strict=True)
-        if not (_secret(n) or (signed and (n in _SAS or n.lower() in ("expires", "date"))))
+        if not (is_secret(n) or (signed and (n in _SAS or n.lower() in ("expires", "date"))))
     )

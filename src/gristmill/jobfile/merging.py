@@ -26,6 +26,9 @@ def _normal(value: Mapping[str, Any]) -> dict[str, Any]:
     for name, key in (("source", "uri"), ("sink", "uri"), ("engine", "name")):
         if isinstance(out.get(name), (str, list)):
             out[name] = {key: out[name]}
+    if "deliver" in out:
+        given = out["deliver"] if isinstance(out["deliver"], list) else [out["deliver"]]
+        out["deliver"] = [{"to": one} if isinstance(one, str) else one for one in given]
     for name in ("steps", "post"):
         if isinstance(out.get(name), list):
             out[name] = [_step(step) for step in out[name]]

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Option, options_of
 from gristmill.job.checks import expected, field_type
+from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import ENGINES, EngineSpec, Gates, Running
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
@@ -95,6 +96,7 @@ def _tagged(models: Mapping[str, type[BaseModel]]) -> Any:
 
 SourceSection = _model("Source", {**_fields(Source, drop=("data",)), "uri": _field(options_of(Source)["uri"])})
 SinkSection = _model("Sink", _fields(Sink))
+DeliverySection = _model("Delivery", _fields(Delivery))
 RunningSection = _model("Running", _fields(Running))
 GatesSection = _model("Gates", _fields(Gates))
 EngineSection = _model("Engine", _fields(EngineSpec, drop=("options",)), extra="allow")
@@ -123,6 +125,7 @@ def _job(kinds: tuple[str, ...]) -> type[BaseModel]:
             "sink": _field(said["sink"], SinkSection | None, default=None),
             **{name: own[name] for name in own if name.startswith("on_")},
             "gates": _field(said["gates"], GatesSection, default_factory=GatesSection),
+            "deliver": _field(said["deliver"], list[DeliverySection], default_factory=list),  # type: ignore[valid-type]
             "audit": _field(said["audit"], str | list[str], default_factory=list),
             "engine": _field(said["engine"], EngineSection, default_factory=EngineSection),
             "running": _field(said["running"], RunningSection, default_factory=RunningSection),
@@ -188,6 +191,9 @@ def _built(document: Document, job: Any) -> JobSpec:
     for name in ("steps", "post"):
         made[name] = tuple(_step(document, (name, i), section) for i, section in enumerate(getattr(job, name)))
     made["model"] = _model_spec(document, job.model)
+    made["deliver"] = tuple(
+        _placed(document, ("deliver", i), Delivery, _given(section)) for i, section in enumerate(job.deliver)
+    )
     made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit")}
     spec: JobSpec = _placed(document, (), JobSpec, made)
     return spec
@@ -327,6 +333,8 @@ def _section_at(value: Any, path: Path) -> type[BaseModel] | None:
         return None if (kind := kind_in(here)) is None else _kind(kind)
     if path[0] in ("steps", "post") and len(path) == 2:
         return next((STEP_SECTIONS[key] for key in STEP_SECTIONS if key in here), None)
+    if path[0] == "deliver" and len(path) == 2:
+        return DeliverySection
     sections = {"source": SourceSection, "sink": SinkSection, "running": RunningSection, "gates": GatesSection}
     return {**sections, "engine": EngineSection}.get(str(path[0])) if len(path) == 1 else None
 
@@ -390,6 +398,8 @@ def json_schema() -> dict[str, Any]:
     properties["engine"] = _or_text(properties["engine"])
     for name in ("steps", "post"):
         properties[name]["items"] = _or_text(properties[name]["items"])
+    properties["deliver"]["items"] = _or_text(properties["deliver"]["items"])
+    properties["deliver"] = _or_text(properties["deliver"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A gristmill job"}
 
 

@@ -34,6 +34,8 @@ SECRET_PLACES: tuple[Path, ...] = (
     ("steps", "*", "args"),
     ("post", "*", "args"),
     ("engine",),
+    ("deliver", "*", "to"),
+    ("deliver", "*", "options"),
 )
 
 
@@ -139,8 +141,8 @@ class Scope:
                 return
         raise BadJob(
             f"{self.document.place(path)}: {dotted(path)} uses ${{{name}}}, a value of the environment: "
-            "these are secrets, allowed only in uri, storage, options, args, api_key, base_url and engine; give other "
-            "values with --var"
+            "these are secrets, allowed only in uri, to, storage, options, args, api_key, base_url and engine; give "
+            "other values with --var"
         )
 
 

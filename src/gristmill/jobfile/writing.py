@@ -34,11 +34,14 @@ def dump(spec: JobSpec) -> str:
         usual = file_formats(spec.sink.uri)[:1]  # of one file, which is merged anyway
         told = ("format", "merge") if usual == (spec.sink.format,) else ("merge",) if usual else ()
         body["sink"] = _differing(spec.sink, drop=told)
-    choices = _differing(spec, drop=("source", "sink", "model", "steps", "post", "gates", "engine", "running", "audit"))
+    apart = ("source", "sink", "model", "steps", "post", "gates", "engine", "running", "audit", "deliver")
+    choices = _differing(spec, drop=apart)
     engine = _differing(spec.engine, drop=("options",))
     if spec.engine.options:
         engine = {**engine, "name": spec.engine.name, **spec.engine.options}
     sections = {"gates": _differing(spec.gates), "engine": engine, "running": _differing(spec.running)}
+    if spec.deliver:
+        choices["deliver"] = [_differing(one) for one in spec.deliver]
     if spec.audit:
         choices["audit"] = [target_name(Call(hook)) for hook in spec.audit]
     return write_document(_plain({**body, **choices, **{name: item for name, item in sections.items() if item}}))

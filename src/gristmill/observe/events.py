@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Phase = Literal["planning", "loading", "running", "publishing", "done", "failed", "gate failed", "stopped"]
+Phase = Literal[
+    "planning", "loading", "running", "publishing", "delivering", "done", "failed", "gate failed", "stopped"
+]
 ENDED = ("done", "failed", "gate failed", "stopped")
 
 

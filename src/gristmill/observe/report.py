@@ -13,6 +13,7 @@ from gristmill.observe.tables import clip
 from gristmill.shards.counts import Counts
 
 if TYPE_CHECKING:
+    from gristmill.commit.documents import Delivered
     from gristmill.files.contract import Files
 
 DIGEST = 12  # characters of a digest to show: enough to distinguish any two models of a project
@@ -80,6 +81,7 @@ class Report:
     skipped: tuple[str, ...] = ()  # files of the source that could not be read, with the reason
     format: str = "parquet"  # of the sink
     details: Mapping[str, Any] = field(default_factory=dict)
+    deliveries: tuple[Delivered, ...] = ()  # receipts of the stores that the result is in
     opened: tuple[str, Files] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
 
     @property
@@ -177,12 +179,14 @@ def headline(report: Report) -> str:
         return f"{report.sink}: nothing to do, all rows are published"
     if report.state == "done":
         return f"{report.sink}: done in {units.seconds(report.seconds)}"
+    if report.state.startswith("published"):
+        return f"{report.sink}: {report.state}"
     return f"{report.sink}: {report.state} after {units.seconds(report.seconds)}, not published"
 
 
 def summary_rows(report: Report) -> list[Row]:
     """The report's lines as label, figure, remark. The counts add up: indented lines sum to the line above."""
-    whole = report.state in ("done", "nothing to do")
+    whole = report.state in ("done", "nothing to do") or report.state.startswith("published")
     rows = count_rows(report.counts, report.errors) if whole or report.rows_in else []
     if not whole and rows:
         rows[0] = ("committed", *rows[0][1:])
@@ -203,6 +207,7 @@ def summary_rows(report: Report) -> list[Row]:
         rows.append(("asked", "", asked(report.used)))
     if runs_on := report.details.get("runs_on"):
         rows.append(("on", "", _runs_on(runs_on)))
+    rows += [("delivered", units.count(d.rows), f"{d.to}, {d.mode}") for d in report.deliveries]
     return rows
 
 

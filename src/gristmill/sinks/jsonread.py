@@ -24,7 +24,7 @@ from gristmill.sinks.jsonmembers import quoted
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["as_arrow", "stored"]
+__all__ = ["as_arrow", "from_json", "stored"]
 
 _BLOCK = 8 << 20  # bytes of text parsed at once; a row that is longer is read whole
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd"}
@@ -148,6 +148,16 @@ def _blocks(files: Any, path: str) -> Iterator[bytes]:
 
 
 # ---------------------------------------------------------------- text to rows
+
+
+def from_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of which `jsontext.json_texts` are the texts, a string array; nulls stay nulls."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lines = pc.binary_join_element_wise('{"v":', pc.fill_null(texts, "null"), "}\n", "")
+    data = "".join(lines.to_pylist()).encode()
+    return _parsed(data, pa.schema([("v", kind)]), "JSON", frozenset()).column(0) if data else pa.array([], kind)
 
 
 def _parsed(text: bytes, schema: pa.Schema, path: str, raw: frozenset[str]) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ from gristmill.errors import BadOutput
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["json_lines"]
+__all__ = ["json_lines", "json_texts"]
 
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # from 1970: the first of the year 1, the last of 9999
 
@@ -49,6 +49,15 @@ def json_lines(rows: pa.Table, raw: Collection[str] = ()) -> Iterator[memoryview
             continue
         lines = pc.binary_join_element_wise(*pieces, pa.scalar("}\n"), pa.scalar(""))
         yield _bytes(lines)
+
+
+def json_texts(values: pa.Array) -> pa.Array:
+    """JSON of each value, as `json_lines` writes it, as a string array; a null stays a null. Raises BadOutput."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = _text(values)
+    return pc.if_else(values.is_valid(), text, pa.scalar(None, pa.string())) if values.null_count else text
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

