@@ -69,7 +69,7 @@ def test_no_row_of_a_window_is_left(tmp_path: Path, where: str, way: str, model:
     source.mkdir()
     pq.write_table(rows(GONE[where]), source / "a.parquet")
     job = gm.Job(
-        str(source / "*.parquet"), MODELS[model], gm.sink(str(tmp_path / "out"), keep=["id"]),
+        str(source / "*.parquet"), MODELS[model], gm.sink(str(tmp_path / "out"), keep=["id"], row_id="rid", key=["v"]),
         steps=WAYS[way], post=[gm.step(after, takes={"y": "float64"})], workers=0, shard_rows=SHARD,
         gates={"min_ok": 0, "allow_empty": True},
     )  # fmt: skip
@@ -80,6 +80,7 @@ def test_no_row_of_a_window_is_left(tmp_path: Path, where: str, way: str, model:
     found = gm.read(str(tmp_path / "out")).to_table()
     if kept:
         assert found["id"].to_pylist() == [*kept, *(N + i for i in kept)]
+        assert len(set(found["rid"].to_pylist())) == 2 * len(kept)
         assert found["z"].to_pylist() == [2 * (10.0 * i + 1) for i in found["id"].to_pylist()]
     assert gm.verify(str(tmp_path / "out")).ok
 

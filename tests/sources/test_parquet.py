@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gristmill as gm
 from gristmill.errors import BadSource
 
 VALUES = st.lists(
@@ -237,3 +238,20 @@ def test_a_large_row_group_is_read_in_pieces(scratch: Any, planned: Any, tmp_pat
         most = max(most, pa.total_allocated_bytes() - before)
     assert total == 4000
     assert most < 6 * (16 << 20)
+
+
+@pytest.mark.parametrize("sizes", [[0], [10, 0], [0, 10], [10, 0, 5]])
+def test_row_groups_without_rows(tmp_path: Path, sizes: list[int]) -> None:
+    """Whose columns have no page at all: an empty frame with a boolean last, a writer that flushed nothing."""
+    schema = pa.schema({"n": pa.int64(), "b": pa.bool_()})
+    with pq.ParquetWriter(tmp_path / "a.parquet", schema, use_dictionary=False) as out:
+        for size in sizes:
+            out.write_table(pa.table([list(range(size)), [True] * size], schema=schema), row_group_size=max(1, size))
+    report = gm.apply(
+        str(tmp_path / "a.parquet"), str(tmp_path / "out"), fn=doubled, workers=0, gates={"allow_empty": True}
+    )
+    assert report.rows_ok == sum(sizes) and gm.verify(str(tmp_path / "out")).ok
+
+
+def doubled(batch: Any) -> Any:
+    return {"y": batch["n"] * 2}

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -361,7 +361,7 @@ def _inspected(
         try:
             if (name := storable(file.path)) != file.path:
                 raise BadSource(f"{name}: the file's name is not UTF-8, which a plan cannot hold: rename it")
-            files.append(known.of(file, how) or form.inspect(file, fs, options))
+            files.append(known.of(file, how) or _looked_at(form, file, fs, options))
         except BadSource as e:
             if source.on_bad_file == "fail":
                 raise
@@ -371,6 +371,14 @@ def _inspected(
             f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {skipped[0] if skipped else ''}"
         )
     return files, skipped
+
+
+def _looked_at(form: SourceFormat, file: SourceFile, fs: Any, options: Mapping[str, Any]) -> FileInfo:
+    """What planning must know of a file. Raises BadSource also for what its format stumbles over unprepared."""
+    try:
+        return form.inspect(file, fs, options)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise BadSource(f"{file.path}: cannot be read ({type(e).__name__}: {e})") from e
 
 
 def _blank(files: Sequence[FileInfo], schema: pa.Schema) -> bool:

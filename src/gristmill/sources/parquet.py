@@ -135,9 +135,10 @@ def _check(file: SourceFile, metadata: Any, groups: Sequence[Any], schema: pa.Sc
     )
     if doubled:
         raise BadSource(f"{file.path}: column {sorted(doubled)[0]!r} appears more than once in the file")
-    if groups and metadata.num_columns:
-        last = groups[-1].column(metadata.num_columns - 1)
-        start = min(o for o in (last.dictionary_page_offset, last.data_page_offset) if o)
+    held = [group for group in groups if group.num_rows]
+    if held and metadata.num_columns:  # columns of a group without rows may have no page
+        last = held[-1].column(metadata.num_columns - 1)
+        start = min((o for o in (last.dictionary_page_offset, last.data_page_offset) if o), default=0)
         if start + last.total_compressed_size > end:
             raise BadSource(
                 f"{file.path}: truncated: the footer refers to data up to byte {start + last.total_compressed_size}"

@@ -261,6 +261,8 @@ def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
     import hashlib
 
     who = scored.identity
+    if not scored.rows.num_rows:  # which may lack the key's columns
+        return pa.array([], pa.string())
     if output.key:
         for name in output.key:
             if name not in scored.rows.column_names:
