@@ -215,7 +215,7 @@ def test_another_version_is_another_job(run: Run, cli: Cli, tmp_path: Path) -> N
 WRONG = [
     (
         {"model": {"shoot": "line"}},
-        "embed, classify, onnx, torchscript, sklearn, prompt, requests, call, shout: did you mean",
+        "embed, classify, onnx, torchscript, sklearn, prompt, score, requests, call, shout: did you mean",
     ),
     ({"model": {"shout": "line", "volum": 2}}, "model has no key 'volum': did you mean 'volume'?"),
     ({"model": {"shout": "line", "volume": "loud"}}, "model.volume: 'loud' does not fit: give a whole number"),
