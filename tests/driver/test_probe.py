@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -109,3 +111,51 @@ def test_a_result_without_rows_is_published(numbers: str, tmp_path: Path, sink: 
     assert (report.rows_in, report.rows_ok, report.rows_filtered) == (ROWS, 0, ROWS)
     assert gm.read(str(tmp_path / "out")).count_rows() == 0
     assert api.verify(str(tmp_path / "out")).ok
+
+
+def test_a_stretch_of_rows_that_fail_is_none_of_the_model(tmp_path: Path) -> None:
+    """However long it is at the beginning: rows from all over the source show that a function of one row works."""
+    calls: list[int] = []
+
+    async def halves(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row["id"])
+        if row["id"] < 700:
+            raise ValueError("too long")
+        return {"y": row["id"] / 2}
+
+    rows = pa.table({"id": list(range(2000))})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    with pytest.warns(gm.GristmillWarning):
+        report = gm.Job(rows, gm.model(halves, concurrency=16), sink, workers=0, gates={"min_ok": 0.5}).run()
+    assert (report.rows_ok, report.rows_dead) == (1300, 700)
+    assert len(calls) < 2000 * 1.15
+
+
+def test_a_function_that_fails_everywhere_is_called_for_few_rows(tmp_path: Path) -> None:
+    """Each call may cost something: the first rows and some from all over tell enough."""
+    calls: list[int] = []
+
+    async def never(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row["id"])
+        raise ValueError("no")
+
+    job = gm.Job(
+        pa.table({"id": list(range(5000))}), gm.model(never, concurrency=16), gm.sink(str(tmp_path / "out")), workers=0
+    )
+    with pytest.raises(gm.RunFailed, match="on every one of the first rows and of others from all over the source"):
+        job.run()
+    assert len(calls) < 200
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_equal_rows_each_have_an_answer_of_their_own(tmp_path: Path, workers: int) -> None:
+    """What the first rows were answered before there was a plan is theirs, in whatever shards equal ones are."""
+    rows = pa.table({"id": list(range(400)), "text": ["draw"] * 400})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    model = gm.model(drawn, takes={"text": "string"}, concurrency=8)
+    gm.Job(rows, model, sink, workers=workers, shard_rows=50).run()
+    assert len(set(gm.read(str(tmp_path / "out")).to_table()["y"].to_pylist())) == 400
+
+
+async def drawn(row: dict[str, Any]) -> dict[str, Any]:
+    return {"y": secrets.token_hex(8)}

@@ -38,7 +38,8 @@ _TOLD = {
 
 class Journal:
     """The answers of one attempt at a shard, in some run, and those of earlier attempts. `folder` is the generation's;
-    the first rows, of a probe, are in no shard (None), and each shard may have some of them.
+    the first rows, of a probe, are in no shard (None): `holds` says of a row's file and position whether this shard has
+    it.
 
     `stands` is called after answers came and before they are kept, in any thread: it raises if the code that gave them
     is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
@@ -57,6 +58,7 @@ class Journal:
         files: Files,
         stands: Callable[[], None] | None = None,
         allowance: Allowance | None = None,
+        holds: Callable[[tuple[str, int]], bool] | None = None,
     ) -> None:
         self.allowance = allowance
         self.before: Mapping[str, float] = {}
@@ -76,23 +78,24 @@ class Journal:
         self._earlier: dict[bytes, deque[Any]] = {}
         for name in sorted(files.names(self._folder)):
             if name.startswith((self._shard, f"{PROBE}.")) and not name.endswith(".tmp"):
+                own = name.startswith(self._shard)
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
-                    self._read(files.read(join(self._folder, name)), own=shard == 0 or name.startswith(self._shard))
+                    self._read(files.read(join(self._folder, name)), own or shard == 0, None if own else holds)
 
     @staticmethod
     def _label(shard: int | None) -> str:
         return PROBE if shard is None else f"{shard:07d}"
 
-    def _read(self, data: bytes, own: bool) -> None:
+    def _read(self, data: bytes, own: bool, holds: Callable[[tuple[str, int]], bool] | None) -> None:
         taken = [self.before]
         for key, kept in _records(data):
             if key == _NOTE:
                 self.notes.append(json.loads(kept))
                 continue
-            answer, used = json.loads(kept)
+            answer, used, *place = json.loads(kept)
             if own and used:
                 taken.append(used)
-            if key != _UNKEPT:
+            if key != _UNKEPT and not (place and holds and not holds(tuple(place[0]))):
                 self._earlier.setdefault(key, deque()).append(answer)
         self.before = summed(taken)
 
@@ -130,15 +133,15 @@ class Journal:
             segment = self._segments
         self._files.note(f"{self._path}-{segment:06d}", record)
 
-    def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
+    def put(self, key: bytes, answer: Any, used: Mapping[str, float], place: tuple[str, int] | None = None) -> None:
         """Keep an answer, if it has a key and is of plain values: texts, numbers, lists and dicts of these; and what it
         has taken. If it cannot be written, that is said once: the shard's own files will show whether the sink can be
-        written.
+        written. `place` is that of a row in no shard.
         """
         try:
             if not key or not _plain(answer):
                 return self.took(used)
-            self._put(key, [answer, dict(used)])
+            self._put(key, [answer, dict(used), *([] if place is None else [place])])
         except (ValueError, RecursionError):  # whole numbers of thousands of digits; lists in lists without end
             self.took(used)
 

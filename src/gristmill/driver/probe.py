@@ -16,6 +16,7 @@ from gristmill.commit.documents import ModelRecord, PlanDocument
 from gristmill.commit.generation import Plan
 from gristmill.driver import budgets, delivering, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
+from gristmill.driver.planning import Resolved
 from gristmill.driver.retry import Only
 from gristmill.driver.shardfeed import MOST_PROBED
 from gristmill.files.disk import join
@@ -24,6 +25,8 @@ from gristmill.shards.shard import Selection, Shard
 from gristmill.worker.recipe import Task
 
 PROBE_ROWS = 64  # they determine the output schema
+PLACES = 16  # over the source, at which rows are looked for that can be scored, if the first ones cannot;
+AT_EACH = 4  # so many of them at each
 TIMED_ROWS = 16  # if the schema is known, only the rate is needed, while the other workers wait
 
 
@@ -53,30 +56,40 @@ def first_rows(at: Chosen) -> int:
 
 
 def proof(at: Chosen) -> Task:
-    """Rows from elsewhere, in case the model fails on every row tried; a retry's may have been scored before."""
-    r, g, rows = at.resolved, at.generation, min(PROBE_ROWS, at.batch.rows)
-    everything = replace(r, selection=Selection.everything(r.files))
-    return Task("proof", Shard(0, shipping.pieces(everything, rows * 64)), g.number, g.folder, at.root, rows=rows)
+    """Rows from all over, in case the model fails on every row tried; a retry's may have been scored before."""
+    g, everything = at.generation, replace(at.resolved, selection=Selection.everything(at.resolved.files))
+    return Task("proof", _spread(everything), g.number, g.folder, at.root, rows=PLACES * AT_EACH)
 
 
-def probe(at: Chosen, rows: int) -> Task:
-    """The task that probes the first `rows` rows."""
+def _spread(r: Resolved) -> Shard:
+    return Shard(0, shipping.spread(r, PLACES, AT_EACH))
+
+
+def probe(at: Chosen, rows: int, spread: bool = False) -> Task:
+    """The task that probes the first `rows` rows, or as many from all over the source."""
     r, g = at.resolved, at.generation
     base = None if g.schema is None or at.sink.evolve else generations.decode_schema(g.schema)
-    first = Shard(0, shipping.pieces(r, max(1, rows) * 64))
+    first = _spread(r) if spread else Shard(0, shipping.pieces(r, max(1, rows) * 64))
     # Only columns that earlier rows may lack: one that every earlier row had is required of these, too.
     fields = {step: generations.decode_schema(text) for step, text in _made(at, {}).items()}
     made = {step: pa.schema([f for f in schema if f.nullable]) for step, schema in fields.items()}
     told = tuple(name for name, optional in _answers(at, {}).items() if optional), made
-    return Task("probe", first, g.number, g.folder, at.root, None, *told, base, rows=rows, only=r.only)
+    place = {"spread": spread, "only": r.only}
+    return Task("probe", first, g.number, g.folder, at.root, None, *told, base, rows=rows, **place)
 
 
-def further(at: Chosen, rows: int, answer: Mapping[str, Any]) -> Task | None:
-    """A larger probe, if none of the first `rows` rows was scored; None if the plan can be made."""
-    # Rows that are all filtered out cost little: the probe goes on to the next ones, however many that takes. Rows
-    # added to a result have its schema, whether or not any of the probed rows can be scored.
-    more = rows and at.generation.schema is None and (rows < MOST_PROBED or not answer["dead"])
-    return probe(at, rows * 16) if answer["schema"] is None and answer["rows"] >= rows and more else None
+def further(at: Chosen, asked: Task, answer: Mapping[str, Any]) -> Task | None:
+    """Another probe, if none of the rows `asked` for was scored; None if the plan can be made."""
+    rows = asked.rows or 0
+    if answer["schema"] is not None or not rows or at.generation.schema is not None:
+        return None  # rows added to a result have its schema, whether or not any of the probed ones can be scored
+    if answer["rows"] < rows and not asked.spread:  # there are no others
+        return None
+    # What makes the first rows fail may be in all their neighbours, too: in the texts of one file, say.
+    if answer["dead"] and not asked.spread and rows <= PROBE_ROWS and at.resolved.only is None:
+        return probe(at, PLACES * AT_EACH, spread=True)
+    # Rows that are all filtered out cost little: the probe goes on to the next ones, however many that takes.
+    return None if rows >= MOST_PROBED and answer["dead"] else probe(at, rows * 16)
 
 
 def planned(at: Chosen, answer: dict[str, Any]) -> Planned:

@@ -204,7 +204,7 @@ class Scoring:
         answer, asked = feed.probed, feed.probe
         assert asked is not None and asked.rows is not None
         self.tally.tried(answer["figures"])
-        if (more := probe.further(self.at, asked.rows, answer)) is not None:
+        if (more := probe.further(self.at, asked, answer)) is not None:
             feed.probe_further(more)
             return
         self.at = at = probe.planned(self.at, answer)

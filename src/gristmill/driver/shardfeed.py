@@ -259,6 +259,9 @@ class ShardFeed:
             assert self.probe is not None and self.probe.rows is not None
             if self.probe.rows >= MOST_PROBED:
                 self._fail(error, f"{error.who} fails on every one of the first rows")
+            elif self.remote and self.probe.spread:  # each row costs something: those of all places are enough
+                where = "the first rows and of others from all over the source"
+                self._fail(error, f"{error.who} fails on every one of {where}, {self.probe.rows} at most")
             else:  # the first rows may all be bad: the run is asked for more
                 rows = self.probe.rows
                 self.probed = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.schemas import real, wider
@@ -113,6 +115,30 @@ def pieces(r: Resolved, most: int | None) -> tuple[Piece, ...]:
         rows += shard.estimated_rows(f, start, stop)
         if most is not None and rows >= most:
             break
+    return tuple(out)
+
+
+def spread(r: Resolved, places: int, rows: int) -> tuple[Piece, ...]:
+    """About `rows` rows at each of `places` places, evenly over the selected ranges of the source."""
+    ranges = r.selection.ranges
+    lengths = ranges[:, 2] - ranges[:, 1]
+    ends = np.cumsum(lengths)
+    targets = (np.arange(places) + 0.5) / places * int(ends[-1] if len(ends) else 0)
+    out: list[Piece] = []
+    for target, at in zip(targets.astype(np.int64).tolist(), np.searchsorted(ends, targets, side="right"), strict=True):
+        index, first, last = ranges[min(int(at), len(ranges) - 1)].tolist()
+        f = r.files[index]
+        start = first + target - int(ends[at] - lengths[at])
+        if out and out[-1].index == index:
+            start = max(start, out[-1].ranges[-1][1])
+        a_row = (last - first) / max(1.0, shard.estimated_rows(f, first, last))
+        stop = min(last, start + max(1, math.ceil(rows * a_row)))
+        if start >= stop:
+            continue
+        if out and out[-1].index == index:
+            out[-1] = replace(out[-1], ranges=(*out[-1].ranges, (start, stop)))
+        else:
+            out.append(Piece(index, f.file, f.extent, ((start, stop),)))
     return tuple(out)
 
 

@@ -166,9 +166,9 @@ class Journal(Protocol):
         """Whether an earlier attempt was answered for such a row, and the answer: each serves one row."""
         ...
 
-    def put(self, key: bytes, answer: Any, used: Mapping[str, float]) -> None:
-        """Keep an answer, if it has a key and is of plain values, and what it has taken (USED). Called in any
-        thread.
+    def put(self, key: bytes, answer: Any, used: Mapping[str, float], place: tuple[str, int] | None = None) -> None:
+        """Keep an answer, if it has a key and is of plain values, and what it has taken (USED). Called in any thread.
+        `place`, the row's file and position, is given for rows that are in no shard yet.
         """
         ...
 
@@ -190,11 +190,17 @@ class RowModel(Model, Protocol):
     by_user: bool
 
     def begin(
-        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+        self,
+        prepared: Prepared,
+        rows: np.ndarray,
+        answered: Callable[[], None],
+        journal: Journal | None = None,
+        places: Sequence[tuple[str, int]] | None = None,
     ) -> None:
         """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
         is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
-        asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun.
+        asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun. `places` are
+        file and position of each row in `prepared`, for rows that are in no shard yet.
         """
         ...
 

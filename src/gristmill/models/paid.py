@@ -151,14 +151,19 @@ class LoadedAsker(LoadedRows):
         self._told = False
 
     def begin(
-        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+        self,
+        prepared: Prepared,
+        rows: np.ndarray,
+        answered: Callable[[], None],
+        journal: Journal | None = None,
+        places: Sequence[tuple[str, int]] | None = None,
     ) -> None:
         """See RowModel."""
         if journal is not None and journal.allowance is not None:
             self._call.built.paid.of(journal.allowance)
         if journal is not None and self._call.built.provided is None and not self._told:
             self._tell(under_way(journal.notes))
-        super().begin(prepared, rows, answered, journal)
+        super().begin(prepared, rows, answered, journal, places)
 
     def bulk(self, journal: Journal) -> Bulk | None:
         """See BulkModel."""

@@ -191,11 +191,16 @@ class LoadedPrompt(LoadedAsker):
     """A prompt at work; a RowModel."""
 
     def begin(
-        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+        self,
+        prepared: Prepared,
+        rows: np.ndarray,
+        answered: Callable[[], None],
+        journal: Journal | None = None,
+        places: Sequence[tuple[str, int]] | None = None,
     ) -> None:
         """See RowModel."""
         self._call.built.alive(answered)
-        super().begin(prepared, rows, answered, journal)
+        super().begin(prepared, rows, answered, journal, places)
 
     def _order(self, rows: Sequence[Any]) -> Sequence[int]:
         asker: Asker = self._call.built

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,24 @@ from gristmill.process.ownership import own
 from gristmill.shards.counts import summed
 
 
+@dataclass(frozen=True)
+class Told:
+    """Who is told of answers, as RowModel.begin has them."""
+
+    answered: Callable[[], None]
+    journal: Journal | None = None
+    places: Sequence[tuple[str, int]] | None = None
+
+
 class Begun:
     """Rows whose answers are on their way: int64 [k], ascending, and the answers in that order. The others are asked
     for with the same listener and journal.
     """
 
-    def __init__(
-        self, rows: np.ndarray, answers: Answers, answered: Callable[[], None], journal: Journal | None
-    ) -> None:
+    def __init__(self, rows: np.ndarray, answers: Answers, told: Told) -> None:
         self.rows = rows
         self.answers = answers
-        self.answered = answered
-        self.journal = journal
+        self.told = told
         self._taken = np.zeros(len(rows), dtype=bool)
 
     def take(self, index: np.ndarray) -> list[Any] | None:
@@ -60,11 +67,16 @@ class LoadedRows(LoadedFunction):
         )
 
     def begin(
-        self, prepared: Prepared, rows: np.ndarray, answered: Callable[[], None], journal: Journal | None = None
+        self,
+        prepared: Prepared,
+        rows: np.ndarray,
+        answered: Callable[[], None],
+        journal: Journal | None = None,
+        places: Sequence[tuple[str, int]] | None = None,
     ) -> None:
         """See RowModel."""
-        given = picked(prepared.inputs.rows, rows)
-        prepared.inputs.begun = Begun(rows, self._asked(given, answered, journal), answered, journal)
+        told = Told(answered, journal, places)
+        prepared.inputs.begun = Begun(rows, self._asked(picked(prepared.inputs.rows, rows), rows, told), told)
 
     def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:
         """See RowModel."""
@@ -103,8 +115,7 @@ class LoadedRows(LoadedFunction):
             begun.answers.wait()
             found = begun.take(index)
         if found is None:
-            listener = (_unheard, None) if begun is None else (begun.answered, begun.journal)
-            answers = self._asked(given, *listener)
+            answers = self._asked(given, index, Told(_unheard) if begun is None else begun.told)
             answers.wait()
             self._anew = summed([self._anew, answers.used])
             found = answers.of(range(len(index)))
@@ -122,8 +133,8 @@ class LoadedRows(LoadedFunction):
         """What a journal keeps of an answer."""
         return answer
 
-    def _asked(self, given: pa.Table, answered: Callable[[], None], journal: Journal | None = None) -> Answers:
-        rows = to_batch(given, "rows")
+    def _asked(self, given: pa.Table, index: np.ndarray, told: Told) -> Answers:
+        rows, journal, places = to_batch(given, "rows"), told.journal, told.places
         keys = [] if journal is None else [journal.key(row) for row in rows]
         known: set[int] = set()
 
@@ -134,8 +145,9 @@ class LoadedRows(LoadedFunction):
                 if journal is not None and isinstance(answer, Raised):
                     journal.took(used)
                 elif journal is not None:
-                    journal.put(keys[place], self._kept(answer), used)
-            answered()
+                    where = None if places is None else places[int(index[place])]
+                    journal.put(keys[place], self._kept(answer), used, where)
+            told.answered()
 
         answers = Answers(self._given(rows, journal), heard, own if self.by_user else _same, self._order(rows))
         for place, key in enumerate(keys):

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -44,6 +44,13 @@ class Shard:
         piece, position = row
         before = sum(b - a for p in self.pieces[:piece] for a, b in p.ranges)
         return before + sum(min(b, position + 1) - a for a, b in self.pieces[piece].ranges if a <= position)
+
+    def holding(self) -> Callable[[tuple[str, int]], bool]:
+        """Whether a row, given as file and position, is in this shard."""
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for piece in self.pieces:
+            ranges.setdefault(piece.file.path, []).extend(piece.ranges)
+        return lambda row: any(a <= row[1] < b for a, b in ranges.get(row[0], ()))
 
 
 RANGES = pa.schema(

@@ -285,7 +285,7 @@ class ShardWorker:
             shard = task.shard.number if task.kind == "score" else None
             run, allowance = self._recipe.run, self._allowed(task.folder)
             self._journals[item.key] = Journal(
-                task.folder, shard, run, secrets.token_hex(6), self._files, stands, allowance
+                task.folder, shard, run, secrets.token_hex(6), self._files, stands, allowance, task.shard.holding()
             )
         return self._journals[item.key]
 

@@ -18,6 +18,7 @@ from gristmill.errors import BadOutput
 from gristmill.models.contract import Journal, Model, Prepared, Refusal, RowModel
 from gristmill.models.conversion import ROWS
 from gristmill.models.passthrough import same
+from gristmill.process.failure import SomeFailed
 from gristmill.shards.counts import Counts
 from gristmill.worker.batches import Budget, cut_lazily, padded_tokens
 from gristmill.worker.bisection import DeadRow, Doubt, Isolation, Stage, length_error
@@ -142,7 +143,8 @@ class Predict:
         if journal is not None:
             for index, _ in self._from_probe(task, window):
                 self._model.answered(window.prepared, index, journal)
-        self._model.begin(window.prepared, rows, answered, journal)
+        places = [row[:2] for row in window.identity.places(task.paths)] if task.kind == "probe" else None
+        self._model.begin(window.prepared, rows, answered, journal, places)
 
     def alive(self, task: Task, window: Window) -> np.ndarray:
         """The rows of a window that the model is to be asked for, int64 [k]: those that it does not refuse, and that no
@@ -205,7 +207,12 @@ class Predict:
         self._doubt.proven = task.proven
 
         def call(index: np.ndarray) -> pa.Table:
-            output = self._model.predict(prepared, index)
+            try:
+                output = self._model.predict(prepared, index)
+            except SomeFailed as some:
+                if len(worked := np.setdiff1d(np.arange(len(index)), list(some.failed))):
+                    self._good = (prepared, index[worked[:1]])
+                raise
             if output.num_rows != len(index):
                 raise length_error(self._recipe.model.name, len(index), output.num_rows)
             self._good = (prepared, index[:1])
