@@ -695,7 +695,7 @@ def test_what_dead_workers_were_answered_is_paid_once_and_counted(chat: ChatServ
     with pytest.raises(RunFailed, match="max_cost 180"):
         gm.prompt(table(160), tmp_path / "out", max_cost=180, **ask)
     told = chat.told()
-    assert {n for n, times in told["answered"].items() if times > 1} <= {"row 47"} and 85 <= told["requests"] <= 90
+    assert {n for n, times in told["answered"].items() if times > 1} <= {"row 47"} and 80 <= told["requests"] <= 90
     report = gm.prompt(table(160), tmp_path / "out", **ask)
     told = chat.told()
     # In flight when the process ended, the three before it: the next one's prompt is made while it waits.

@@ -62,12 +62,12 @@ class Money(Protocol):
         """Whether there is an answer from before."""
         ...
 
-    def order(self, requests: int, each: float) -> None:
-        """So many requests are about to be sent, and each may cost so many dollars. Raises RunFailed."""
+    def order(self, cost: float) -> None:
+        """Requests are about to be sent that may cost so many dollars. Raises RunFailed."""
         ...
 
-    def settle(self, requests: int) -> None:
-        """So many of these are answered, or given up."""
+    def settle(self, cost: float) -> None:
+        """Of what was ordered, so much is answered, or given up."""
         ...
 
 
@@ -159,7 +159,7 @@ class Bulk:
         self._batches = _noted(journal.notes)
         provided.known.update(batch.id for batch in self._batches if batch.id)
         self._task: asyncio.Future[Any] | None = None
-        self._owed = 0
+        self._owed, self._owed_cost = 0, 0.0  # requests that are ordered, and not settled
         self._made = len(self._batches)
         for told in journal.notes:
             if "reply" in told:
@@ -366,8 +366,9 @@ class Bulk:
     async def _through(self, batch: _Batch) -> list[_Request]:
         costs = [request.cost for request in batch.asks.values()]
         if not batch.earlier:
-            self._provided.money.order(len(costs), sum(costs) / len(costs))
+            self._provided.money.order(sum(costs))
             self._owed += len(costs)
+            self._owed_cost += sum(costs)
             await self._note(batch, path=batch.path, digests=[d.hex() for d in batch.digests], at=batch.since)
         try:
             if not batch.id and batch.earlier:
@@ -501,9 +502,11 @@ class Bulk:
         return True
 
     def _settle(self, requests: int) -> None:
-        requests = min(requests, self._owed)
-        self._owed -= requests
-        self._provided.money.settle(requests)
+        if self._owed:
+            cost = self._owed_cost * min(requests, self._owed) / self._owed
+            self._owed -= min(requests, self._owed)
+            self._owed_cost -= cost
+            self._provided.money.settle(cost)
 
     async def _dropped(self) -> None:
         if self._task is not None and not self._task.done():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BASE, MOST = 0.5, 30.0  # seconds: the first wait before a request is sent again, and the longest (full jitter)
 FIRST_TRIES = 4  # of the very first request: an endpoint that does not answer is told at once
+LOOK = 0.25  # seconds between two looks at the limit of tokens
 LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
 FULL = frozenset({429, 503})
 # What is refused for all rows.
@@ -221,7 +222,7 @@ class Endpoint:
                 raise
             self._well()
             self._room.answered(time.monotonic(), self._slots.flying + 1)
-            self._tokens.more(usage_of(found).get("total_tokens", tokens) - tokens)
+            self._tokens.more((sum(tokens_in(found)) or tokens) - tokens)
             return found
 
     def _well(self) -> None:
@@ -268,6 +269,10 @@ class Endpoint:
             return
         self._queue = self._queue or asyncio.Lock()
         async with self._queue:  # one after the other: what a stall held up does not leave all at once
+            while (
+                wait := self._tokens.wait(time.monotonic())
+            ) > 0:  # less, once answers are shorter than they might be
+                await asyncio.sleep(min(wait, LOOK))
             now = time.monotonic()
             begin = max(self._requests.turn(now), self._tokens.turn(now, tokens))
             if begin > now:
@@ -376,6 +381,14 @@ def usage_of(found: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of an answer's usage, whatever else it may hold."""
     usage = found.get("usage")
     return {name: float(n) for name, n in usage.items() if type(n) in (int, float)} if isinstance(usage, dict) else {}
+
+
+def tokens_in(found: Mapping[str, Any]) -> tuple[float, float]:
+    """The tokens of prompt and answer, whichever form has named them."""
+    usage = usage_of(found)
+    names = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+    given, made = (usage.get(one) or usage.get(other) or 0.0 for one, other in names)
+    return given, made
 
 
 def said_in(text: bytes) -> tuple[str, str]:

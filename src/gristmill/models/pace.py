@@ -37,6 +37,10 @@ class Pace:
         """Whether no unit has to wait now, however many come: there is no rate, and no pause."""
         return not self._each and self._next <= now
 
+    def wait(self, now: float) -> float:
+        """Seconds until the next units may be sent, as far as is known now."""
+        return max(0.0, self._next - now)
+
     def turn(self, now: float, units: float = 1.0) -> float:
         """When these units may be sent: now or later. They are taken to be sent then, so whoever asks next has waited
         for that.

@@ -5,11 +5,13 @@ they may cost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
@@ -25,11 +27,13 @@ from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.bulk import Bulk, BulkRow, Provided, under_way
 from gristmill.models.contract import Allowance, Journal, Place, Prepared
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, usage_of
+from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, tokens_in
 from gristmill.models.inflight import Coroutines
 from gristmill.models.providers import PROVIDERS
+from gristmill.models.purse import Purse
 from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
+from gristmill.models.usual import Usual
 from gristmill.models.vendors import OPENAI, Vendor
 from gristmill.shards.counts import summed
 
@@ -37,6 +41,9 @@ WAITING = 4  # rows that are begun, per request in flight: some wait before they
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
+MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
+PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, and between two looks for it
 
 
 class Asking(Protocol):
@@ -264,10 +271,14 @@ class Paid:
         self._asked = asked
         self._prices = None if spec.price is None else prices(spec.price)
         self._purse = None if spec.max_cost is None else Purse(spec.max_cost, share)
-        self._spent = Spent()
+        self._usual = Usual()
+        # What an answer takes has to be known where it is limited, and nothing else tells.
+        self._bounded = self._purse is not None or spec.tokens_per_minute is not None
+        self._flying = 0  # requests for which money is reserved, without those in bulk
+        self._turn = asyncio.Lock()  # of those that wait for money, in their order
+        self._freed = asyncio.Event()
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._first = asyncio.Lock()
-        self._ordered = 0  # requests in bulk that have no answer yet
         self.tried = False  # whether somebody was answered
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
 
@@ -278,7 +289,7 @@ class Paid:
 
     async def ask(self, body: Mapping[str, Any], tokens: float, bill: Bill, path: str = CHAT) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one, for which the row
-        is billed. Raises as Endpoint.ask.
+        is billed; the prompt has about so many `tokens` by its length. Raises as Endpoint.ask.
         """
         if not self._spec.dedupe and self._cache is None:
             return await self._new(body, tokens, path, bill)
@@ -306,60 +317,101 @@ class Paid:
 
     async def _new(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         """An answer, counted; not asked for if it might cost more than is left."""
-        if self._purse is not None and not self._spent.known:  # what one costs: until then one at a time
-            async with self._first:
-                if not self._spent.known:
+        if self._bounded and not self._usual.known and (self._purse is not None or most_tokens(body) is None):
+            async with self._first:  # what one takes: until then one at a time
+                if not self._usual.known:
                     return await self._sent(body, tokens, path, bill)
         return await self._sent(body, tokens, path, bill)
 
     async def _sent(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         reply = None if bill.bulk is None else bill.bulk.take(path, body)
-        if reply is None:
-            reply = await self._asked.ask(body, tokens, path, None if self._purse is None else self._afford)
-            self.tried = True
-            if bill.bulk is not None:
-                await bill.bulk.asked_alone(path, body, reply)
-        used = _used(reply, self._prices)
-        self._spent.add(used)
-        bill.add(used)
+        if reply is not None:
+            self._count(reply, tokens, bill)
+            return reply
+        given, made = self._usual.tokens(tokens, most_tokens(body))
+        async with self._reserved(self._dollars(given, made)):
+            reply = await self._asked.ask(body, given + made, path)
+            self._count(reply, tokens, bill)
+        self.tried = True
+        if bill.bulk is not None:
+            await bill.bulk.asked_alone(path, body, reply)
         return reply
 
-    def _afford(self) -> None:
-        """Raises RunFailed if the requests in flight, among them one that is about to be sent, might cost too much, or
-        if that cannot be known.
+    def _count(self, reply: Mapping[str, Any], tokens: float, bill: Bill) -> None:
+        used = _used(reply, self._prices)
+        self._usual.add(tokens, used["prompt_tokens"], used["completion_tokens"])
+        if self._purse is not None:
+            self._purse.spent += used.get("cost", 0.0)
+        bill.add(used)
+
+    @contextlib.asynccontextmanager
+    async def _reserved(self, cost: float) -> AsyncIterator[None]:
+        """So many dollars are kept free inside. Raises RunFailed if they cannot be, also once all that is in flight is
+        answered.
         """
-        assert self._purse is not None
+        if self._purse is None:
+            yield
+            return
+        await self._afford(self._purse, cost)
+        self._flying += 1
         try:
-            enough = self._purse.holds(self._spent.might_cost(self._asked.flying + self._ordered))
+            yield
+        finally:
+            self._flying -= 1
+            self._purse.release(cost)
+            self._freed.set()
+
+    async def _afford(self, purse: Purse, cost: float) -> None:
+        if not self._turn.locked() and self._holds(purse, cost):
+            return
+        async with self._turn:
+            others_until = time.monotonic() + PATIENCE
+            while not self._holds(purse, cost):
+                if self._flying:  # which may turn out to cost less
+                    others_until = time.monotonic() + PATIENCE
+                elif purse.alone or purse.allowance is None or time.monotonic() > others_until:
+                    self._stop_at(purse, cost)
+                self._freed.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), LOOK)
+
+    def _holds(self, purse: Purse, cost: float) -> bool:
+        """Whether so many dollars could be reserved. Raises RunFailed if that cannot be known."""
+        try:
+            return purse.reserve(cost)
         except Exception as e:  # whatever a store's library raises: this is about all rows
-            self._asked.stop(RunFailed(f"max_cost {self._spec.max_cost:g}: what is spent cannot be noted: {e}"))
-        if not enough:
-            self._asked.stop(
-                RunFailed(
-                    f"max_cost {self._spec.max_cost:g}: ${self._spent.cost:.4f} are spent by this worker, and the "
-                    "requests in flight might take all that is left: what is answered is kept; run again, with another "
-                    "max_cost if need be"
-                )
+            self._asked.stop(RunFailed(f"max_cost {purse.total:g}: what is spent cannot be noted: {e}"))
+
+    def _stop_at(self, purse: Purse, cost: float) -> NoReturn:
+        self._asked.stop(
+            RunFailed(
+                f"max_cost {purse.total:g}: ${purse.spent:.4f} are spent by this worker, and what comes next might cost "
+                f"${cost:.4f}, for which not enough is left: what is answered is kept; run again, with another max_cost "
+                "if need be"
             )
+        )
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
         """See bulk.Money."""
         return self._cache is not None and self._cache.get(digest_of({"path": path, "body": body})) is not None
 
-    def guess(self, given: float, made: float) -> float:
-        """Dollars that so many tokens of a prompt and of an answer cost."""
+    def guess(self, tokens: float, body: Mapping[str, Any]) -> float:
+        """Dollars that a request may cost, of which the prompt has about so many tokens by its length."""
+        return self._dollars(*self._usual.tokens(tokens, most_tokens(body)))
+
+    def _dollars(self, given: float, made: float) -> float:
         return 0.0 if self._prices is None else given * self._prices[0] + made * self._prices[1]
 
-    def order(self, requests: int, each: float) -> None:
+    def order(self, cost: float) -> None:
         """See bulk.Money."""
-        self._ordered += requests
-        self._spent.guess = each
-        if self._purse is not None:
-            self._afford()
+        if self._purse is not None and not self._holds(self._purse, cost):
+            self._stop_at(self._purse, cost)
 
-    def settle(self, requests: int) -> None:
+    def settle(self, cost: float) -> None:
         """See bulk.Money."""
-        self._ordered -= requests
+        if self._purse is not None:
+            self._purse.release(cost)
+            self._freed.set()
 
     def forget(self, bill: Bill) -> None:
         """Keep no answer that this row was given: it could not be asked again."""
@@ -374,62 +426,22 @@ class Paid:
         """Close the connections."""
         await self._asked.close()
         if self._purse is not None:
-            self._purse.close(self._spent.cost)
+            self._purse.close()
         if self._cache is not None:
             self._cache.close()
 
 
-class Purse:
-    """What one worker may spend of `total` dollars: what it claims of the run's allowance, or `share` of them."""
-
-    def __init__(self, total: float, share: float) -> None:
-        self.allowance: Allowance | None = None
-        self._total = total
-        self._share = share
-        self._held = 0.0
-
-    def holds(self, cost: float) -> bool:
-        """Whether so many dollars are this worker's to spend, of those that it has claimed or can claim now."""
-        if self.allowance is None:
-            return cost <= self._total * self._share
-        if cost > self._held or not self._held:
-            self._held += self.allowance.claim(cost - self._held, self._total)
-        return cost <= self._held and self._held > 0
-
-    def close(self, spent: float) -> None:
-        """Give back what is left."""
-        if self.allowance is not None and self._held > spent:
-            self.allowance.give_back(self._held - spent)
-            self._held = spent
-
-
-class Spent:
-    """What a worker has spent, for the limit of costs."""
-
-    def __init__(self) -> None:
-        self.cost = 0.0
-        self.guess = 0.0  # what a request costs, until one has told
-        self._answers = 0
-
-    @property
-    def known(self) -> bool:
-        """Whether a request has told what it cost."""
-        return self._answers > 0
-
-    def might_cost(self, flying: int) -> float:
-        """What is spent, and what so many requests cost if they are like the others."""
-        return self.cost + flying * (self.cost / self._answers if self._answers else self.guess)
-
-    def add(self, used: Mapping[str, float]) -> None:
-        """Count a request."""
-        self.cost += used.get("cost", 0.0)
-        self._answers += 1
+def most_tokens(body: Mapping[str, Any]) -> int | None:
+    """The tokens that the answers to a request may have together; None if nothing limits them."""
+    found = next((n for name in MOST_TOKENS if type(n := body.get(name)) is int), None)
+    if found is None:
+        return None
+    answers = n if type(n := body.get("n")) is int else 1
+    return max(0, min(found, LIMITLESS)) * max(1, min(answers, LIMITLESS))
 
 
 def _used(reply: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:
     """What a request has taken, by what the endpoint says of it; of one for several rows, each has a part."""
-    usage = usage_of(reply)
-    names = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))  # the second in responses
-    given, made = (usage.get(one) or usage.get(other) or 0.0 for one, other in names)
+    given, made = tokens_in(reply)
     cost = {} if prices is None else {"cost": given * prices[0] + made * prices[1]}
     return {"requests": reply.get(SHARE, 1.0), "prompt_tokens": given, "completion_tokens": made, **cost}

@@ -323,8 +323,8 @@ class Asker:
             messages = self._conversation.of(row)
         except Exception:  # told for the row itself, when it is asked for
             return None
-        cost = self.paid.guess(letters(messages) / LETTERS, self._spec.max_tokens or 0)
-        return self._api.path, self._body(messages), cost
+        body = self._body(messages)
+        return self._api.path, body, self.paid.guess(letters(messages) / LETTERS, body)
 
     def order(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         """The order in which these rows are begun: a local model computes what prompts begin with once for those that
@@ -354,7 +354,7 @@ class Asker:
 
     async def _asked(self, messages: list[dict[str, Any]], bill: Bill) -> Reply:
         """An answer in whatever form the endpoint understands."""
-        tokens = letters(messages) / LETTERS + (self._spec.max_tokens or 0)
+        tokens = letters(messages) / LETTERS
         while True:
             structured, scored, most_tokens = self._structured, self._sampling.scored, self._most_tokens
             try:

@@ -25,6 +25,7 @@ from gristmill.models.paid import (
     endpoint_of,
     estimated,
     loaded,
+    most_tokens,
     provided_of,
     reached,
 )
@@ -32,8 +33,6 @@ from gristmill.models.paid import (
 COLUMNS = ("custom_id", "method", "url", "body")
 INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
 URLS = {**{f"/v1/{path}": path for path in REPLIES if path != MESSAGES}, "/score": "score", "/rerank": "rerank"}
-MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
 # Members of the smallest requests that there are.
 SMALL: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": "1"}], "prompt": "1", "input": "1", "max_tokens": 1,
@@ -76,7 +75,7 @@ def estimate(spec: Requests, rows: pa.Table) -> dict[str, float]:
             body = _request(row, spec.llm)[1]
         except Invalid:
             continue
-        sizes.append((len(row["body"]), _most(body)))
+        sizes.append((len(row["body"]), most_tokens(body)))
     return estimated(spec, sizes)
 
 
@@ -111,7 +110,7 @@ class Sender:
         name, bill = f"gristmill-{uuid.uuid4().hex}", Bill(row)
         try:
             path, body = _request(row, self._model)
-            reply = await self.paid.ask(body, _tokens(body), bill, path)
+            reply = await self.paid.ask(body, len(json.dumps(body)) / LETTERS, bill, path)
         except Invalid as e:
             return self._failed(name, "invalid_request", str(e), _response(e.status, name, None))
         except Refused as e:
@@ -145,7 +144,7 @@ class Sender:
         """See bulk.Asks."""
         try:
             path, body = _request(row, self._model)
-            return path, body, self.paid.guess(len(row["body"]) / LETTERS, _most(body) or 0)
+            return path, body, self.paid.guess(len(row["body"]) / LETTERS, body)
         except (Invalid, ArithmeticError, TypeError, ValueError, LookupError, RecursionError):  # told for the row
             return None
 
@@ -195,17 +194,6 @@ def _request(row: Mapping[str, Any], model: str) -> tuple[str, dict[str, Any]]:
     if (other := body.get("model")) not in (None, "", model):
         raise Invalid(f"the model {other!r} is not that of this run, {model!r}", 404)
     return URLS[url], {**body, "model": model}
-
-
-def _tokens(body: Mapping[str, Any]) -> float:
-    """About how many tokens a request and its answer take."""
-    return len(json.dumps(body)) / LETTERS + (_most(body) or 0)
-
-
-def _most(body: Mapping[str, Any]) -> int | None:
-    """The tokens that an answer may have."""
-    found = next((n for name in MOST_TOKENS if isinstance(n := body.get(name), int)), None)
-    return None if found is None else max(0, min(found, LIMITLESS))
 
 
 def _response(status: int, name: str, body: Any) -> str:

@@ -1,0 +1,27 @@
+"""What requests take, learned from those that were answered: for what is to be kept free before one is sent."""
+
+from __future__ import annotations
+
+HEADROOM = 1.5  # times the longest answer of late is what the next may take, if nothing limits it
+FADES = 0.99  # what a request counts after each further one: some hundreds are remembered
+
+
+class Usual:
+    """Tokens of prompts, as a multiple of what their length lets expect, and of answers."""
+
+    def __init__(self) -> None:
+        self.known = False  # whether a request was answered
+        self._size = self._given = self._longest = 0.0
+
+    def tokens(self, size: float, most: float | None) -> tuple[float, float]:
+        """Of a prompt of about `size` tokens by its length, and of its answer, which has `most` (None: no limit)."""
+        given = size * (self._given / self._size if self._size else 1.0)
+        return given, HEADROOM * self._longest if most is None else most
+
+    def add(self, size: float, given: float, made: float) -> None:
+        """A prompt of about `size` tokens by its length had `given`, and its answer `made`."""
+        self.known = True
+        self._longest = max(made, FADES * self._longest)
+        if given > 0 and size > 0:  # else nothing was told
+            self._size = FADES * self._size + size
+            self._given = FADES * self._given + given

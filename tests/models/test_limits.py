@@ -1,0 +1,86 @@
+"""What requests may cost and take, and what an endpoint says it has room for: held before they are sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gristmill as gm
+from gristmill.commit.allowance import Allowance
+from gristmill.errors import RunFailed
+from gristmill.files.disk import LOCAL
+from gristmill.models.purse import Purse
+from llmserver import KEY, ChatServer
+
+pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    """A server, its address and its key in the environment."""
+    with ChatServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        yield server
+
+
+def table(rows: int) -> pa.Table:
+    return pa.table({"id": range(rows), "text": [f"row {n} is here" for n in range(rows)]})
+
+
+def test_rows_that_are_longer_than_those_before_cross_no_max_cost(chat: ChatServer, tmp_path: Path) -> None:
+    """Each request is reserved by its own length: many are in flight when the long ones come."""
+    chat.set(answer="never", latency=0.01)
+    texts = [f"short {n} text" for n in range(300)] + [f"long {n} " + "text " * 398 for n in range(100)]
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1, "concurrency": 32}
+    price = {"input": "1/1K", "output": "0/token"}  # 0.90 for all short ones, 0.40 for each long one
+    with pytest.raises(RunFailed, match=r"max_cost 3: \$.* are spent by this worker, and what comes next might cost"):
+        gm.prompt(pa.table({"id": range(400), "text": texts}), tmp_path / "out", price=price, max_cost=3.0, **ask)
+    spent = sum(len(text.split()) for text in chat.told()["answered"]) / 1000
+    assert 2.0 < spent <= 3.0
+
+
+def test_a_limit_of_tokens_holds_without_max_tokens(chat: ChatServer) -> None:
+    """Answers are taken to be as long as those before, from the first one on."""
+    chat.set(latency=0.1, odd={"usage": {"prompt_tokens": 2, "completion_tokens": 500}})
+    begun = time.monotonic()
+    gm.prompt(
+        table(8), prompt="odd {{ text }}", model="m", tokens_per_minute=60_000, workers=0, concurrency=32, keep=["id"]
+    )
+    assert (
+        3.5 < time.monotonic() - begun < 9.0
+    )  # 4,016 tokens, of 1,000 a second; the last one's time is not waited for
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 2), st.floats(0.1, 20), st.floats(0.0, 1.0)), max_size=60))
+def test_reservations_are_within_the_total(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, float, float]]
+) -> None:
+    """Of all workers together, whatever is reserved, cheaper than that, and given back."""
+    folder = str(tmp_path_factory.mktemp("g"))
+    purses = [Purse(100.0, 1 / 3) for _ in range(3)]
+    flying: list[list[float]] = [[], [], []]
+    for purse in purses:
+        purse.allowance = Allowance(folder, "r", LOCAL)
+    for who, cost, share in steps:
+        purse = purses[who]
+        if purse.reserve(cost):
+            flying[who].append(cost)
+        elif flying[who]:
+            done = flying[who].pop()
+            purse.spent += share * done
+            purse.release(done)
+        assert sum(p.spent for p in purses) + sum(map(sum, flying)) <= 100.0 + 1e-6
+    for purse, left in zip(purses, flying, strict=True):
+        for cost in left:
+            purse.release(cost)
+        purse.close()
+    spent = sum(p.spent for p in purses)
+    assert Allowance(folder, "r", LOCAL).claim(100.0 - spent - 1e-6, 100.0) > 0 or spent > 99.9
