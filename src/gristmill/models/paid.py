@@ -385,9 +385,9 @@ class Paid:
     def _stop_at(self, purse: Purse, cost: float) -> NoReturn:
         self._asked.stop(
             RunFailed(
-                f"max_cost {purse.total:g}: ${purse.spent:.4f} are spent by this worker, and what comes next might cost "
-                f"${cost:.4f}, for which not enough is left: what is answered is kept; run again, with another max_cost "
-                "if need be"
+                f"max_cost {purse.total:g}: ${purse.spent:.4f} are spent by this worker, and what comes next might "
+                f"cost ${cost:.4f}, for which not enough is left: what is answered is kept; run again, with another "
+                "max_cost if need be"
             )
         )
 
