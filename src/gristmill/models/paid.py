@@ -83,6 +83,8 @@ class Asked(Protocol):
 
     @property
     def flying(self) -> int: ...
+    @property
+    def trouble(self) -> str: ...
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = CHAT, before: Callable[[], None] | None = None
     ) -> dict[str, Any]: ...
@@ -173,6 +175,12 @@ class LoadedAsker(LoadedRows):
         assert isinstance(self._flight, Coroutines)
         found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do)
         return found
+
+    @property
+    def trouble(self) -> str:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.trouble
 
     def leave(self) -> None:
         """See RowModel."""
@@ -274,6 +282,11 @@ class Paid:
         self._first = asyncio.Lock()
         self.tried = False  # whether somebody was answered
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
+
+    @property
+    def trouble(self) -> str:
+        """See RowModel."""
+        return self._asked.trouble
 
     def of(self, allowance: Allowance) -> None:
         """What may be spent is claimed there from now on."""
@@ -378,9 +391,9 @@ class Paid:
     def _stop_at(self, purse: Purse, cost: float) -> NoReturn:
         self._asked.stop(
             RunFailed(
-                f"max_cost {purse.total:g}: ${purse.spent:.4f} are spent by this worker, and what comes next might cost "
-                f"${cost:.4f}, for which not enough is left: what is answered is kept; run again, with another max_cost "
-                "if need be"
+                f"max_cost {purse.total:g}: ${purse.spent:.4f} are spent by this worker, and what comes next might "
+                f"cost ${cost:.4f}, for which not enough is left: what is answered is kept; run again, with another "
+                "max_cost if need be"
             )
         )
 

@@ -29,7 +29,7 @@ class Purse:
         else:
             if need > self._held or not self._held:
                 self._held += self.allowance.claim(max(0.0, need - self._held), self.total)
-            enough = 0 < self._held and need <= self._held * NEARLY
+            enough = self._held > 0 and need <= self._held * NEARLY
         if enough:
             self._reserved += cost
         return enough
