@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
+from gristmill.job.secret import Secret, scrub, scrub_values
 from gristmill.job.uris import redact
 from gristmill.models.addresses import Address, Addresses
 from gristmill.models.pace import Beat, Pace
@@ -155,7 +156,7 @@ class Slots:
 
 class Endpoint:
     """A client of one model's addresses, used in one event loop. Limits are this worker's share. A status in `nobody`,
-    which has in words what is refused, is about all requests.
+    which has in words what is refused, is about all requests. What it says of failures is without `secrets`.
     """
 
     def __init__(
@@ -170,12 +171,15 @@ class Endpoint:
         tokens: float | None,
         nobody: Mapping[int, str] = NOBODY,
         vendor: Vendor = OPENAI,
+        secrets: tuple[Secret, ...] = (),
     ) -> None:
         require("aiohttp", "llm", "a prompt")
         self._most = min(MOST, limit / 8)
         self._addresses = Addresses(urls, self._most)
         self._headers = {"content-type": "application/json", **vendor.headers(key)}
         self._vendor = vendor
+        self._secrets = secrets
+        self._with_users = any(redact(url) != url and "@" in url for url in urls)
         self._timeout = min(timeout, limit)
         self._limit = limit
         self._nobody = nobody
@@ -435,13 +439,16 @@ class Endpoint:
         except aiohttp.InvalidURL:
             self.stop(BadModel(f"base_url {redact(address.url)!r} is not an address: write it as https://host/v1"))
         except (aiohttp.ClientError, OSError) as e:
-            raise Later(f"{type(e).__name__}: {e}") from None
+            raise Later(scrub(f"{type(e).__name__}: {e}", self._secrets)) from None
         except asyncio.TimeoutError:
             raise Later(f"no answer within {self._timeout:g} s (timeout)") from None
         finally:
             address.flying -= 1
         if status == 200:
-            return _parsed(text, REPLIES[path])
+            if holds(found := _json(text), REPLIES[path]):
+                return cast("dict[str, Any]", found)
+            said = scrub(text.decode("utf-8", "replace"), self._secrets)
+            raise Later(f"a reply without {REPLIES[path]}: {said[:200]!r}")
         raise self._failure(status, text, headers, f"{redact(address.url)}/{path}", sent)
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -456,29 +463,22 @@ class Endpoint:
         return self._session
 
     def _failure(self, status: int, text: bytes, headers: Mapping[str, str], asked: str, sent: float) -> Exception:
-        said, code = said_in(text)
+        said, code = said_in(scrub(text.decode("utf-8", "replace"), self._secrets).encode())
+        said, reply = scrub(said, self._secrets), scrub_values(_json(text), self._secrets)
         why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if status == 403 and code not in QUOTA:
-            return Forbidden(why, sent, _json(text))
+            return Forbidden(why, sent, reply)
         if status in self._nobody or code in QUOTA:
             if status == 404:
                 v1 = "" if "/v1" in asked else "; most addresses end in /v1 (base_url)"
                 why = f"{why} ({asked}{v1})"
-            elif status == 401 and self._vendor.sends not in self._headers:
+            elif status == 401 and self._vendor.sends not in self._headers and not self._with_users:
                 why = f"{why}; no key was sent: {self._vendor.variable}_API_KEY is not set, and no api_key is given"
             self._over = self._refused(self._nobody.get(status, "the account"), why)
             return self._over
         if status in LATER:
             return Later(why, after_of(headers), status in FULL)
-        return Refused(why, status, _json(text))
-
-
-def _parsed(text: bytes, key: str) -> dict[str, Any]:
-    """A reply, if it has what such replies hold."""
-    found = _json(text)
-    if holds(found, key):
-        return cast("dict[str, Any]", found)
-    raise Later(f"a reply without {key}: {text[:200].decode('utf-8', 'replace')!r}")
+        return Refused(why, status, reply)
 
 
 def holds(found: Any, key: str) -> bool:
