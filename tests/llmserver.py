@@ -83,6 +83,7 @@ class Chat:
         self.lists = True  # its models, to whoever asks
         self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
         self.stuck: str | None = None
+        self.tells = ""  # the headers of requests with this text, in refusing them
         self.down = False
         self.answer = "echo"
         self.seed = 0
@@ -130,6 +131,8 @@ class Chat:
             return 0, "", {}
         if request is not None and self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return error(401, "Incorrect API key provided", "invalid_api_key")
+        if self.tells and self.tells in json.dumps(body):
+            return error(400, f"headers were {dict(request.headers)}")
         if path in self.lacks:
             return 404, {"detail": self.lacking}, {}
         if self.forbids and self.forbids in json.dumps(body):

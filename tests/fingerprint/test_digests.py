@@ -21,6 +21,7 @@ from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates, Running
 from gristmill.job.secret import Secret
 from gristmill.job.specs import (
+    _OF_ENDPOINTS,
     Call,
     FunctionModel,
     OnnxModel,
@@ -53,6 +54,7 @@ MODELS = (
     SklearnModel("m"),
 )
 MODELS_OF = tuple(type(m) for m in MODELS)
+PRICE = {"input": "1/1M", "output": "1/1M"}
 PARTS = (*MODELS, Source(("in",)), Sink("out"), Step("map", Call(one)), Call(one), Running(), Gates(), EngineSpec())
 # Fields whose values are not free, or that another field must go with; others are changed by their kind of value.
 OTHER: dict[tuple[type, str], Any] = {
@@ -66,6 +68,9 @@ OTHER: dict[tuple[type, str], Any] = {
     (Call, "takes"): {"x": "float32"},
     (FunctionModel, "call"): Call(two),
     **{(kind, "output"): "x" for kind in (TextClassifier, OnnxModel, TorchScriptModel, SklearnModel)},
+    (TextEmbedder, "concurrency"): 7,
+    (TextEmbedder, "price"): {"input": "2/1M", "output": "2/1M"},
+    (TextEmbedder, "max_cost"): 5.0,
     (EngineSpec, "options"): {"grace": 1.0},
     (EngineSpec, "name"): "ray",
     (EngineSpec, "workers"): 2,
@@ -156,6 +161,8 @@ def test_every_option_counts_but_those_that_are_named(part: Any, name: str) -> N
         part = dataclasses.replace(part, row_id="id")  # a key needs one
     if isinstance(part, Source) and name == "seed":
         part = dataclasses.replace(part, sample=5)  # a seed draws a sample
+    if isinstance(part, TextEmbedder) and name in _OF_ENDPOINTS:
+        part = dataclasses.replace(part, base_url="http://a/v1", price=PRICE)
     other = changed(part, name)
     assert getattr(other, name) != getattr(part, name) or name == "data"
     before, after = (p if isinstance(p, JobSpec) else job_of(p) for p in (part, other))

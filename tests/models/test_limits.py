@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from gristmill.commit.allowance import Allowance
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.models.purse import Purse
+from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
@@ -84,3 +86,91 @@ def test_reservations_are_within_the_total(
         purse.close()
     spent = sum(p.spent for p in purses)
     assert Allowance(folder, "r", LOCAL).claim(100.0 - spent - 1e-6, 100.0) > 0 or spent > 99.9
+
+
+def test_an_address_that_rests_holds_no_other_up(chat: ChatServer, tmp_path: Path) -> None:
+    """It asks for a minute, or fails without a word: the others answer all at once, and it is asked a few times."""
+    with ChatServer(busy=1.0, retry_after=60) as resting, ChatServer(broken=1.0) as broken, ChatServer(cut=1.0) as cut:
+        urls = ",".join((resting.url, broken.url, chat.url, cut.url))
+        begun = time.monotonic()
+        report = gm.prompt(
+            table(600), tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], base_url=urls, workers=1
+        )
+        assert report.rows_ok == 600 and time.monotonic() - begun < 20
+        assert resting.told()["requests"] < 20 and max(broken.told()["requests"], cut.told()["requests"]) < 60
+
+
+def test_an_address_is_used_again_once_it_is_well(chat: ChatServer, tmp_path: Path) -> None:
+    """Of two that share the load, one is broken at first."""
+    chat.set(latency=0.03)
+    with ChatServer(broken=1.0, latency=0.03) as other:
+        thread = threading.Timer(1.0, lambda: other.set(broken=0.0))
+        thread.start()
+        gm.prompt(
+            table(3000), tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], workers=1, concurrency=20,
+            base_url=f"{other.url},{chat.url}",
+        )  # fmt: skip
+        thread.join()
+        assert sum(other.told()["answered"].values()) > 300
+
+
+def test_a_pause_that_is_too_long_stops_the_job(chat: ChatServer, tmp_path: Path) -> None:
+    """At once, with the time, and nothing lost."""
+    asked: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1}
+    chat.set(latency=0.02)
+    thread = threading.Timer(2.0, lambda: chat.set(busy=1.0, retry_after=3600))
+    thread.start()
+    with pytest.raises(RunFailed, match=r"asks to be left alone until 2\d{3}-.* \(3,600 s\), which is longer"):
+        gm.prompt(table(20_000), tmp_path / "out", gates={"min_ok": 0}, **asked)
+    thread.join()
+    assert gm.status(tmp_path / "out")["rows_dead"] == 0
+
+
+class Shown(Silent):
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Progress] = []
+
+    def progress(self, now: Progress) -> None:
+        """See Observer."""
+        self.told.append(now)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [{"down": True}, {"broken": 1.0}, {"busy": 1.0}])
+def test_an_endpoint_that_is_gone_is_told_and_stops_the_job(
+    chat: ChatServer, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """Within one batch_timeout, said within seconds; no row is given up, and none counts as done that has no answer."""
+    chat.set(latency=0.02)
+    seen = Shown()
+    job = gm.Job(
+        table(20_000), gm.Prompt("{{ text }}", "m"), gm.sink(str(tmp_path / "out"), keep=["id"]), workers=1,
+        gates={"min_ok": 0}, batch_timeout=8,
+    )  # fmt: skip
+    gone = 0.0
+
+    def go() -> None:
+        nonlocal gone
+        gone = time.monotonic()
+        chat.set(**how)
+
+    thread = threading.Timer(2.0, go)
+    thread.start()
+    with pytest.raises(RunFailed, match=r"no answer from http://127.* for \d+ s .*; what is answered is kept"):
+        job.run(observer=seen)
+    thread.join()
+    assert time.monotonic() - gone < 15
+    told = chat.told()
+    assert any(now.waiting.startswith("waiting: no answer from http://127.0.0.1") for now in seen.told)
+    assert max(now.rows_done for now in seen.told) <= sum(told["answered"].values())
+    assert gm.status(tmp_path / "out")["rows_dead"] == 0
+
+
+def test_rows_that_are_never_answered_are_dead_letters_alone(chat: ChatServer, tmp_path: Path) -> None:
+    """Also the last ones of a run: the endpoint answers the smallest request that there is."""
+    chat.set(stuck="row 5 is here")
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "workers": 1, "batch_timeout": 3, "timeout": 1}
+    report = gm.prompt(table(6), tmp_path / "out", gates={"min_ok": 0.5}, keep=["id"], **ask)
+    assert (report.rows_ok, report.rows_dead) == (5, 1)

@@ -175,7 +175,7 @@ def test_an_endpoint_that_goes_away_costs_no_line(server: ChatServer) -> None:
         time.sleep(0.02)
     server.set(down=True)
     _, told = run.communicate()
-    assert run.returncode == 1 and "the endpoint answers nothing" in told, told
+    assert run.returncode == 1 and "no answer from http://127.0.0.1" in told, told
     server.set(down=False, latency=0.0)
     report = gm.run_batch("in.jsonl", "out.jsonl", model="m")
     assert [said(line) for line in read()] == [f"<row {n}>" for n in range(120)] and report.rows_dead == 0

@@ -18,6 +18,7 @@ from gristmill.files import roots
 from gristmill.files.contract import Files, Lease
 from gristmill.files.disk import LOCAL
 from gristmill.job.job import JobSpec, Sink
+from gristmill.job.secret import secrets_in
 from gristmill.job.uris import file_named, file_of
 from gristmill.observe.events import Observer, Silent
 
@@ -116,6 +117,7 @@ def opened(c: Command) -> Iterator[Opened]:
     with c.files.lease(c.sink.uri, folder, c.log.tell) as lease:
         if r is None:
             r = _with_data(c)
+        c.log.hide(secrets_in(r.model))
         for note in r.warnings:
             c.log.note("warning", note)
         if r.nulls_given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from gristmill.driver.progressnote import ProgressNote
 from gristmill.errors import GateFailed
 from gristmill.files.contract import Lease
 from gristmill.job.job import JobSpec
-from gristmill.job.secret import scrub, secrets_in
+from gristmill.job.secret import Secret, scrub, secrets_in
 from gristmill.observe.events import Note, Observer, Progress
 
 
@@ -42,6 +42,10 @@ class RunLog:
     def phase(self) -> str:
         """The phase last reported."""
         return self._now.phase
+
+    def hide(self, secrets: Iterable[Secret]) -> None:
+        """Keep these secrets out of what is reported, too."""
+        self._secrets = (*self._secrets, *secrets)
 
     def scrubbed(self, text: str) -> str:
         """A text without the job's secrets."""

@@ -38,7 +38,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
     job = r.job
     leave = tuple(r.info.columns or ())
     output = Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r), sink.drop, implied(job))
-    code, secret = r.fingerprint.code, tuple(secrets_in(job))
+    code, secret = r.fingerprint.code, (*secrets_in(job), *secrets_in(r.model))  # of the environment, too
     return Recipe(
         reader(r),
         job.steps, _pinned(r), job.post,

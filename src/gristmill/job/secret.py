@@ -8,6 +8,7 @@ a function is called.
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
 import hashlib
@@ -15,6 +16,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 LEAST = (
     4  # shorter values are not searched for in text: masking every "1" or "no" would ruin messages, and hide nothing
@@ -40,6 +42,8 @@ class Secret(str):
         return self._hidden
 
 
+HIDDEN = "***"  # shown for a password
+_USERS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s:/@,]*):([^\s/@,]+)@")
 SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$|key(_?id)?$", re.IGNORECASE)
 SEALED = "scrypt "  # before the salt and the digest of a sealed value
 UNSEALED = "not sealed"
@@ -78,9 +82,12 @@ def reveal(value: Any) -> Any:
 
 
 def secrets_in(value: Any) -> Iterator[Secret]:
-    """The secrets inside a value: mappings, lists, tuples and dataclasses are searched."""
+    """The secrets inside a value: mappings, lists, tuples and dataclasses are searched. Of an address that is one, its
+    password is another, also as it is sent.
+    """
     if isinstance(value, Secret):
         yield value
+        yield from _passwords(value.reveal())
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from secrets_in(item)
@@ -90,6 +97,14 @@ def secrets_in(value: Any) -> Iterator[Secret]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from secrets_in(getattr(value, field.name))
+
+
+def _passwords(text: str) -> Iterator[Secret]:
+    for user, password in _USERS.findall(text):
+        yield Secret(HIDDEN, password)
+        plain = f"{unquote(user)}:{unquote(password)}"
+        yield Secret(HIDDEN, unquote(password))
+        yield Secret(HIDDEN, base64.b64encode(plain.encode()).decode())  # HTTP's basic authentication
 
 
 def scrub(text: str, secrets: Iterable[Secret]) -> str:

@@ -215,7 +215,7 @@ class FunctionModel:
         return self.call.name
 
 
-_OF_ENDPOINTS = ("dimensions", "request", "dedupe", *(name for name in HOW_ASKED if name != "base_url"))
+_OF_ENDPOINTS = ("dimensions", "request", "dedupe", *(n for n in HOW_ASKED if n not in ("base_url", "batch_api")))
 _OF_FOLDERS = (*("prompt_name", "pooling", "max_length", "backend", "dtype", "device", "trust_remote_code", "sha256"),)
 MOST_OF_VECTORS = 64  # requests in flight, each of many texts, if nobody says how many
 
@@ -248,7 +248,7 @@ class TextEmbedder:
 
     home: ClassVar[str] = "gristmill.models.text_embedder"
     not_shaping: ClassVar[Mapping[str, str]] = {
-        **HOW_ASKED,
+        **{name: why for name, why in HOW_ASKED.items() if name != "batch_api"},
         "model": "its files are compared by their digests, and a name at an endpoint as it is",
         "sha256": FILES,
         "device": _PLACE,

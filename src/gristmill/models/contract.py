@@ -212,6 +212,11 @@ class RowModel(Model, Protocol):
         """How many of the rows that were begun have no answer, once all have one or after so many seconds."""
         ...
 
+    @property
+    def trouble(self) -> str:
+        """What keeps answers away now, for people; "" if nothing does. Rows that end meanwhile have none."""
+        ...
+
     def drop(self, prepared: Prepared) -> None:
         """Nobody needs the answers: ask for no more of these rows."""
         ...

@@ -109,7 +109,7 @@ class Desk:
                     return {}
                 text, status, told = await reply.read(), reply.status, reply.headers
         except aiohttp.InvalidURL as e:
-            raise RunFailed(f"base_url {self._url!r} is not an address: write it as https://host/v1") from e
+            raise RunFailed(f"base_url {redact(self._url)!r} is not an address: write it as https://host/v1") from e
         except (aiohttp.ClientError, OSError) as e:
             raise Unsure(f"{type(e).__name__}: {e}") from None
         except asyncio.TimeoutError:

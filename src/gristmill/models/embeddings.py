@@ -213,6 +213,11 @@ class Together:
             loop.call_soon(self._look)
         return await one.answer
 
+    @property
+    def trouble(self) -> str:
+        """See Asked."""
+        return self._endpoint.trouble
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._endpoint.stop(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import email.utils
 import json
 import random
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
+from gristmill.job.secret import Secret, scrub, scrub_values
 from gristmill.job.uris import redact
+from gristmill.models.addresses import Address, Addresses
 from gristmill.models.pace import Beat, Pace
 from gristmill.models.room import Room
 from gristmill.models.vendors import OPENAI, Vendor
@@ -45,6 +48,17 @@ REPLIES = {
     "score": "data",
     "rerank": "results",
 }
+# Members of the smallest requests that there are, and what limits an answer in each form that has one.
+SMALL: Mapping[str, Any] = {
+    "messages": [{"role": "user", "content": "1"}], "prompt": "1", "input": "1", "max_tokens": 1,
+    "max_completion_tokens": 1, "max_output_tokens": 16, "text_1": "1", "text_2": "1", "query": "1", "documents": ["1"],
+}  # fmt: skip
+LONGEST = {
+    CHAT: "max_tokens", "completions": "max_tokens", MESSAGES: "max_tokens", "responses": "max_output_tokens"
+}  # fmt: skip
+MOST_WHY = 100  # characters of a failure, in progress
+MOST_LOOK = 10.0  # seconds in which it has to be answered
+SAID = (3, 5, 10, 20, 30)  # seconds without an answer at which that is told; then each minute
 
 
 class Refused(Exception):
@@ -82,13 +96,32 @@ class Later(Exception):
     full: bool = False
 
 
-@dataclass
-class Address:
-    """One of an endpoint's addresses, how many requests it has, and until when it is left alone."""
+class Silence:
+    """The time since a request failed and none was answered."""
 
-    url: str
-    flying: int = 0
-    rests_until: float = 0.0
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.url = self._why = ""
+        self._after: float | None = None
+
+    def failed(self, address: Address, later: Later) -> None:
+        """One more failure."""
+        self.url, self._why, self._after = redact(address.url), later.why, later.after
+
+    def told(self, now: float, rest: float) -> str:
+        """For people: how long it lasts, in steps, so that it changes seldom; "" while it is short."""
+        quiet = now - self.since
+        if self._after is not None and rest > SAID[0]:
+            until = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=rest)
+            return f"waiting until {until:%H:%M:%S}, as {self.url} asks for ({self._why[:MOST_WHY]})"
+        if quiet < SAID[0]:
+            return ""
+        return f"waiting: no answer from {self.url} for {_steps(quiet)} s ({self._why[:MOST_WHY]}), trying again"
+
+
+def _steps(quiet: float) -> int:
+    """Seconds, of those that are told."""
+    return int(quiet // 60) * 60 or max(n for n in SAID if n <= quiet)
 
 
 class Slots:
@@ -123,7 +156,7 @@ class Slots:
 
 class Endpoint:
     """A client of one model's addresses, used in one event loop. Limits are this worker's share. A status in `nobody`,
-    which has in words what is refused, is about all requests.
+    which has in words what is refused, is about all requests. What it says of failures is without `secrets`.
     """
 
     def __init__(
@@ -138,11 +171,15 @@ class Endpoint:
         tokens: float | None,
         nobody: Mapping[int, str] = NOBODY,
         vendor: Vendor = OPENAI,
+        secrets: tuple[Secret, ...] = (),
     ) -> None:
         require("aiohttp", "llm", "a prompt")
-        self._addresses = [Address(url.rstrip("/")) for url in urls]
+        self._most = min(MOST, limit / 8)
+        self._addresses = Addresses(urls, self._most)
         self._headers = {"content-type": "application/json", **vendor.headers(key)}
         self._vendor = vendor
+        self._secrets = secrets
+        self._with_users = any(redact(url) != url and "@" in url for url in urls)
         self._timeout = min(timeout, limit)
         self._limit = limit
         self._nobody = nobody
@@ -154,6 +191,9 @@ class Endpoint:
         self._queue: asyncio.Lock | None = None
         self._answered = False
         self._heard = float("-inf")  # when the endpoint last answered a request
+        self._since = float("-inf")  # when a request was sent and no other was on its way
+        self._silence: Silence | None = None  # since nobody is answered
+        self._looking: asyncio.Lock | None = None
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
@@ -186,7 +226,7 @@ class Endpoint:
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._over = self._over or error
-        raise self._over
+        raise self._over.with_traceback(None)  # which grows each time that it is raised, of thousands of rows
 
     async def close(self) -> None:
         """Close the connections."""
@@ -203,33 +243,143 @@ class Endpoint:
             tries += 1
             try:
                 async with self._slots:  # not held by what waits to be sent again
-                    if self._over is not None:
-                        raise self._over
+                    self._go_on()
                     await self._turn(tokens)
                     if before is not None:
                         before()
-                    address = self._address()
+                    address = await self._address()
                     sent = time.monotonic()
                     found = await self._sent(address, path, data)
             except Later as later:
-                if later.full:
-                    self._room.refused(time.monotonic(), sent)
+                self._failed(address, sent, later)
                 taken += time.monotonic() - sent
-                taken += await self._wait(later, tries, taken, address)
+                wait = self._pause(later, tries, address)
+                if taken + wait > self._limit or self._silent() + wait > self._limit:
+                    times = "once" if tries == 1 else f"{tries} times"
+                    own = Unanswered(f"asked {times} in {taken:.0f} s, the last time: {later.why}")
+                    await self._given_up(own, path, body)
+                    if taken + wait > self._limit:
+                        raise own from None
+                await asyncio.sleep(wait)
+                taken += wait
                 continue
-            except Refused:
-                self._well()
+            except (Refused, Forbidden) as e:
+                self._addresses.answered(address, sent)
+                if isinstance(e, Refused):
+                    self._well(address, sent)
                 raise
-            self._well()
+            self._well(address, sent)
             self._room.answered(time.monotonic(), self._slots.flying + 1)
             self._tokens.more((sum(tokens_in(found)) or tokens) - tokens)
             return found
 
-    def _well(self) -> None:
+    def _go_on(self) -> None:
+        if self._over is not None:
+            self.stop(self._over)
+
+    # ------------------------------------------------ addresses, and whether anybody answers
+
+    async def _address(self) -> Address:
+        while (found := self._addresses.take(time.monotonic())) is None:
+            await asyncio.sleep(min(LOOK, max(0.01, self._addresses.rest(time.monotonic()))))
+            self._go_on()
+        return found
+
+    def _well(self, address: Address, sent: float) -> None:
         """The endpoint has answered a request."""
         if not self._answered:  # one request alone, and while it was waited for, nobody was held up
             self._requests.anew()
-        self._answered, self._heard = True, time.monotonic()
+        self._answered, self._heard, self._silence = True, time.monotonic(), None
+        self._addresses.answered(address, sent)
+
+    def _failed(self, address: Address, sent: float, later: Later) -> None:
+        now = time.monotonic()
+        self._addresses.failed(address, now, sent, later.after)
+        if later.full and not self._addresses.others_well(address, now):
+            self._room.refused(now, sent)
+        if rest := self._addresses.rest(now):
+            self._requests.pause(now + rest)
+        self._silence = self._silence or Silence(max(sent, self._heard))
+        self._silence.failed(address, later)
+
+    def _silent(self) -> float:
+        """Seconds in which nobody was answered, since the first failure among them."""
+        return 0.0 if self._silence is None else time.monotonic() - self._silence.since
+
+    def _pause(self, later: Later, tries: int, address: Address) -> float:
+        """Seconds to rest before the next try. Raises BadModel if nobody is there, and RunFailed if the endpoint wants
+        to be left alone for longer than a request may take.
+        """
+        if not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full:
+            self.stop(BadModel(f"{redact(address.url)}: no answer: {later.why}: is this the endpoint (base_url)?"))
+        rest = self._addresses.rest(time.monotonic())
+        if rest > self._limit:  # as only the endpoint itself asks for
+            at = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=rest)
+            self.stop(
+                RunFailed(
+                    f"{redact(address.url)} asks to be left alone until {at:%Y-%m-%d %H:%M:%S} ({rest:,.0f} s), which "
+                    f"is longer than batch_timeout: {later.why}; what is answered is kept: run again then"
+                )
+            )
+        if not rest and tries < len(self._addresses):
+            return 0.0  # another one may answer at once
+        if rest and later.after is not None:
+            return rest
+        return max(rest, random.uniform(0, min(self._most, BASE * 2.0 ** min(tries - 1, 10))))
+
+    async def _given_up(self, own: Unanswered, path: str, body: Mapping[str, Any]) -> None:
+        """A request, or all, had no answer for as long as they may. Returns if it is this request alone: the endpoint
+        answers others, or at least the smallest request that there is. Raises RunFailed.
+        """
+        if self._silent() < self._limit / 2:
+            return
+        self._looking = self._looking or asyncio.Lock()
+        async with self._looking:
+            self._go_on()
+            if self._silence is None or await self._answers_small(path, body):
+                return
+            self.stop(
+                RunFailed(
+                    f"no answer from {self._silence.url} for {self._silent():.0f} s ({own}); what is answered is kept: "
+                    "run again"
+                )
+            )
+
+    async def _answers_small(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Whether the endpoint answers the smallest request of a form, if only to refuse it."""
+        small = {name: SMALL[name] for name in SMALL if name in body}
+        if path in LONGEST and not any(name in body for name in LONGEST.values()):
+            small[LONGEST[path]] = SMALL[LONGEST[path]]
+        data = json.dumps({"model": body.get("model"), **small}).encode()
+        until = time.monotonic() + min(MOST_LOOK, self._limit / 9)
+        while (left := until - time.monotonic()) > 0:
+            for address in self._addresses:
+                sent = time.monotonic()
+                try:
+                    await asyncio.wait_for(self._sent(address, path, data), left)
+                except (Later, asyncio.TimeoutError):
+                    continue
+                except (Refused, Forbidden):
+                    pass
+                self._well(address, sent)
+                return True
+            await asyncio.sleep(min(left, BASE))
+        return False
+
+    @property
+    def trouble(self) -> str:
+        """What keeps answers away, for people; "" if nothing does. Called in any thread."""
+        now, silence = time.monotonic(), self._silence
+        if self._over is not None:
+            return "waiting for the run to end"
+        if silence is not None:
+            return silence.told(now, self._addresses.rest(now))
+        quiet = now - max(self._heard, self._since)
+        if quiet < SAID[-1] or not (asked := [a for a in self._addresses if a.flying]):
+            return ""
+        return f"waiting: no answer from {redact(asked[0].url)} for {_steps(quiet)} s"
+
+    # ------------------------------------------------ who is refused
 
     async def _forbidden_alone(self, forbidden: Forbidden) -> None:
         """Returns if a filter forbids this request's text: others are answered, or the key is good for the list of
@@ -243,8 +393,7 @@ class Endpoint:
         if good is None and self._heard < forbidden.sent:
             good = self._answered and self._suspects < SUSPECTS
         if good is False:
-            self._over = self._over or self._refused("the key", forbidden.why)
-            raise self._over
+            self.stop(self._refused("the key", forbidden.why))
         self._suspects -= 1
 
     async def _key_is_good(self) -> bool | None:
@@ -278,53 +427,30 @@ class Endpoint:
             if begin > now:
                 await asyncio.sleep(begin - now)
 
-    def _address(self) -> Address:
-        now = time.monotonic()
-        well = [a for a in self._addresses if a.rests_until <= now]
-        return min(well, key=lambda a: a.flying) if well else min(self._addresses, key=lambda a: a.rests_until)
-
-    async def _wait(self, later: Later, tries: int, taken: float, address: Address) -> float:
-        """Rest before the next try; the seconds that this took. Raises Unanswered once the request has `taken` long
-        enough, and BadModel.
-        """
-        now = time.monotonic()
-        if not self._answered and tries >= FIRST_TRIES and not later.full:
-            self._over = BadModel(f"{address.url}: no answer: {later.why}: is this the endpoint (base_url)?")
-            raise self._over
-        wait = random.uniform(0, min(MOST, BASE * 2.0 ** min(tries - 1, 10)))
-        if later.after is not None:
-            wait = later.after + random.uniform(0, 0.1)
-        if taken + wait > self._limit:
-            times = "once" if tries == 1 else f"{tries} times"
-            raise Unanswered(f"asked {times} in {taken:.0f} s, the last time: {later.why}")
-        if later.after is not None:  # said to all requests, not to this one alone
-            self._requests.pause(now + wait)
-        if len(self._addresses) > 1:
-            address.rests_until = now + max(1.0, wait)
-            wait = 0.0 if any(a.rests_until <= now for a in self._addresses) else wait
-        await asyncio.sleep(wait)
-        return wait
-
     async def _sent(self, address: Address, path: str, data: bytes) -> dict[str, Any]:
         import aiohttp
 
-        address.flying += 1
         sent = time.monotonic()
+        if not any(a.flying for a in self._addresses):
+            self._since = sent
+        address.flying += 1
         try:
             async with self._opened().post(f"{address.url}/{path}", data=data) as reply:
                 text = await reply.read()
                 status, headers = reply.status, reply.headers
-        except aiohttp.InvalidURL as e:
-            self._over = BadModel(f"base_url {address.url!r} is not an address: write it as https://host/v1")
-            raise self._over from e
+        except aiohttp.InvalidURL:
+            self.stop(BadModel(f"base_url {redact(address.url)!r} is not an address: write it as https://host/v1"))
         except (aiohttp.ClientError, OSError) as e:
-            raise Later(f"{type(e).__name__}: {e}") from None
+            raise Later(scrub(f"{type(e).__name__}: {e}", self._secrets)) from None
         except asyncio.TimeoutError:
             raise Later(f"no answer within {self._timeout:g} s (timeout)") from None
         finally:
             address.flying -= 1
         if status == 200:
-            return _parsed(text, REPLIES[path])
+            if holds(found := _json(text), REPLIES[path]):
+                return cast("dict[str, Any]", found)
+            said = scrub(text.decode("utf-8", "replace"), self._secrets)
+            raise Later(f"a reply without {REPLIES[path]}: {said[:200]!r}")
         raise self._failure(status, text, headers, f"{redact(address.url)}/{path}", sent)
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -339,29 +465,22 @@ class Endpoint:
         return self._session
 
     def _failure(self, status: int, text: bytes, headers: Mapping[str, str], asked: str, sent: float) -> Exception:
-        said, code = said_in(text)
+        said, code = said_in(scrub(text.decode("utf-8", "replace"), self._secrets).encode())
+        said, reply = scrub(said, self._secrets), scrub_values(_json(text), self._secrets)
         why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if status == 403 and code not in QUOTA:
-            return Forbidden(why, sent, _json(text))
+            return Forbidden(why, sent, reply)
         if status in self._nobody or code in QUOTA:
             if status == 404:
                 v1 = "" if "/v1" in asked else "; most addresses end in /v1 (base_url)"
                 why = f"{why} ({asked}{v1})"
-            elif status == 401 and self._vendor.sends not in self._headers:
+            elif status == 401 and self._vendor.sends not in self._headers and not self._with_users:
                 why = f"{why}; no key was sent: {self._vendor.variable}_API_KEY is not set, and no api_key is given"
             self._over = self._refused(self._nobody.get(status, "the account"), why)
             return self._over
         if status in LATER:
             return Later(why, after_of(headers), status in FULL)
-        return Refused(why, status, _json(text))
-
-
-def _parsed(text: bytes, key: str) -> dict[str, Any]:
-    """A reply, if it has what such replies hold."""
-    found = _json(text)
-    if holds(found, key):
-        return cast("dict[str, Any]", found)
-    raise Later(f"a reply without {key}: {text[:200].decode('utf-8', 'replace')!r}")
+        return Refused(why, status, reply)
 
 
 def holds(found: Any, key: str) -> bool:

@@ -111,6 +111,11 @@ class Generator:
         self._thread.start()
 
     @property
+    def trouble(self) -> str:
+        """What keeps answers away: nothing, it computes."""
+        return ""
+
+    @property
     def flying(self) -> int:
         """Requests in flight."""
         return len(self._active)
@@ -122,7 +127,7 @@ class Generator:
         the model cannot take, and RunFailed if it broke.
         """
         if self._over is not None:
-            raise self._over
+            self.stop(self._over)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._new.put(Request(body, answer, loop))
@@ -131,7 +136,7 @@ class Generator:
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._over = self._over or error
-        raise self._over
+        raise self._over.with_traceback(None)  # which grows each time that it is raised, of thousands of rows
 
     async def close(self) -> None:
         """End the thread, after the step that it is at."""

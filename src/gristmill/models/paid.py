@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.endpoints import Provider, prices
-from gristmill.job.secret import Secret, reveal
+from gristmill.job.secret import Secret, reveal, secrets_in
 from gristmill.job.specs import Call, FunctionModel, changed
+from gristmill.job.uris import redact
 from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.bulk import Bulk, BulkRow, Provided, under_way
 from gristmill.models.contract import Allowance, Journal, Place, Prepared
@@ -84,6 +85,8 @@ class Asked(Protocol):
 
     @property
     def flying(self) -> int: ...
+    @property
+    def trouble(self) -> str: ...
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = CHAT, before: Callable[[], None] | None = None
     ) -> dict[str, Any]: ...
@@ -99,7 +102,12 @@ def reached(spec: S, vendor: Vendor = OPENAI) -> S:
     """The spec with its endpoint, key and folder, which the workers' machines may lack. Raises BadModel."""
     of_key = f"{vendor.variable}_API_KEY"
     key, url = os.environ.get(of_key), spec.base_url or os.environ.get(f"{vendor.variable}_BASE_URL") or vendor.url
-    if spec.batch_api is not None and "," in str(reveal(url)):
+    plain = str(reveal(url))
+    if redact(plain) != plain:  # a user and a password, which are sent instead of a key
+        if spec.api_key is not None and vendor.sends == OPENAI.sends and "@" in plain:
+            raise BadModel("base_url has a user, and there is an api_key: both would be the same header, give one")
+        key, url = (None if "@" in plain else key), url if isinstance(url, Secret) else Secret(redact(plain), plain)
+    if spec.batch_api is not None and "," in plain:
         raise BadModel("base_url has several addresses, and batch_api takes one: that at which its batches are kept")
     return changed(
         spec,
@@ -181,6 +189,12 @@ class LoadedAsker(LoadedRows):
         found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do)
         return found
 
+    @property
+    def trouble(self) -> str:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.trouble
+
     def leave(self) -> None:
         """See RowModel."""
         self._flight.close(self._call.built.aclose)
@@ -250,7 +264,7 @@ def endpoint_of(
         [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
         timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=auto),
         requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute), nobody=nobody,
-        vendor=vendor,
+        vendor=vendor, secrets=tuple(secrets_in(spec)),
     )  # fmt: skip
 
 
@@ -281,6 +295,11 @@ class Paid:
         self._first = asyncio.Lock()
         self.tried = False  # whether somebody was answered
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
+
+    @property
+    def trouble(self) -> str:
+        """See RowModel."""
+        return self._asked.trouble
 
     def of(self, allowance: Allowance) -> None:
         """What may be spent is claimed there from now on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import uuid
@@ -33,16 +32,9 @@ from gristmill.models.paid import (
 COLUMNS = ("custom_id", "method", "url", "body")
 INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
 URLS = {**{f"/v1/{path}": path for path in REPLIES if path != MESSAGES}, "/score": "score", "/rerank": "rerank"}
-# Members of the smallest requests that there are.
-SMALL: Mapping[str, Any] = {
-    "messages": [{"role": "user", "content": "1"}], "prompt": "1", "input": "1", "max_tokens": 1,
-    "max_completion_tokens": 1, "max_output_tokens": 16, "text_1": "1", "text_2": "1", "query": "1", "documents": ["1"],
-}  # fmt: skip
 STRANGE = 20  # requests of which the endpoint knows, or answers, none: it is not about these requests
 _GONE = re.compile(r"not exist|not found|no such|unknown|not have access|not available", re.IGNORECASE)
 _OUTPUTS = pa.schema([(name, pa.string()) for name in ("id", "response", "error")])
-_ASKED, _LOOK = 0.8, 0.1  # of the time that a row has: for its answer, and for looking whether the endpoint is there
-_MOST_LOOK = 10.0  # seconds
 
 
 def resolve(spec: Requests) -> Requests:
@@ -99,8 +91,7 @@ class Sender:
         self._model = spec.llm
         # What is not there (404) is a request's own matter: an endpoint may have chat, and no embeddings.
         nobody = {status: what for status, what in NOBODY.items() if status != 404}
-        self._look = min(_MOST_LOOK, limit * _LOOK)
-        self._endpoint = endpoint_of(spec, share, at_once, limit * _ASKED, nobody)
+        self._endpoint = endpoint_of(spec, share, at_once, limit, nobody)
         self.paid = Paid(spec, share, self._endpoint)
         self.provided = provided_of(spec, self.paid, limit)
         self._answers = self._strange = 0
@@ -117,8 +108,6 @@ class Sender:
             self._doubt(e)
             return self._failed(name, "refused", str(e), _response(e.status, name, e.reply))
         except Unanswered as e:
-            if not await self._answers_others(path, body):
-                self.paid.stop(RunFailed(f"the endpoint answers nothing: {e}; what is answered is kept: run again"))
             return self._failed(name, "unanswered", str(e), None)
         except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError) as e:  # whatever a body may hold
             return self._failed(name, "invalid_request", f"{type(e).__name__}: {e}", _response(400, name, None))
@@ -128,17 +117,6 @@ class Sender:
         answer = Answer(id=name, response=_response(200, named, reply), error=None)
         answer.used = bill.used
         return answer
-
-    async def _answers_others(self, path: str, body: Mapping[str, Any]) -> bool:
-        """Whether the endpoint answers the smallest request of a form, if only to refuse it."""
-        small = {name: SMALL[name] for name in SMALL if name in body}
-        try:
-            await asyncio.wait_for(self._endpoint.ask({"model": self._model, **small}, 1.0, path), self._look)
-        except Refused:
-            return True
-        except (Unanswered, asyncio.TimeoutError):
-            return False
-        return True
 
     def request(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], float] | None:
         """See bulk.Asks."""

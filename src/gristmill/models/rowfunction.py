@@ -88,6 +88,11 @@ class LoadedRows(LoadedFunction):
         """See RowModel."""
         return self._begun(prepared).answers.wait(seconds)
 
+    @property
+    def trouble(self) -> str:
+        """See RowModel."""
+        return ""
+
     def drop(self, prepared: Prepared) -> None:
         """See RowModel."""
         self._begun(prepared).answers.dropped = True

@@ -71,6 +71,11 @@ class VllmGenerator:
             raise BadModel(f"request {dict(request)}: {e}") from e
 
     @property
+    def trouble(self) -> str:
+        """What keeps answers away: nothing, it computes."""
+        return ""
+
+    @property
     def flying(self) -> int:
         """Requests in flight."""
         return self._flying
@@ -82,7 +87,7 @@ class VllmGenerator:
         the model cannot take, and RunFailed if the engine broke.
         """
         if self._over is not None:
-            raise self._over
+            self.stop(self._over)
         prompt, params = self._request(body)
         self._flying += 1
         try:
@@ -93,7 +98,7 @@ class VllmGenerator:
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._over = self._over or error
-        raise self._over
+        raise self._over.with_traceback(None)  # which grows each time that it is raised, of thousands of rows
 
     async def close(self) -> None:
         """Drop what is in flight, and end the engine's processes, which gives their memory back."""

@@ -85,6 +85,7 @@ class ShardWorker:
         self._watch = Watch(stages.recipe.running.batch_timeout if stages.timed else None)
         self._watch.load()
         self._looking = threading.Lock()
+        self._trouble = ""  # what keeps answers away, as it was told
         self._used: dict[str, float] = {}  # what proofs took of an endpoint, and is in no shard's figures yet
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
@@ -390,7 +391,7 @@ class ShardWorker:
         if suspects is None:
             seconds = 0.0
             if self._rows is not None and window.prepared.rows:
-                seconds = self._waited(self._rows, window, tick)
+                seconds = self._waited(self._rows, window, tick, emit)
             scored = 0  # these rows' share is told again as they are scored
             done = self._predict.score(task, window, self._before, tick)
             done.figures["model_seconds"] += seconds
@@ -415,15 +416,22 @@ class ShardWorker:
         done.figures.update(summed([self._used, before, used]))
         self._used = {}
 
-    def _waited(self, model: RowModel, window: Window, tick: Callable[[int, bool], None]) -> float:
-        """Wait for the answers to a window's rows; the seconds that this took."""
+    def _waited(self, model: RowModel, window: Window, tick: Callable[[int, bool], None], emit: Emit) -> float:
+        """Wait for the answers to a window's rows, and tell what keeps them away; the seconds that this took."""
         begun = time.perf_counter()
         left = window.rows.num_rows
         while now := model.waiting(window.prepared, 0.2):
+            self._tell(model.trouble, emit)
             # A sign of life comes with each answer, of any window, and not while there is none.
-            tick(max(0, left - now), False)
+            tick(0 if self._trouble else max(0, left - now), False)
             left = min(left, now)
+        self._tell("", emit)
         return time.perf_counter() - begun
+
+    def _tell(self, trouble: str, emit: Emit) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            emit(Waiting(self._name, trouble))
 
     def _before(self, rows: np.ndarray) -> None:
         self._watch.beat()

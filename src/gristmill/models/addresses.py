@@ -1,0 +1,77 @@
+"""The addresses of one model, which share its requests: one that fails is left out until it is well. Decided from a
+clock alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+BASE = 0.5  # seconds for which an address is left out at first; twice as long each time
+FAILED = 2  # failures, one after the other, that are no longer those of single requests
+
+
+@dataclass
+class Address:
+    """One of them: how many requests it has, until when it is left alone, and since when."""
+
+    url: str
+    flying: int = 0
+    failures: int = 0  # one after the other
+    rests_until: float = float("-inf")
+    rested: float = float("-inf")
+    tried: bool = False  # one request is on its way, to see whether it is well again
+
+
+class Addresses:
+    """Those of an endpoint. One that fails is left out for up to `most` seconds at a time. A single one rests only if
+    it says so itself: its requests are sent again one by one.
+    """
+
+    def __init__(self, urls: Sequence[str], most: float) -> None:
+        self._most = most
+        self._all = [Address(url.rstrip("/")) for url in urls]
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def take(self, now: float) -> Address | None:
+        """The least busy one that is well, for a request; of one that failed, a single request finds out."""
+        free = [a for a in self._all if a.rests_until <= now and not (self._left_out(a) and a.tried)]
+        found = min(free, key=lambda a: (not self._left_out(a), a.flying), default=None)
+        if found is not None and self._left_out(found):
+            found.tried = True
+        return found
+
+    def rest(self, now: float) -> float:
+        """Seconds until one of them may be asked; 0 if one may now."""
+        return max(0.0, min(a.rests_until for a in self._all) - now)
+
+    def others_well(self, address: Address, now: float) -> bool:
+        """Whether another one is well."""
+        return any(a is not address and a.rests_until <= now and not self._left_out(a) for a in self._all)
+
+    def failed(self, address: Address, now: float, sent: float, after: float | None) -> None:
+        """It did not answer a request that was `sent` at that time, and asks to be left alone for `after` seconds."""
+        if after is not None:
+            address.rests_until = max(address.rests_until, now + after + random.uniform(0, 0.1))
+        if sent < address.rested:  # which says nothing new
+            return
+        address.tried = False
+        address.failures += 1
+        if self._left_out(address):
+            address.rested = now
+            pause = random.uniform(0.5, 1.0) * min(self._most, BASE * 2.0 ** min(address.failures - 1, 10))
+            address.rests_until = max(address.rests_until, now + pause)
+
+    def answered(self, address: Address, sent: float) -> None:
+        """It answered a request that was sent at that time."""
+        if sent >= address.rested:
+            address.failures, address.tried = 0, False
+
+    def _left_out(self, address: Address) -> bool:
+        return len(self._all) > 1 and address.failures >= FAILED
