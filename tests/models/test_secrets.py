@@ -1,4 +1,4 @@
-"""Keys and passwords of endpoints reach nothing that is written or shown, however they came and whoever tells them."""
+"""Keys and passwords of endpoints reach nothing that is written or shown, however they came, whoever repeats them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ def remember(spec: JobSpec, root: str, files: Files) -> None:
 def _holds_secret(spec: JobSpec) -> bool:
     from gristmill.job.uris import redact
 
-    uris = [*spec.source.uri, *([spec.sink.uri] if spec.sink else [])]
+    texts = [value for value in vars(spec.model).values() if isinstance(value, str) and value.split() == [value]]
+    uris = [*spec.source.uri, *([spec.sink.uri] if spec.sink else []), *texts]
     if any(redact(uri) != uri for uri in uris) or any(secret_in(d.to) for d in spec.deliver):
         return True
     held: list[Any] = [
