@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -171,7 +171,6 @@ class _One:
 
     body: Mapping[str, Any]
     tokens: float
-    before: Callable[[], None] | None
     answer: asyncio.Future[dict[str, Any]]
 
     def answered(self, found: dict[str, Any] | BaseException) -> None:
@@ -199,14 +198,11 @@ class Together:
         self._waiting: deque[_One] = deque()
         self._requests: set[asyncio.Task[bool]] = set()
         self._looks = False
-        self.flying = 0  # texts of requests that are sent
 
-    async def ask(
-        self, body: Mapping[str, Any], tokens: float, path: str = PATH, before: Callable[[], None] | None = None
-    ) -> dict[str, Any]:
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = PATH) -> dict[str, Any]:
         """The reply to a request for one text. Raises as Endpoint.ask."""
         loop = asyncio.get_running_loop()
-        one = _One(body, tokens, before, loop.create_future())
+        one = _One(body, tokens, loop.create_future())
         self._waiting.append(one)
         if not self._looks:  # once others that come now have come, too
             self._looks = True
@@ -278,18 +274,8 @@ class Together:
         body = {**some[0].body, "input": [one.body["input"] for one in some]}
         if self._encoded and "encoding_format" not in body:
             body["encoding_format"] = "base64"
-        flies = False
-
-        def before() -> None:
-            nonlocal flies
-            if not flies:
-                self.flying += len(some)
-                flies = True
-            if some[0].before is not None:
-                some[0].before()
-
         try:
-            reply = await self._endpoint.ask(body, sum(one.tokens for one in some), PATH, before)
+            reply = await self._endpoint.ask(body, sum(one.tokens for one in some), PATH)
         except Refused as e:
             if "encoding_format" in str(e) and "encoding_format" not in some[0].body and "encoding_format" in body:
                 self._encoded = False
@@ -297,8 +283,6 @@ class Together:
             if "dimensions" in str(e) and "dimensions" in body and not self._answered:
                 self.stop(BadModel(f"the endpoint does not take dimensions ({e}): leave it out, or use truncate_dim"))
             raise
-        finally:
-            self.flying -= len(some) if flies else 0
         try:
             found = _split(reply, [len(one.body["input"]) for one in some])
         except (LookupError, TypeError, ValueError, AttributeError) as e:

@@ -10,7 +10,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -197,25 +197,18 @@ class Endpoint:
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
-    @property
-    def flying(self) -> int:
-        """Requests in flight."""
-        return self._slots.flying
-
-    async def ask(
-        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, before: Callable[[], None] | None = None
-    ) -> dict[str, Any]:
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
         """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. `path` is
-        one of REPLIES; `before` is called each time before it is sent. Raises Refused, Unanswered, and BadModel or
-        RunFailed for what no other row would be answered either.
+        one of REPLIES. Raises Refused, Unanswered, and BadModel or RunFailed for what no other row would be answered
+        either.
         """
         try:
             if not self._answered:
                 self._first = self._first or asyncio.Lock()
                 async with self._first:  # one request alone, until there is an answer of any kind
                     if self._is_first():
-                        return await self._asked(body, tokens, path, before)
-            return await self._asked(body, tokens, path, before)
+                        return await self._asked(body, tokens, path)
+            return await self._asked(body, tokens, path)
         except Forbidden as forbidden:
             await self._forbidden_alone(forbidden)
             raise Refused(forbidden.why, 403, forbidden.reply) from None
@@ -233,9 +226,7 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _asked(
-        self, body: Mapping[str, Any], tokens: float, path: str, before: Callable[[], None] | None
-    ) -> dict[str, Any]:
+    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str) -> dict[str, Any]:
         tokens = min(tokens, self._tokens.most)  # whatever a request says of itself, it waits a minute at most
         tries, taken = 0, 0.0  # seconds in flight and resting: waiting for others is not the request's fault
         data = json.dumps(body).encode()
@@ -245,8 +236,6 @@ class Endpoint:
                 async with self._slots:  # not held by what waits to be sent again
                     self._go_on()
                     await self._turn(tokens)
-                    if before is not None:
-                        before()
                     address = await self._address()
                     sent = time.monotonic()
                     found = await self._sent(address, path, data)

@@ -115,14 +115,7 @@ class Generator:
         """What keeps answers away: nothing, it computes."""
         return ""
 
-    @property
-    def flying(self) -> int:
-        """Requests in flight."""
-        return len(self._active)
-
-    async def ask(
-        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, before: Callable[[], None] | None = None
-    ) -> dict[str, Any]:
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
         """The answer to a request in OpenAI's chat form, which is the only `path`. Raises Refused for a prompt that
         the model cannot take, and RunFailed if it broke.
         """

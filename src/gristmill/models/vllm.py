@@ -80,9 +80,7 @@ class VllmGenerator:
         """Requests in flight."""
         return self._flying
 
-    async def ask(
-        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, before: Callable[[], None] | None = None
-    ) -> dict[str, Any]:
+    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
         """The answer to a request in OpenAI's chat form, which is the only `path`. Raises Refused for a prompt that
         the model cannot take, and RunFailed if the engine broke.
         """
