@@ -83,6 +83,7 @@ class Chat:
         self.lists = True  # its models, to whoever asks
         self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
         self.stuck: str | None = None
+        self.complains: list[str] = []  # for prompts with "complain", with what and with which code it refuses them
         self.tells = ""  # the headers of requests with this text, in refusing them
         self.down = False
         self.answer = "echo"
@@ -133,6 +134,8 @@ class Chat:
             return error(401, "Incorrect API key provided", "invalid_api_key")
         if self.tells and self.tells in json.dumps(body):
             return error(400, f"headers were {dict(request.headers)}")
+        if self.complains and "complain" in json.dumps(body.get("messages")):
+            return error(400, *self.complains)
         if path in self.lacks:
             return 404, {"detail": self.lacking}, {}
         if self.forbids and self.forbids in json.dumps(body):

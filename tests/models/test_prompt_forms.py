@@ -189,3 +189,19 @@ def test_a_plan_estimates_what_the_prompts_take(chat: ChatServer, tmp_path: Path
     )
     assert said in done.stdout, done.stdout + done.stderr
     assert chat.told()["requests"] == 0
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("code", ["", "context_length_exceeded"])
+def test_a_row_that_is_refused_changes_no_other_s_request(chat: ChatServer, first: bool, code: str) -> None:
+    """Whatever its refusal names: what all are asked with is left out only where a request without it is answered."""
+    words = "max_completion_tokens, logprobs and response_format: your prompt is 9,000 tokens too long"
+    chat.set(answer="choice", complains=[words, code])
+    texts = [f"one more row {n}" for n in range(40)]
+    texts[0 if first else 20] = "complain"
+    ask: dict[str, Any] = {"choices": ["yes", "no"], "keep_score": True, "max_tokens": 9, "concurrency": 2}
+    ask["gates"] = {"min_ok": 0.5}
+    found = gm.prompt(texts, prompt="{{ text }}", model="m", workers=0, **ask)
+    assert found.num_rows == 39 and found["answer_score"].null_count == 0
+    bodies = chat.told()["bodies"]
+    assert len(bodies) == 39 and all({"response_format", "logprobs", "max_tokens"} <= body.keys() for body in bodies)

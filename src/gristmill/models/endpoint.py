@@ -62,16 +62,17 @@ SAID = (3, 5, 10, 20, 30)  # seconds without an answer at which that is told; th
 
 
 class Refused(Exception):
-    """The endpoint refuses this request, and would again: with which status, and its reply if that is JSON. `used` is
-    what its row has taken all the same (contract.USED).
+    """The endpoint refuses this request, and would again: with which status and code, and its reply if that is JSON.
+    `used` is what its row has taken all the same (contract.USED).
     """
 
     used: Mapping[str, float] = {}
 
-    def __init__(self, why: str, status: int = 400, reply: Any = None) -> None:
+    def __init__(self, why: str, status: int = 400, reply: Any = None, code: str = "") -> None:
         super().__init__(why)
         self.status = status
         self.reply = reply
+        self.code = code
 
 
 class Unanswered(Exception):
@@ -469,7 +470,7 @@ class Endpoint:
             return self._over
         if status in LATER:
             return Later(why, after_of(headers), status in FULL)
-        return Refused(why, status, reply)
+        return Refused(why, status, reply, code)
 
 
 def holds(found: Any, key: str) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
 
 CHOICE = "choice"
+STRUCTURED = ("response_format", "json_schema", "structured", "output_config")  # words of a refusal of a schema
+# Codes of refusals that are about what a row asks, whatever they name.
+ROWS_OWN = ("context_length_exceeded", "string_above_max_length", "content_filter", "content_policy_violation")
 NEW_MOST = "max_completion_tokens"  # as newer models of OpenAI want max_tokens to be named
 
 
@@ -266,6 +270,23 @@ _BESIDE: Mapping[str, Mapping[str, pa.DataType]] = {
 }
 
 
+@dataclass(frozen=True)
+class _Manner:
+    """What requests have that not every endpoint takes: a schema, log-probabilities, the newer name of max_tokens."""
+
+    structured: bool
+    scored: bool
+    newer: bool = False
+
+    def without(self, said: str) -> _Manner | None:
+        """Without what a refusal names; None if it names nothing of it."""
+        if self.structured and any(word in said for word in STRUCTURED):
+            return replace(self, structured=False)
+        if self.scored and "logprobs" in said:
+            return replace(self, scored=False)
+        return replace(self, newer=True) if not self.newer and NEW_MOST in said else None
+
+
 class Asker:
     """Asks an endpoint, or a model of its own, for one row at a time; called for many at once, in one event loop."""
 
@@ -281,10 +302,13 @@ class Asker:
         self.paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit, vendor=vendor))
         self.provided = provided_of(spec, self.paid, limit, vendor)
         self._conversation = Conversation(spec, answers_of(spec))
-        self._most_tokens = self._api.most_tokens
         self._sampling = Sampling(spec.temperature, spec.top_p, spec.max_tokens, spec.keep_score)
         self._form = _Form(spec)
-        self._structured = self._form.schema is not None  # until the endpoint refuses it
+        self._manner = _Manner(self._form.schema is not None, spec.keep_score)
+        # With nothing that it could refuse, or once a request was answered, what is refused is the row.
+        limited = spec.max_tokens is not None and self._api.most_tokens != NEW_MOST
+        self._understood = self._own is not None or not (self._form.schema or spec.keep_score or limited)
+        self._finding = asyncio.Lock()
 
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         messages = self._conversation.of(row)
@@ -323,7 +347,7 @@ class Asker:
             messages = self._conversation.of(row)
         except Exception:  # told for the row itself, when it is asked for
             return None
-        body = self._body(messages)
+        body = self._body(messages, self._manner)
         return self._api.path, body, self.paid.guess(letters(messages) / LETTERS, body)
 
     def order(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
@@ -353,41 +377,54 @@ class Asker:
         await self.paid.aclose()
 
     async def _asked(self, messages: list[dict[str, Any]], bill: Bill) -> Reply:
-        """An answer in whatever form the endpoint understands."""
-        tokens = letters(messages) / LETTERS
+        """An answer, asked for in whatever manner the endpoint understands: that is found with one row at a time."""
+        if self._understood:
+            return await self._sent(messages, self._manner, bill)
+        async with self._finding:
+            if not self._is_understood():
+                return await self._found(messages, bill)
+        return await self._sent(messages, self._manner, bill)
+
+    def _is_understood(self) -> bool:
+        return self._understood
+
+    async def _found(self, messages: list[dict[str, Any]], bill: Bill) -> Reply:
+        """An answer; if without something that its refusal names, nobody is asked with that from now on."""
+        manner = self._manner
         while True:
-            structured, scored, most_tokens = self._structured, self._sampling.scored, self._most_tokens
             try:
-                return self._api.reply(await self.paid.ask(self._body(messages), tokens, bill, self._api.path))
+                reply = await self._sent(messages, manner, bill)
             except Refused as e:
-                said = str(e)
-                if structured and any(
-                    word in said for word in ("response_format", "json_schema", "structured", "output_config")
-                ):
-                    self._structured = False
-                elif scored and "logprobs" in said:
-                    self._sampling = replace(self._sampling, scored=False)
-                elif most_tokens != NEW_MOST and NEW_MOST in said:
-                    self._most_tokens = NEW_MOST
-                elif (structured, scored, most_tokens) == self._understood:  # it is the row that is refused
+                less = None if e.code in ROWS_OWN or e.status == 200 else manner.without(str(e))
+                if less is None:  # it is the row that is refused
                     raise
-            except (LookupError, TypeError, AttributeError) as e:
-                raise Refused(f"an answer of another form than {self._api.path} has: {type(e).__name__}: {e}") from None
+                manner = less
+            else:
+                self._manner, self._understood = manner, True
+                return reply
 
-    @property
-    def _understood(self) -> tuple[bool, bool, str]:
-        return self._structured, self._sampling.scored, self._most_tokens
+    async def _sent(self, messages: list[dict[str, Any]], manner: _Manner, bill: Bill) -> Reply:
+        tokens = letters(messages) / LETTERS
+        found = await self.paid.ask(self._body(messages, manner), tokens, bill, self._api.path)
+        try:
+            return self._api.reply(found)
+        except (LookupError, TypeError, AttributeError) as e:
+            why = f"an answer of another form than {self._api.path} has: {type(e).__name__}: {e}"
+            raise Refused(why, status=200) from None
 
-    def _body(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    def _body(self, messages: list[dict[str, Any]], manner: _Manner) -> dict[str, Any]:
         spec, form = self._spec, self._form
-        if form.words and (not self._structured or self._own is not None):  # which is held to it, but told nothing
+        if form.words and (not manner.structured or self._own is not None):  # which is held to it, but told nothing
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": form.asked(last["content"])}]
         body = self._api.body(
-            spec.sha256 or spec.llm, messages, self._sampling, form.schema if self._structured else None
+            spec.sha256 or spec.llm,
+            messages,
+            replace(self._sampling, scored=manner.scored),
+            form.schema if manner.structured else None,
         )
-        if self._most_tokens != self._api.most_tokens and spec.max_tokens is not None:
-            body[self._most_tokens] = body.pop(self._api.most_tokens)
+        if manner.newer and spec.max_tokens is not None:
+            body[NEW_MOST] = body.pop(self._api.most_tokens)
         return {**body, **reveal(dict(spec.request))}
 
     def _beside(self, messages: list[dict[str, Any]], reply: Reply) -> dict[str, Any]:
