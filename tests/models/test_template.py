@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from typing import Any
 
 import jinja2
@@ -25,6 +26,16 @@ SAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "nulls left out": ("{% for x in xs if x is not none %}{{ x }}{% endfor %}", {"xs": [1, None, 2]}, "12"),
     "an item of a list": ("{{ xs[0] }}{{ xs[1] or '-' }}", {"xs": [1, None]}, "1-"),
     "JSON": ("{{ row | tojson }}", {"a": None, "b": [None, {"c": None}]}, '{"a": null, "b": [null, {"c": null}]}'),
+    "JSON as it is read": (
+        "{{ row | tojson }}",
+        {"b": "<é & 'ü' 東>", "a": datetime.date(2020, 1, 2), "n": decimal.Decimal("1.10")},
+        """{"b": "<é & 'ü' 東>", "a": "2020-01-02", "n": "1.10"}""",
+    ),
+    "a field by a filter": (
+        "{{ order | attr('items') }}{{ order | pprint }}",
+        {"order": {"items": 3}},
+        "3{'items': 3}",
+    ),
     "all of a row": ("{{ row }}", {"a": None, "b": 1}, "{'a': None, 'b': 1}"),
     "names of Jinja's": ("{{ row['none'] }}{{ row['row'] }}{{ row['self'] }}", {"none": 1, "row": 2, "self": 3}, "123"),
     "columns named as its functions": ("{{ range }}{{ loop }}", {"range": 1, "loop": 2}, "12"),
@@ -42,7 +53,8 @@ def test_a_template_says(case: tuple[str, dict[str, Any], str]) -> None:
     "text",
     ["{{ x }}", "{{ row.x }}", "{{ row.get('x') }}", "{{ x | upper }}", "{{ 'a' ~ x }}", "{{ o.x }}", "{{ o.x.y }}",
      "{{ xs | join }}", "{% for x in xs %}{{ x }}{% endfor %}", "{{ xs[0] | string }}", "{{ row.get('none') }}",
-     "{{ o.items }}", "{{ o.keys | string }}", "{{ 'a'.upper }}", "{{ x + 1 }}", "{% for y in x %}{{ y }}{% endfor %}"],
+     "{{ o.items }}", "{{ o.keys | string }}", "{{ 'a'.upper }}", "{{ x + 1 }}", "{% for y in x %}{{ y }}{% endfor %}",
+     "{{ o | attr('items') }}", "{{ 'a' | attr('upper') }}", "{{ x | pprint }}", "{{ xs[0] | pprint }}"],
 )  # fmt: skip
 def test_no_text_of_a_null_or_a_method(text: str) -> None:
     """Wherever it stands, and whatever is done with it."""

@@ -4,7 +4,10 @@ for what is null.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
+import pprint
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +43,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=_text)
         self.tests["none"] = lambda value: value is None or isinstance(value, Null)
-        self.policies["json.dumps_function"] = _json
+        self.filters.update(tojson=_json, attr=self._attr, pprint=_pretty)
 
     def parsed(self, text: str) -> nodes.Template:
         """The template, with fields where it has attributes that are not called. Raises TemplateSyntaxError."""
@@ -52,7 +55,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         if isinstance(obj, Mapping):
             return obj[argument] if argument in obj else self.undefined(obj=obj, name=argument)
-        found = super().getitem(obj, argument)
+        return self._no_method(obj, argument, super().getitem(obj, argument))
+
+    def _attr(self, obj: Any, name: str) -> Any:
+        """The filter `attr`: of a row's object its field, as everywhere."""
+        if isinstance(obj, Mapping):
+            return self.getitem(obj, name)
+        return self._no_method(obj, name, self.getattr(obj, name))
+
+    def _no_method(self, obj: Any, argument: Any, found: Any) -> Any:
         is_method = callable(found) and not isinstance(found, jinja2.Undefined)
         return self.undefined(obj=obj, name=argument) if is_method else found
 
@@ -90,11 +101,21 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _json(value: Any, **options: Any) -> str:
-    return json.dumps(value, default=_plain, **options)
+def _json(value: Any, indent: int | None = None) -> str:
+    """The filter `tojson`: as a reader sees it, with all letters, and without the escapes that HTML needs."""
+    return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+
+
+def _pretty(value: Any) -> str:
+    """The filter `pprint`, which has no text for a null either."""
+    return str(value) if isinstance(value, jinja2.Undefined) else pprint.pformat(value)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Null):
         return None
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
