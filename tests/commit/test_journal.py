@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.commit import journal as journals
-from gristmill.commit.journal import Journal
+from gristmill.commit.journal import Journal, _write_all
 from gristmill.files.disk import LOCAL
 
 PLAIN = st.recursive(
@@ -159,3 +160,22 @@ def test_what_it_took_is_there_once(tmp_path: Path) -> None:
     assert (
         other.before == {} and other.earlier(other.key(1)) == (True, "x") and other.earlier(bytes(16)) == (False, None)
     )
+
+
+class Slow(io.RawIOBase):
+    """An unbuffered file that takes three bytes at a time."""
+
+    def __init__(self) -> None:
+        self.held = b""
+
+    def write(self, data: Any) -> int:
+        """See RawIOBase."""
+        self.held += bytes(data[:3])
+        return min(3, len(data))
+
+
+def test_a_file_that_takes_less_at_a_time_has_all() -> None:
+    """As on a disk that is filling up."""
+    out = Slow()
+    _write_all(out, b"a whole record")
+    assert out.held == b"a whole record"

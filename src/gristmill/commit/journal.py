@@ -126,7 +126,7 @@ class Journal:
             if self._ended:
                 raise OSError(f"{self._folder}: the journal of this attempt is closed")
             if isinstance(self._files, LocalFiles):
-                self._opened().write(record)
+                _write_all(self._opened(), record)
                 os.fsync(self._out.fileno())
                 return
             self._segments += 1
@@ -168,7 +168,7 @@ class Journal:
 
     def _write(self, records: bytes) -> None:
         try:
-            self._opened().write(records)
+            _write_all(self._opened(), records)
         except OSError as e:
             self._stop(e)
 
@@ -207,6 +207,7 @@ class Journal:
         with self._lock:
             records, self._waiting, self._timer = b"".join(self._waiting), [], None
             self._segments += 1
+            segment = self._segments  # another thread may note or store meanwhile
             if not records or self._ended:
                 return
         try:
@@ -221,7 +222,7 @@ class Journal:
                     self._write(records)
                     return
             if not self._ended:
-                self._files.note(f"{self._path}-{self._segments:06d}", records)
+                self._files.note(f"{self._path}-{segment:06d}", records)
         except Exception as e:  # whatever a store's library raises: the rows do not depend on it
             self._stop(e)
 
@@ -231,6 +232,13 @@ class Journal:
             f"{self._folder}: answers cannot be kept there ({error}); a kill would have them asked for again",
             file=sys.stderr,
         )
+
+
+def _write_all(out: Any, data: bytes) -> None:
+    """Write to an unbuffered file, which may take less at a time (a disk that is filling up, a signal)."""
+    view = memoryview(data)
+    while view:
+        view = view[out.write(view) :]
 
 
 def _record(key: bytes, data: bytes) -> bytes:
