@@ -64,14 +64,20 @@ def failure_of(error: BaseException, kind: FailureKind = "other") -> Failure:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-TRACE:]
     except Exception as e:
         trace = f"<no traceback: {type(e).__name__}>"
-    module, name = type(error).__module__, type(error).__qualname__
     return Failure(
         kind,
-        storable(name if module in ("builtins", "__main__") else f"{module}.{name}"),
+        storable(_name(type(error))),
         storable(message[:4000]),
         storable(trace),
         _ours(type(error)),
     )
+
+
+def _name(kind: type[BaseException]) -> str:
+    """A class as people know it: those of this package by their names alone, wherever they are."""
+    module = str(kind.__module__)
+    plain = module in ("builtins", "__main__") or module.startswith("gristmill.")
+    return kind.__qualname__ if plain else f"{module}.{kind.__qualname__}"
 
 
 def _ours(kind: type[BaseException]) -> str:
