@@ -81,7 +81,7 @@ def test_a_row_that_is_refused_is_a_dead_letter_alone(chat: ChatServer, tmp_path
     gm.prompt(rows, tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], gates={"min_ok": 0})
     assert answers(tmp_path / "out") == {0: "<a>", 2: "<c>", 4: "<>"}
     dead = {json.loads(d["payload"])["id"]: d for d in gm.dead(str(tmp_path / "out")).to_pylist()}
-    assert {n: d["error"].rpartition(".")[2] for n, d in dead.items()} == {1: "Refused", 3: "Refused", 5: "NullColumn"}
+    assert {n: d["error"] for n, d in dead.items()} == {1: "Refused", 3: "Refused", 5: "NullColumn"}
     assert "maximum context length is 8 tokens" in dead[1]["message"] and "content filter" in dead[3]["message"]
     assert chat.told()["requests"] == 5
 
@@ -624,6 +624,7 @@ def test_a_forbidden_text_stops_no_later_run(chat: ChatServer, tmp_path: Path) -
         {"message": {"content": [{"type": "text", "text": "<odd>"}]}},
         {"usage": ["many"]},
         {"usage": {"prompt_tokens": "3", "completion_tokens": 2.0, "total_tokens": None}},
+        {"usage": {"prompt_tokens": 1e30, "completion_tokens": -5}},
         {"finish_reason": {"type": "stop"}},
         {"message": {"content": None}, "finish_reason": "length"},
         {"message": {"content": 3}},
@@ -714,3 +715,30 @@ def test_a_cache_that_breaks_harms_no_row(chat: ChatServer, tmp_path: Path, capf
     found = gm.prompt(table(5), prompt="{{ text }}", model="m", cache=str(cache), keep=["id"], workers=0)
     assert found["answer"].to_pylist() == [f"<row {n} is here>" for n in range(5)]
     assert capfd.readouterr().err.count("the disk is full") == 1
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+def test_an_answer_that_is_nested_without_end_is_asked_for_once_more(
+    chat: ChatServer, tmp_path: Path, depth: int
+) -> None:
+    """As any other that does not fit; what both took is counted."""
+    chat.set(answer="json", odd={"message": {"content": "[" * depth}})
+    price = {"input": "1/token", "output": "0/token"}
+    rows = pa.table({"id": range(4), "text": ["a", "b", "odd", "c"]})
+    report = gm.prompt(
+        rows, tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], returns={"n": "int64"}, workers=0,
+        price=price,
+    )  # fmt: skip
+    assert (report.rows_ok, report.rows_dead, report.used["requests"]) == (4, 0, 5)
+    assert chat.told()["requests"] == 5
+
+
+def test_equal_prompts_are_remembered_by_their_size(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long answers are forgotten sooner; whoever asks again is answered."""
+    monkeypatch.setattr("gristmill.models.paid.MOST_REMEMBERED", 3000)
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "dedupe": True, "workers": 0, "concurrency": 1}
+    texts = ["a", "b", "a", "long " * 600, *(f"other {n}" for n in range(12)), "b", "b"]
+    found = gm.prompt(texts, **ask)["answer"].to_pylist()
+    assert found == [f"<{text}>" for text in texts]
+    told = chat.told()["answered"]
+    assert (told["a"], told["b"]) == (1, 2)

@@ -150,12 +150,8 @@ class Embedder:
         text = text.decode() if isinstance(text, bytes) else text or ""  # nulls are empty texts, if they are kept
         text = (self._spec.prompt or "") + text
         body = {"model": self._spec.model, "input": text, **self._others}
-        try:
+        with self.paid.billed(bill):
             reply = await self.paid.ask(body, len(text) / LETTERS, bill, PATH)
-        except Refused as e:
-            self.paid.forget(bill)
-            e.used = bill.used
-            raise
         answer = Answer({self._spec.output: reply["data"][0]["embedding"]})
         answer.used = bill.used
         return answer

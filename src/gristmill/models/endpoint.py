@@ -57,6 +57,7 @@ LONGEST = {
     CHAT: "max_tokens", "completions": "max_tokens", MESSAGES: "max_tokens", "responses": "max_output_tokens"
 }  # fmt: skip
 MOST_WHY = 100  # characters of a failure, in progress
+MOST_USED = 10**9  # tokens of one request: more is no number of tokens
 MOST_LOOK = 10.0  # seconds in which it has to be answered
 SAID = (3, 5, 10, 20, 30)  # seconds without an answer at which that is told; then each minute
 
@@ -487,9 +488,11 @@ def _json(text: bytes) -> Any:
 
 
 def usage_of(found: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an answer's usage, whatever else it may hold."""
+    """The numbers of an answer's usage that can be such, whatever else it may hold."""
     usage = found.get("usage")
-    return {name: float(n) for name, n in usage.items() if type(n) in (int, float)} if isinstance(usage, dict) else {}
+    if not isinstance(usage, dict):
+        return {}
+    return {name: float(n) for name, n in usage.items() if type(n) in (int, float) and 0 <= n <= MOST_USED}
 
 
 def tokens_in(found: Mapping[str, Any]) -> tuple[float, float]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
@@ -41,7 +42,7 @@ from gristmill.shards.counts import summed
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
-MOST_KNOWN = 20_000  # answers that `dedupe` remembers, in each worker
+MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
 MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
 PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, and between two looks for it
@@ -291,6 +292,8 @@ class Paid:
         self._first = asyncio.Lock()
         self.tried = False  # whether somebody was answered
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
+        self._sizes: dict[bytes, int] = {}  # of the answers among them, in the order in which they came
+        self._remembered = 0
 
     @property
     def trouble(self) -> str:
@@ -317,13 +320,18 @@ class Paid:
         if (known := self._known.get(key)) is None:
             known = self._known[key] = asyncio.ensure_future(self._new(body, tokens, path, bill))
             known.add_done_callback(partial(self._asked_once, key))
-            if len(self._known) > MOST_KNOWN:
-                self._known.pop(next(iter(self._known)))
         return self._cached(key, await asyncio.shield(known))
 
     def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
         if known.cancelled() or known.exception() is not None:
             self._known.pop(key, None)  # the next row asks again
+            return
+        self._sizes[key] = len(json.dumps(known.result()))
+        self._remembered += self._sizes[key]
+        while len(self._sizes) > MOST_KNOWN or self._remembered > MOST_REMEMBERED:
+            oldest = next(iter(self._sizes))
+            self._remembered -= self._sizes.pop(oldest)
+            self._known.pop(oldest, None)
 
     def _cached(self, key: bytes, reply: dict[str, Any]) -> dict[str, Any]:
         if self._cache is not None:
@@ -428,10 +436,21 @@ class Paid:
             self._purse.release(cost)
             self._freed.set()
 
-    def forget(self, bill: Bill) -> None:
-        """Keep no answer that this row was given: it could not be asked again."""
-        if self._cache is not None:
-            self._cache.forget(bill.keys)
+    @contextlib.contextmanager
+    def billed(self, bill: Bill) -> Iterator[None]:
+        """Whatever a row fails with inside also has what that row took (contract.USED), and the cache keeps no answer
+        that it was given: it could not be asked again. What is about all rows says nothing of this one's answers.
+        """
+        try:
+            yield
+        except GristmillError:
+            raise
+        except Exception as e:
+            if self._cache is not None:
+                self._cache.forget(bill.keys)
+            with contextlib.suppress(AttributeError, TypeError):  # a class without room for it
+                e.used = bill.used  # type: ignore[attr-defined]
+            raise
 
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""

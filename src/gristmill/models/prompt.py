@@ -313,12 +313,8 @@ class Asker:
     async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         messages = self._conversation.of(row)
         bill = Bill(row)
-        try:
+        with self.paid.billed(bill):
             answer = Answer(await self._answered(messages, bill))
-        except (Misfit, Refused) as e:
-            self.paid.forget(bill)
-            e.used = bill.used
-            raise
         answer.used = bill.used
         return answer
 
@@ -330,7 +326,7 @@ class Asker:
                 raise Refused(f"content filter: {reply.refusal or reply.text or 'no reason given'}")
             try:
                 found = self._form.parsed(reply.text)
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:  # of an answer that is nested without end
                 cut = " (the answer was cut at max_tokens)" if reply.finish == "length" else ""
                 if not again:
                     raise Misfit(f"{e}{cut}; the answer was {reply.text[:2000]!r}") from None

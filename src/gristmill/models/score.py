@@ -186,12 +186,8 @@ class Rater:
         context = self._asked.of(row)
         texts, several = _texts(self._spec, row)
         bill = Bill()
-        try:
+        with self.paid.billed(bill):
             found = await (self._here if self._own is not None else self._there)(context, texts, bill)
-        except Refused as e:
-            self.paid.forget(bill)
-            e.used = bill.used
-            raise
         sums, counts = [sum(scores) for scores in found], [len(scores) for scores in found]
         name = self._spec.output
         answer = Answer({name: sums, f"{name}_tokens": counts, f"{name}_best": texts[int(np.argmax(sums))]})
