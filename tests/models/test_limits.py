@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,3 +178,27 @@ def test_rows_that_are_never_answered_are_dead_letters_alone(chat: ChatServer, t
     ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "workers": 1, "batch_timeout": 3, "timeout": 1}
     report = gm.prompt(table(6), tmp_path / "out", gates={"min_ok": 0.5}, keep=["id"], **ask)
     assert (report.rows_ok, report.rows_dead) == (5, 1)
+
+
+def test_a_run_that_stops_says_what_it_spent(chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it stops, among the first rows or later, by whatever; in the report, from Python, and in status."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(table(400), "rows.parquet")
+    price = {"input": "1/token", "output": "0/token"}  # 4 dollars a row
+    line = ["prompt", "rows.parquet", "out", "--prompt", "{{ text }}", "--model", "m", "--workers", "1"]
+    line += ["--price", "input=1/token", "--price", "output=0/token", "--shard-rows", "100"]
+    for most in ("5", "600"):
+        done = subprocess.run(
+            [sys.executable, "-m", "gristmill", *line, "--max-cost", most], capture_output=True, text=True
+        )
+        told = chat.told()["requests"]
+        spent = rf"{told} requests?, {4 * told:,} tokens in, {4 * told:,} out, \${4 * told}\.0000"
+        assert done.returncode == 1 and re.search(rf"asked  +{spent}, \d+ answers? kept", done.stdout), done.stdout
+        state = subprocess.run([sys.executable, "-m", "gristmill", "status", "out"], capture_output=True, text=True)
+        assert re.search(rf"asked  +{spent}, \d+ answers? kept", state.stdout), state.stdout
+    with pytest.raises(RunFailed) as e:
+        gm.prompt("rows.parquet", "b", prompt="{{ text }}", model="m", price=price, max_cost=9.0, workers=0)
+    assert e.value.report is not None and dict(e.value.report.used) == {
+        "requests": 2, "prompt_tokens": 8, "completion_tokens": 8, "cost": 8.0, "kept": 2
+    }  # fmt: skip
+    assert gm.prompt("rows.parquet", "b", prompt="{{ text }}", model="m", price=price, workers=0).used["cost"] == 1600

@@ -15,7 +15,7 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from gristmill.commit.allowance import Allowance
@@ -257,6 +257,25 @@ def notes(folder: str, files: Files) -> list[Any]:
             records = _records(files.read(join(folder, name)))
             found += [json.loads(kept) for key, kept in records if key == _NOTE]
     return found
+
+
+def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, float]:
+    """What the answers for shards that are not committed have taken (models.contract.USED), and how many are `kept`;
+    `folder` is the generation's. Nothing if there are none.
+    """
+    taken, kept, folder = [], 0, join(folder, "journal")
+    for name in sorted(files.names(folder)):
+        label = name.partition(".")[0]
+        # What the first rows took is in the figures of shard 0.
+        if name.endswith(".tmp") or (0 if label == PROBE else int(label)) in committed:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # committed meanwhile
+            for key, data in _records(files.read(join(folder, name))):
+                if key != _NOTE:
+                    taken.append(json.loads(data)[1])
+                    kept += key != _UNKEPT
+    found = summed(taken)
+    return {**found, "kept": float(kept)} if found or kept else {}
 
 
 def _records(data: bytes) -> list[tuple[bytes, bytes]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gristmill.commit import journal
+from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Live
 from gristmill.commit.publication import published
 from gristmill.driver import budgets, shipping
+from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scored, Scoring
@@ -31,13 +35,20 @@ SHORT = 1.0  # seconds of all workers together: with less, shares of their time 
 
 
 def stopped(scoring: Scoring) -> Report | None:
-    """The report of a run that has not published: what it and the runs before it have committed. None if it had no
-    plan.
+    """The report of a run that has not published: what it and the runs before it have committed, and what was asked
+    for all else. None if it had no plan, and nobody was asked.
     """
-    return _so_far(scoring.at, scoring.tally.sums()) if isinstance(scoring.at, Planned) else None
+    at, report = scoring.at, _so_far(scoring.at, scoring.tally.sums())
+    kept: Mapping[str, float] = {}
+    with contextlib.suppress(OSError):  # a courtesy, of a run that may have failed because the sink cannot be read
+        done = receipts.listed(at.generation.receipts, at.files)
+        kept = journal.answered(at.generation.folder, at.files, done)
+    if not kept:
+        return report if isinstance(at, Planned) else None
+    return replace(report, used=summed([report.used, kept]))
 
 
-def _so_far(at: Planned, sums: Tallied) -> Report:
+def _so_far(at: Chosen, sums: Tallied) -> Report:
     r = at.resolved
     return Report(
         sink=at.sink.uri,
@@ -45,7 +56,7 @@ def _so_far(at: Planned, sums: Tallied) -> Report:
         state=at.log.phase,
         generation=at.generation.number,
         counts=sums.counts,
-        shards=len(at.plan.shards),
+        shards=0 if at.plan is None else len(at.plan.shards),
         shards_done=sums.shards_done,
         shards_resumed=sums.resumed,
         seconds=at.log.seconds,

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.commit import generation as generations
-from gristmill.commit import onefile, publication, receipt
+from gristmill.commit import journal, onefile, publication, receipt
 from gristmill.driver import backends, delivering, opening, planning, selection, sourcecheck, sparktables, tally
 from gristmill.driver.estimate import estimate
 from gristmill.driver.progressnote import last_said
@@ -37,7 +37,7 @@ from gristmill.process.scratch import Folder, passing
 from gristmill.process.startup import starting
 from gristmill.result import verify as verifying
 from gristmill.shards import shard
-from gristmill.shards.counts import Counts
+from gristmill.shards.counts import Counts, summed
 from gristmill.sinks.formats import DEFAULT, sink_format
 
 COUNTED = 10_000  # most receipts read to tell how far an unfinished run is: half a second
@@ -319,10 +319,13 @@ def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict
         if holder is None and len(done) <= COUNTED:  # exact, while the last note is a little older
             read = [found for paths in done.values() if (found := receipt.valid(paths, files)) is not None]
             counts = sum((Counts(*r.counts) for r in read), Counts())
-            out["used"] = tally.used(r.figures for r in read)
+            asked = journal.answered(latest.folder, files, done)
+            out["used"] = summed([tally.used(r.figures for r in read), asked])
             out.update(rows_done=counts.rows_in, rows_ok=counts.ok, rows_filtered=counts.all_filtered)
             out.update(rows_dead=counts.all_dead, shards_resumed=0)
         out["share"] = out["shards_done"] / max(1, out["shards_total"])
+    elif holder is None:  # what the first rows took
+        out["used"] = journal.answered(latest.folder, files, ())
     if said is not None and said.at is not None:
         out["seconds_ago"] = round(max(0.0, time.time() - said.at), 1)
     return out

@@ -48,7 +48,8 @@ class Report:
     published: what it committed itself), `shards` are the run's own; times are in seconds, sizes in bytes.
 
     `used` is what an endpoint was asked for (requests, prompt_tokens, completion_tokens, cost in dollars, and
-    `refused`, the rows whose answer is an error),
+    `refused`, the rows whose answer is an error; of a run that has not published also `kept`, the answers to rows that
+    are not committed, which the next run has),
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
     `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and for the rest;
     empty if the run was too short to tell.
@@ -197,7 +198,8 @@ def summary_rows(report: Report) -> list[Row]:
     resumed = report.shards_resumed
     remark = f"{units.count(resumed)} were done before" if resumed and report.state != "nothing to do" else ""
     of = "" if whole else f"of {units.count(report.shards)}"
-    rows.append(("shards", units.count(report.shards_done), ", ".join(part for part in (of, remark) if part)))
+    if whole or report.shards:  # else there was no plan yet
+        rows.append(("shards", units.count(report.shards_done), ", ".join(part for part in (of, remark) if part)))
     if report.rows_run and report.state != "nothing to do":
         rows.append(("speed", units.short_rate(report.rows_per_second), _pace(report)))
         rows += _paces(report)
@@ -285,11 +287,15 @@ def _held_back(report: Report) -> str:
 
 
 def asked(used: Mapping[str, float]) -> str:
-    """What rows took of an endpoint: `1,204 requests, 310,221 tokens in, 40,112 out, $0.1882`."""
-    tokens = [units.count(int(used.get(name, 0))) for name in ("prompt_tokens", "completion_tokens")]
-    parts = [units.plural(int(used.get("requests", 0)), "request"), f"{tokens[0]} tokens in", f"{tokens[1]} out"]
+    """What rows took of an endpoint, and what is kept: `1,204 requests, 310,221 tokens in, 40,112 out, $0.1882`."""
+    parts = []
+    if "requests" in used:
+        tokens = [units.count(int(used.get(name, 0))) for name in ("prompt_tokens", "completion_tokens")]
+        parts += [units.plural(int(used["requests"]), "request"), f"{tokens[0]} tokens in", f"{tokens[1]} out"]
     parts += [f"${used['cost']:.4f}"] if "cost" in used else []
-    return ", ".join([*parts, *([f"{units.plural(int(used['refused']), 'error')}"] if "refused" in used else [])])
+    parts += [units.plural(int(used["refused"]), "error")] if "refused" in used else []
+    parts += [f"{units.plural(int(used['kept']), 'answer')} kept for the next run"] if used.get("kept") else []
+    return ", ".join(parts)
 
 
 def _runs_on(told: Mapping[str, Any]) -> str:
