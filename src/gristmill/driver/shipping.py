@@ -123,10 +123,12 @@ def spread(r: Resolved, places: int, rows: int) -> tuple[Piece, ...]:
     ranges = r.selection.ranges
     lengths = ranges[:, 2] - ranges[:, 1]
     ends = np.cumsum(lengths)
-    targets = (np.arange(places) + 0.5) / places * int(ends[-1] if len(ends) else 0)
+    if not len(ends) or not ends[-1]:
+        return ()
+    targets = (np.arange(places) + 0.5) / places * int(ends[-1])
     out: list[Piece] = []
     for target, at in zip(targets.astype(np.int64).tolist(), np.searchsorted(ends, targets, side="right"), strict=True):
-        index, first, last = ranges[min(int(at), len(ranges) - 1)].tolist()
+        index, first, last = ranges[at].tolist()
         f = r.files[index]
         start = first + target - int(ends[at] - lengths[at])
         if out and out[-1].index == index:
