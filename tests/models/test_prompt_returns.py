@@ -268,6 +268,7 @@ def test_values_of_any_schema_are_its_columns(one: tuple[Any, Any]) -> None:
     jsonschema.validate({"x": None}, answers.sent)
 
 
+@pytest.mark.long
 def test_a_local_model_is_held_to_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a grammar: of arrays with their lengths, nulls, numbers among choices, and objects in objects."""
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

@@ -179,6 +179,7 @@ def by_hand(folder: Path) -> list[list[float]]:
     return found
 
 
+@pytest.mark.long
 def test_a_local_model_scores_as_its_logits_say(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 0.002 nats a token, all rows at a time, and rows that begin alike."""
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
