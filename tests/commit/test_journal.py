@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from gristmill.commit import journal as journals
 from gristmill.commit.journal import Journal, _write_all
 from gristmill.files.disk import LOCAL
+from gristmill.job.secret import Secret
+from gristmill.process.failure import EarlierFailure, failure_of
+from gristmill.process.messages import Failure
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -179,3 +182,32 @@ def test_a_file_that_takes_less_at_a_time_has_all() -> None:
     out = Slow()
     _write_all(out, b"a whole record")
     assert out.held == b"a whole record"
+
+
+def test_what_failed_for_itself_is_known_to_the_same_run(tmp_path: Path) -> None:
+    """One row each, with its type, words and traceback, without secrets; another run asks again, and counts what it
+    took.
+    """
+    folder, secret = str(tmp_path), Secret("${env:KEY}", "sk-open")
+    first = Journal(folder, 7, "ra", "a", LOCAL, secrets=(secret,))
+    first.failed(first.key(1), Failure("model", "Refused", "no sk-open", "line\n" * 9000), {"cost": 1.0})
+    first.failed(b"", Failure("model", "Refused", "no"), {"cost": 10.0})
+    first.close()
+    again, other = Journal(folder, 7, "ra", "b", LOCAL), Journal(folder, 7, "rb", "b", LOCAL)
+    there, error = again.earlier(again.key(1))
+    assert there and isinstance(error, EarlierFailure) and again.earlier(again.key(1)) == (False, None)
+    told = failure_of(error, "memory")
+    assert (told.kind, told.type, told.message) == ("memory", "Refused", "no ${env:KEY}")
+    assert told.traceback and len(told.traceback) <= journals.TRACE
+    assert other.earlier(other.key(1)) == (False, None) and other.before == again.before == {"cost": 11.0}
+
+
+def test_the_first_rows_are_known_to_their_own_shards(tmp_path: Path) -> None:
+    """Equal rows of other shards are asked for themselves."""
+    folder = str(tmp_path)
+    probe = Journal(folder, None, "ra", "p", LOCAL)
+    for n in range(2):
+        probe.put(probe.key("same"), n, {}, ("f", 10 * n))
+    probe.close()
+    mine = Journal(folder, 3, "ra", "a", LOCAL, holds=lambda row: row == ("f", 10))
+    assert mine.earlier(mine.key("same")) == (True, 1) and mine.earlier(mine.key("same")) == (False, None)

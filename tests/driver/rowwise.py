@@ -178,3 +178,29 @@ def batchwise_too(batch):
 async def unwell(row):
     await asyncio.sleep(0.002)
     return {"y": "an error" if row["x"] == 200 and "UNWELL" in os.environ else row["x"] * 2}
+
+
+def _refuses(x, file, below):
+    with open(file, "a") as out:
+        out.write(f"{x}\n")
+    if x < below:
+        raise ValueError(f"not {x}")
+    return {"y": 2 * x}
+
+
+async def refuses(row, file, below):
+    return _refuses(row["x"], file, below)
+
+
+def refuses_in_threads(row, file, below):
+    return _refuses(row["x"], file, below)
+
+
+def refuses_batches(batch, file, below):
+    """All rows of a batch, if one of them is below."""
+    if file:
+        with open(file, "a") as out:
+            out.writelines(f"{x}\n" for x in batch["x"])
+    if (batch["x"] < below).any():
+        raise ValueError(f"not {batch['x'][0]}")
+    return {"y": batch["x"] * 2}

@@ -25,6 +25,11 @@ def task(number: int) -> Task:
     return Task("score", Shard(number, (), 10), schema=pa.schema([]))
 
 
+def proof(scored: int | None) -> Task:
+    """Rows of a shard that was scored, or of none."""
+    return Task("proof", Shard(-1 if scored is None else scored, ()), rows=16)
+
+
 class Engine:
     """A pretended engine: workers hold two items and end them as chance says; `troubles` are used up one by one."""
 
@@ -92,14 +97,17 @@ class Engine:
 
 
 @settings(deadline=None)
-@given(st.data(), st.integers(1, 40), st.integers(1, 4), st.lists(DEADLY, max_size=25), st.none() | st.integers(1, 9))
+@given(
+    st.data(), st.integers(1, 40), st.integers(1, 4), st.lists(DEADLY, max_size=25), st.none() | st.integers(1, 9),
+    st.booleans(),
+)  # fmt: skip
 def test_every_shard_is_committed_or_the_run_stops(
-    draw: st.DataObject, shards: int, workers: int, troubles: list[str], most_ahead: int | None
+    draw: st.DataObject, shards: int, workers: int, troubles: list[str], most_ahead: int | None, remote: bool
 ) -> None:
     """Nothing is handed out twice at once; DONE comes only at the end; there is no state in which nothing moves, also
     in a stream whose reader waits for the next shard.
     """
-    feed = ShardFeed(workers, most_ahead=most_ahead, proof=Task("proof", Shard(0, ()), rows=64))
+    feed = ShardFeed(workers, most_ahead=most_ahead, proof=proof, remote=remote)
     feed.begin(task, range(shards))
     engine = Engine(feed, workers, troubles)
     given = len(troubles)
@@ -184,17 +192,78 @@ def test_a_shard_that_fails_throughout_though_the_model_works_ends_the_run() -> 
 def test_a_resumed_shard_of_bad_rows_is_judged_by_rows_from_elsewhere() -> None:
     """The last shard of a resumed run fails throughout: rows of the start are scored to learn if the model works."""
     for ok in (64, 0):
-        feed = ShardFeed(1, proof=Task("proof", Shard(0, ()), rows=64))
+        feed = ShardFeed(1, proof=proof)
         feed.begin(task, [7])
         feed.on(Outcome("w0", feed.take("w0").key, None, Failure("model", "E", "e")))
         assert feed.take("w0") is WAIT
-        proof = feed.take("w0")
-        assert proof.value.kind == "proof"
-        feed.on(Outcome("w0", proof.key, {"ok": ok, "rows": 64}))
-        assert feed.take("w0") is (WAIT if ok else DONE)
+        asked = feed.take("w0")
+        assert (asked.value.kind, asked.value.shard.number) == ("proof", -1)
+        feed.on(Outcome("w0", asked.key, {"ok": ok, "rows": 64}))
+        item = feed.take("w0")
+        assert item.value.proven if ok else item is DONE
         assert (feed.fatal is None) == bool(ok)
-        if ok:
-            assert feed.take("w0").value.proven
+
+
+BAD = st.lists(st.tuples(st.integers(0, 199), st.integers(1, 80)), max_size=3)
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 200), st.integers(1, 3), BAD, st.booleans(), st.booleans())
+def test_stretches_of_shards_on_which_the_model_fails(
+    draw: st.DataObject, shards: int, workers: int, bad: list[tuple[int, int]], remote: bool, early: bool
+) -> None:
+    """Wherever they are and however long: with a proof that it works elsewhere all are committed, each handed out twice
+    at most, with few proofs; one of a model that works on nothing stops the run after a few shards.
+    """
+    fails = {n for first, some in bad for n in range(first, first + some)}
+    works = early or not fails.issuperset(range(shards))
+    feed = ShardFeed(workers, proof=proof, remote=remote)
+    feed.begin(task, range(shards))
+    living: dict[str, list[Item]] = {f"w{n}": [] for n in range(workers)}
+    given, proofs = 0, 0
+    while feed.wanted():
+        for name, items in living.items():
+            while len(items) < 5 and isinstance(item := feed.take(name), Item):
+                items.append(item)
+                given += 1
+        busy = [name for name, items in living.items() if items]
+        if not busy:
+            continue
+        name = busy[draw.draw(st.integers(0, len(busy) - 1))]
+        item = living[name].pop(0)
+        number, attempt = item.value.shard.number, item.value
+        if attempt.kind == "proof":
+            proofs += 1
+            assert number == -1 or number not in fails, "rows that failed are no evidence"
+            feed.on(Outcome(name, item.key, {"ok": 3 if works else 0, "rows": 16}))
+        elif number in fails and not attempt.proven:
+            feed.on(Outcome(name, item.key, None, Failure("model", "E", "e")))
+        else:
+            ok = 0 if number in fails else 10
+            feed.on(Outcome(name, item.key, {"counts": (10, 10, 0, 0, 10, 0, 10 - ok, ok)}))
+    failed = len(fails.intersection(range(shards)))
+    if works:
+        assert feed.fatal is None and sorted(feed.committed) == list(range(shards))
+        assert given - proofs == shards + failed
+        assert proofs <= (4 + failed / 8 if remote else 1 + failed / 8)
+    else:
+        assert feed.fatal is not None and proofs == 1
+        assert given - proofs <= 8 + 5 * workers
+        assert "16 from all over the source" in str(feed.fatal)
+
+
+def test_a_remote_model_is_tried_as_soon_as_a_shard_fails_throughout() -> None:
+    """With rows of the shard of which most were answered: not with other shards, each of which would cost its rows."""
+    feed = ShardFeed(1, proof=proof, remote=True)
+    feed.begin(task, range(100))
+    for ok in (3, 9, 5):
+        feed.on(Outcome("w0", feed.take("w0").key, {"counts": (10, 10, 0, 0, 10, 0, 10 - ok, ok)}))
+    feed.on(Outcome("w0", feed.take("w0").key, None, Failure("model", "Refused", "400: no")))
+    asked = feed.take("w0")
+    assert (asked.value.kind, asked.value.shard.number) == ("proof", 1)
+    feed.on(Outcome("w0", asked.key, {"ok": 0, "rows": 16}))
+    assert feed.take("w0") is DONE
+    assert "every row tried, 16 from shard 1, scored before among them (Refused: 400: no)" in str(feed.fatal)
 
 
 @pytest.mark.parametrize(

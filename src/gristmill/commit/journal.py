@@ -21,12 +21,16 @@ from typing import Any
 from gristmill.commit.allowance import Allowance
 from gristmill.files.contract import Files
 from gristmill.files.disk import LocalFiles, join
+from gristmill.job.secret import Secret, scrub
+from gristmill.process.failure import EarlierFailure
+from gristmill.process.messages import Failure
 from gristmill.shards.counts import summed
 
 SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once,
 AT_ONCE = 0.1  # or after so many, where code has to be compared first
 PROBE = "probe"  # instead of a shard's number: the first rows, of whichever shards
 _HEAD = struct.Struct("<16sII")  # the row's digest, the length of the answer, and the CRC-32 of all three
+TRACE = 4_000  # characters of a failed row's traceback that are kept, the last ones
 _UNKEPT = bytes(16)  # instead of a row's digest: what an answer has taken that is not kept itself
 _NOTE = b"\xff" * 16  # instead of a row's digest: what the model notes of the shard
 _KEPT = (str, int, float, bool, type(None))
@@ -36,10 +40,15 @@ _TOLD = {
 }  # fmt: skip
 
 
+Place = tuple[str, int]  # a row's file and position
+
+
 class Journal:
     """The answers of one attempt at a shard, in some run, and those of earlier attempts. `folder` is the generation's;
-    the first rows, of a probe, are in no shard (None): `holds` says of a row's file and position whether this shard has
-    it.
+    the first rows, of a probe, are in no shard (None): `holds` says of a place whether this shard has it.
+
+    Rows that failed for themselves are kept, too, without what is in `secrets`, and for attempts of the same run alone:
+    what an endpoint refuses today it may take tomorrow.
 
     `stands` is called after answers came and before they are kept, in any thread: it raises if the code that gave them
     is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
@@ -58,13 +67,15 @@ class Journal:
         files: Files,
         stands: Callable[[], None] | None = None,
         allowance: Allowance | None = None,
-        holds: Callable[[tuple[str, int]], bool] | None = None,
+        holds: Callable[[Place], bool] | None = None,
+        secrets: tuple[Secret, ...] = (),
     ) -> None:
         self.allowance = allowance
         self.before: Mapping[str, float] = {}
         self.notes: list[Any] = []
         self.name = f"{os.path.basename(folder)}/{self._label(shard)}"
         self._stands = stands
+        self._secrets = secrets
         self._files = files
         self._folder = join(folder, "journal")
         self._shard = f"{self._label(shard)}."
@@ -78,25 +89,29 @@ class Journal:
         self._earlier: dict[bytes, deque[Any]] = {}
         for name in sorted(files.names(self._folder)):
             if name.startswith((self._shard, f"{PROBE}.")) and not name.endswith(".tmp"):
-                own = name.startswith(self._shard)
+                own, ours = name.startswith(self._shard), name.split(".")[1] == run
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
-                    self._read(files.read(join(self._folder, name)), own or shard == 0, None if own else holds)
+                    data = files.read(join(self._folder, name))
+                    self._read(data, own or shard == 0, ours, None if own else holds)
 
     @staticmethod
     def _label(shard: int | None) -> str:
         return PROBE if shard is None else f"{shard:07d}"
 
-    def _read(self, data: bytes, own: bool, holds: Callable[[tuple[str, int]], bool] | None) -> None:
+    def _read(self, data: bytes, own: bool, ours: bool, holds: Callable[[Place], bool] | None) -> None:
         taken = [self.before]
         for key, kept in _records(data):
             if key == _NOTE:
                 self.notes.append(json.loads(kept))
                 continue
-            answer, used, *place = json.loads(kept)
+            answer, used, *more = json.loads(kept)
+            place, failed = (*more, None, None)[:2]
             if own and used:
                 taken.append(used)
-            if key != _UNKEPT and not (place and holds and not holds(tuple(place[0]))):
-                self._earlier.setdefault(key, deque()).append(answer)
+            if key == _UNKEPT or (failed and not ours) or (place and holds and not holds((place[0], place[1]))):
+                continue
+            found = EarlierFailure(Failure("model", *failed)) if failed else answer
+            self._earlier.setdefault(key, deque()).append(found)
         self.before = summed(taken)
 
     def key(self, row: Any) -> bytes:
@@ -133,10 +148,10 @@ class Journal:
             segment = self._segments
         self._files.note(f"{self._path}-{segment:06d}", record)
 
-    def put(self, key: bytes, answer: Any, used: Mapping[str, float], place: tuple[str, int] | None = None) -> None:
+    def put(self, key: bytes, answer: Any, used: Mapping[str, float], place: Place | None = None) -> None:
         """Keep an answer, if it has a key and is of plain values: texts, numbers, lists and dicts of these; and what it
         has taken. If it cannot be written, that is said once: the shard's own files will show whether the sink can be
-        written. `place` is that of a row in no shard.
+        written. `place` is that of a probe's row.
         """
         try:
             if not key or not _plain(answer):
@@ -144,6 +159,13 @@ class Journal:
             self._put(key, [answer, dict(used), *([] if place is None else [place])])
         except (ValueError, RecursionError):  # whole numbers of thousands of digits; lists in lists without end
             self.took(used)
+
+    def failed(self, key: bytes, failure: Failure, used: Mapping[str, float], place: Place | None = None) -> None:
+        """See models.contract.Journal."""
+        if not key:
+            return self.took(used)
+        told = [scrub(text, self._secrets) for text in (failure.type, failure.message, failure.traceback[-TRACE:])]
+        self._put(key, [None, dict(used), place, told])
 
     def took(self, used: Mapping[str, float]) -> None:
         """Keep what an answer has taken that is not kept itself."""

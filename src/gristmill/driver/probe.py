@@ -16,17 +16,20 @@ from gristmill.commit.documents import ModelRecord, PlanDocument
 from gristmill.commit.generation import Plan
 from gristmill.driver import budgets, delivering, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
-from gristmill.driver.planning import Resolved
 from gristmill.driver.retry import Only
-from gristmill.driver.shardfeed import MOST_PROBED
+from gristmill.errors import RunFailed
 from gristmill.files.disk import join
+from gristmill.observe import units
+from gristmill.process.messages import Failure
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection, Shard
 from gristmill.worker.recipe import Task
 
 PROBE_ROWS = 64  # they determine the output schema
-PLACES = 16  # over the source, at which rows are looked for that can be scored, if the first ones cannot;
-AT_EACH = 4  # so many of them at each
+TRIAL_ROWS = 32  # from all over the source, where all of the first rows fail; again times MORE if none says anything
+MORE = 4
+MOST_PROBED = 16_384  # rows to search for one that can be scored before there is a plan
+PROOF_ROWS = 16  # whether a model that has worked works still
 TIMED_ROWS = 16  # if the schema is known, only the rate is needed, while the other workers wait
 
 
@@ -55,41 +58,63 @@ def first_rows(at: Chosen) -> int:
     return min(TIMED_ROWS if info.by_tokens and not own else PROBE_ROWS, at.batch.rows)
 
 
-def proof(at: Chosen) -> Task:
-    """Rows from all over, in case the model fails on every row tried; a retry's may have been scored before."""
-    g, everything = at.generation, replace(at.resolved, selection=Selection.everything(at.resolved.files))
-    return Task("proof", _spread(everything), g.number, g.folder, at.root, rows=PLACES * AT_EACH)
+def proof(at: Chosen, scored: Shard | None) -> Task:
+    """Rows from elsewhere, in case the model fails on every row tried: of a shard that was `scored` in this run, or
+    from all over the source; a retry's may have been scored before.
+    """
+    g = at.generation
+    everything = replace(at.resolved, selection=Selection.everything(at.resolved.files))
+    pieces, some = shipping.spread(everything, TRIAL_ROWS if scored is None else PROOF_ROWS, scored)
+    rows = sum(n for n, _ in some)
+    return Task("proof", Shard(0, pieces), g.number, g.folder, at.root, rows=rows, some=some)
 
 
-def _spread(r: Resolved) -> Shard:
-    return Shard(0, shipping.spread(r, PLACES, AT_EACH))
+def trial(at: Chosen, most: int) -> Task:
+    """The task that probes rows from all over the source, `most` or fewer."""
+    pieces, some = shipping.spread(at.resolved, most)
+    return replace(probe(at, 0), shard=Shard(0, pieces), rows=sum(n for n, _ in some), some=some)
 
 
-def probe(at: Chosen, rows: int, spread: bool = False) -> Task:
-    """The task that probes the first `rows` rows, or as many from all over the source."""
+def probe(at: Chosen, rows: int) -> Task:
+    """The task that probes the first `rows` rows."""
     r, g = at.resolved, at.generation
     base = None if g.schema is None or at.sink.evolve else generations.decode_schema(g.schema)
-    first = _spread(r) if spread else Shard(0, shipping.pieces(r, max(1, rows) * 64))
+    first = Shard(0, shipping.pieces(r, max(1, rows) * 64))
     # Only columns that earlier rows may lack: one that every earlier row had is required of these, too.
     fields = {step: generations.decode_schema(text) for step, text in _made(at, {}).items()}
     made = {step: pa.schema([f for f in schema if f.nullable]) for step, schema in fields.items()}
     told = tuple(name for name, optional in _answers(at, {}).items() if optional), made
-    place = {"spread": spread, "only": r.only}
-    return Task("probe", first, g.number, g.folder, at.root, None, *told, base, rows=rows, **place)
+    return Task("probe", first, g.number, g.folder, at.root, None, *told, base, rows=rows, only=r.only)
 
 
 def further(at: Chosen, asked: Task, answer: Mapping[str, Any]) -> Task | None:
-    """Another probe, if none of the rows `asked` for was scored; None if the plan can be made."""
-    rows = asked.rows or 0
-    if answer["schema"] is not None or not rows or at.generation.schema is not None:
-        return None  # rows added to a result have its schema, whether or not any of the probed ones can be scored
-    if answer["rows"] < rows and not asked.spread:  # there are no others
+    """Another probe, if none of the rows that were `asked` was scored; None if the plan can be made. Where the model
+    fails on the first rows, these are some from all over the source, which tell whether rows or model are to blame.
+    Raises RunFailed if it fails on them, too.
+    """
+    rows, error = asked.rows or 0, answer.get("error")
+    if answer["schema"] is not None or at.generation.schema is not None:
         return None
-    # What makes the first rows fail may be in all their neighbours, too: in the texts of one file, say.
-    if answer["dead"] and not asked.spread and rows <= PROBE_ROWS and at.resolved.only is None:
-        return probe(at, PLACES * AT_EACH, spread=True)
-    # Rows that are all filtered out cost little: the probe goes on to the next ones, however many that takes.
-    return None if rows >= MOST_PROBED and answer["dead"] else probe(at, rows * 16)
+    if asked.some or answer["failed"]:
+        most = rows * MORE if asked.some else TRIAL_ROWS
+        if error is not None and asked.some:
+            raise RunFailed(_fails(at, asked, error))
+        if asked.some and (most > MOST_PROBED or rows >= at.resolved.estimated_rows):
+            return None
+        return trial(at, most)
+    # Rows that are all filtered out cost little: the probe goes on to the next ones, however many that takes. Rows
+    # added to a result have its schema, whether or not any of the probed rows can be scored.
+    more = rows and answer["rows"] >= rows and (rows < MOST_PROBED or not answer["dead"])
+    return probe(at, rows * 16) if more else None
+
+
+def _fails(at: Chosen, asked: Task, error: Failure) -> str:
+    files = len({piece.file.path for piece in asked.shard.pieces})
+    rows, of = units.plural(asked.rows or 0, "row", "rows"), units.plural(files, "file", "files")
+    return (
+        f"{error.who} fails on every one of the first rows: {error.type}: {error.message}\nIt fails on {rows} from all "
+        f"over the source, too ({of}): --preview 20, or preview(20), shows rows with their errors\n{error.traceback}"
+    ).rstrip()
 
 
 def planned(at: Chosen, answer: dict[str, Any]) -> Planned:

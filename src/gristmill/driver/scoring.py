@@ -28,6 +28,7 @@ from gristmill.process import machine
 from gristmill.process.failure import Unstacked
 from gristmill.process.messages import Event, Printed, Waiting
 from gristmill.process.startup import import_path
+from gristmill.worker.recipe import Task
 from gristmill.worker.stages import ShardStages
 
 MOST_TOUCHED = 3  # times that a run continues after its source was touched: something may be writing to it all the time
@@ -135,9 +136,12 @@ class Scoring:
             r.workers or 1, careful_start=small, out_of_memory=machine.OutOfMemory(), run=secrets.token_hex(6)
         )
         feed.remote = r.info.at_once > 0
-        feed.proof = probe.proof(at) if isinstance(at, Planned) or at.retries or feed.remote else None
+        feed.proof = self._proof
         feed.most_ahead = 4 * max(1, r.workers) if at.stream else None
         return feed
+
+    def _proof(self, scored: int | None) -> Task:
+        return probe.proof(self.at, None if scored is None else self.planned.plan.shards[scored])
 
     def _driven(self, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, once nothing of it is left running."""

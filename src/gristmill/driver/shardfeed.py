@@ -40,7 +40,6 @@ TRIES = 3  # attempts at a shard whose failure may be transient (a disk that hic
 DEATHS = 64  # workers that one shard may cost before the run stops: enough to isolate several rows in it
 KILLS = 20  # kills from outside that one shard may see
 DOUBTS = 8  # consecutive shards, wherever they are, on which the model may fail throughout before the run stops
-MOST_PROBED = 16_384  # rows to search for one that can be scored before there is a plan
 UNSTARTED = 3  # consecutive workers that may die before they have loaded
 
 _OUTSIDE = {int(getattr(signals, n)) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signals, n)}
@@ -65,9 +64,10 @@ class ShardFeed:
     """Hands out the probe, then shards in order; decides about retries, suspects, doubt and the end.
 
     `task` makes the Task of a shard. `out_of_memory` tells whether a killed worker had run out of memory. `most_ahead`
-    bounds how far beyond the consumer of a stream shards are scored. `proof` scores rows from elsewhere, for when the
-    model has failed on all that this run has tried; if the model is `remote`, which works at one time and not at
-    another, also when it has worked before. `run` is a name unique to this feed.
+    bounds how far beyond the consumer of a stream shards are scored. `proof` makes a task that scores rows of a shard
+    that was scored in this run, or from all over the source (None), for when the model has failed on all that this run
+    has tried. Of a `remote` model, which works at one time and not at another, nothing else is evidence. `run` is a
+    name unique to this feed.
     """
 
     workers: int
@@ -75,7 +75,7 @@ class ShardFeed:
     careful_start: bool = False
     out_of_memory: Callable[[Death], bool] = lambda death: False
     most_ahead: int | None = None
-    proof: Task | None = None
+    proof: Callable[[int | None], Task] | None = None
     remote: bool = False
     run: str = ""
 
@@ -95,7 +95,9 @@ class ShardFeed:
     _probe_given: bool = False
     _probe_attempt: _Attempt = field(default_factory=_Attempt)
     _unstarted: int = 0
-    _in_doubt: int = 0  # shards on which the model failed throughout, since one on which it worked
+    _in_doubt: int = 0  # shards on which the model failed throughout, since it was known to work
+    _patience: int = 1  # how many of these a remote model may have before it is tried
+    _best: tuple[float, int] | None = None  # the share of rows that were scored, and the shard in which it is largest
     _consumed: int = -1
 
     # ------------------------------------------------ the engine asks
@@ -175,9 +177,13 @@ class ShardFeed:
         # A stream's reader waits for these rows, and no others can be tried.
         if (self.ok_rows > 0 or scored_first) and not tell:
             self._trust()
-        elif self.proof is not None:
-            self.probe_further(self.proof)
-            self.proof = None
+        else:
+            self._prove()
+
+    def _prove(self) -> None:
+        """Score rows from elsewhere, to learn whether the model works."""
+        if self.proof is not None:
+            self.probe_further(self.proof(None if self._best is None else self._best[1]))
         else:
             self._distrust()
 
@@ -189,10 +195,10 @@ class ShardFeed:
             self._again(number)
         self._doubted.clear()
 
-    def _distrust(self) -> None:
+    def _distrust(self, also: str = "") -> None:
         failure = next(iter(self._doubted.values()))
         self.fatal = self.fatal or RunFailed(
-            f"{failure.who} fails on every row tried ({failure.type}: {failure.message})\n{failure.traceback}"
+            f"{failure.who} fails on every row tried{also} ({failure.type}: {failure.message})\n{failure.traceback}"
         )
 
     # ------------------------------------------------ the run tells
@@ -241,38 +247,31 @@ class ShardFeed:
             self.committed[number] = event.value
             if (ok := event.value["counts"][-1]) > 0:
                 self.ok_rows += ok
-                self._trust()
+                self._best = max(self._best or (0.0, number), (ok / max(1, event.value["counts"][4]), number))
+                if not self.remote:
+                    self._trust()
         else:
             self._failed(number, event.error)
 
     def _probe_ended(self, event: Outcome) -> None:
         error, a = event.error, self._probe_attempt
         if self._task is not None:  # a proof
-            self.probe = None
+            asked, self.probe = self.probe, None
             if error is None and event.value["ok"] > 0:
                 self.ok_rows += event.value["ok"]
+                self._patience = min(2 * self._patience, DOUBTS)
+                self._trust()
             else:
-                self._distrust()
+                rows = (asked.rows if asked is not None else None) or 0
+                where = "all over the source" if self._best is None else f"shard {self._best[1]}, scored before"
+                self._distrust(f", {rows} from {where} among them")
         elif error is None:
             self.probed = event.value
         elif error.kind in ("model", "memory", "sick"):
             assert self.probe is not None and self.probe.rows is not None
-            if self.probe.rows >= MOST_PROBED:
-                self._fail(error, f"{error.who} fails on every one of the first rows")
-            elif self.remote and self.probe.spread:  # each row costs something: those of all places are enough
-                where = "the first rows and of others from all over the source"
-                self._fail(error, f"{error.who} fails on every one of {where}, {self.probe.rows} at most")
-            else:  # the first rows may all be bad: the run is asked for more
-                rows = self.probe.rows
-                self.probed = {
-                    "schema": None,
-                    "rows": rows,
-                    "ok": 0,
-                    "dead": rows,
-                    "answers": {},
-                    "made": {},
-                    "figures": {},
-                }
+            rows = self.probe.rows  # which may all be bad: the run is asked for others
+            none: dict[str, Any] = {"answers": {}, "made": {}, "figures": {}}
+            self.probed = {"schema": None, "rows": rows, "ok": 0, "dead": rows, "failed": rows, "error": error, **none}
         elif error.kind in ("io", "other") and a.errors + 1 < TRIES:
             a.errors += 1
             self._probe_again()
@@ -285,11 +284,11 @@ class ShardFeed:
         if error.kind in ("model", "memory") and not attempt.proven:
             self._doubted[number] = error
             self._in_doubt += 1
-            self._note(
-                "warning", f"shard {number}: every row fails ({error.type}: {error.message}); trying other shards first"
-            )
-            if self._in_doubt >= DOUBTS:
-                self._distrust()
+            tell = self.remote and self.proof is not None
+            then = "trying whether others are answered" if tell else "trying other shards first"
+            self._note("warning", f"shard {number}: every row fails ({error.type}: {error.message}); {then}")
+            if self.probe is None and self._in_doubt >= (self._patience if tell else DOUBTS):
+                self._prove()
         elif error.kind in ("io", "other", "sick", "model", "memory") and attempt.errors + 1 < TRIES:
             attempt.errors += 1
             attempt.proven = attempt.proven and error.kind != "sick"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,7 @@ from gristmill.job.specs import Call, ModelSpec, changed
 from gristmill.process.pickling import by_value, from_value
 from gristmill.result.reading import beside, readable_dataset
 from gristmill.shards import shard
-from gristmill.shards.shard import Piece
+from gristmill.shards.shard import Piece, Selection, Shard
 from gristmill.sinks.formats import DEFAULT, sink_format
 from gristmill.sources.formats import damaged, format_options
 from gristmill.worker.recipe import Output, Reader, Recipe
@@ -118,30 +117,17 @@ def pieces(r: Resolved, most: int | None) -> tuple[Piece, ...]:
     return tuple(out)
 
 
-def spread(r: Resolved, places: int, rows: int) -> tuple[Piece, ...]:
-    """About `rows` rows at each of `places` places, evenly over the selected ranges of the source."""
-    ranges = r.selection.ranges
-    lengths = ranges[:, 2] - ranges[:, 1]
-    ends = np.cumsum(lengths)
-    if not len(ends) or not ends[-1]:
-        return ()
-    targets = (np.arange(places) + 0.5) / places * int(ends[-1])
-    out: list[Piece] = []
-    for target, at in zip(targets.astype(np.int64).tolist(), np.searchsorted(ends, targets, side="right"), strict=True):
-        index, first, last = ranges[at].tolist()
-        f = r.files[index]
-        start = first + target - int(ends[at] - lengths[at])
-        if out and out[-1].index == index:
-            start = max(start, out[-1].ranges[-1][1])
-        a_row = (last - first) / max(1.0, shard.estimated_rows(f, first, last))
-        stop = min(last, start + max(1, math.ceil(rows * a_row)))
-        if start >= stop:
-            continue
-        if out and out[-1].index == index:
-            out[-1] = replace(out[-1], ranges=(*out[-1].ranges, (start, stop)))
-        else:
-            out.append(Piece(index, f.file, f.extent, ((start, stop),)))
-    return tuple(out)
+def spread(r: Resolved, most: int, only: Shard | None = None) -> tuple[tuple[Piece, ...], tuple[tuple[int, int], ...]]:
+    """At most so many rows from all over the selected ranges of the source, or over those of `only` one shard: pieces,
+    and how many rows of each (Task.some).
+    """
+    selection, number = r.selection, {f.file.path: n for n, f in enumerate(r.files)}
+    if only is not None:
+        ranges = [(number[p.file.path], a, b) for p in only.pieces for a, b in p.ranges]
+        selection = Selection(np.array(ranges, dtype=np.int64).reshape(-1, 3))
+    found = shard.spread(r.files, selection, most)
+    pieces = [Piece(n, r.files[n].file, r.files[n].extent, ((a, b),)) for n, a, b, _, _ in found]
+    return tuple(pieces), tuple((rows, of) for *_, rows, of in found)
 
 
 def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from gristmill.job.specs import Call
     from gristmill.models.encoder import EncoderFiles
+    from gristmill.process.messages import Failure
 
 
 # What endpoints are asked for, dollars, and the rows whose answer is an error.
@@ -163,13 +164,21 @@ class Journal(Protocol):
         ...
 
     def earlier(self, key: bytes) -> tuple[bool, Any]:
-        """Whether an earlier attempt was answered for such a row, and the answer: each serves one row."""
+        """Whether an earlier attempt was answered for such a row, and the answer, or EarlierFailure: each serves one
+        row.
+        """
         ...
 
     def put(self, key: bytes, answer: Any, used: Mapping[str, float], place: tuple[str, int] | None = None) -> None:
         """Keep an answer, if it has a key and is of plain values, and what it has taken (USED). Called in any thread.
         `place`, the row's file and position, is given for rows that are in no shard yet.
         """
+        ...
+
+    def failed(
+        self, key: bytes, failure: Failure, used: Mapping[str, float], place: tuple[str, int] | None = None
+    ) -> None:
+        """Keep that a row failed for itself, and would again, for other attempts of this run. As `put`."""
         ...
 
     def took(self, used: Mapping[str, float]) -> None:
@@ -182,9 +191,9 @@ class RowModel(Model, Protocol):
     """A loaded model that answers row by row and mostly waits, for an endpoint or a scheduler of its own: many rows are
     in flight, of more than one batch, so that a slow answer keeps no other row from being asked for.
 
-    `predict` gives the answers to rows that were begun, and asks for others itself. Rows fail alone: it raises
-    SomeFailed with the exception of each. `by_user`: answers are those of the user's code, which may rest on files that
-    nobody named.
+    `predict` gives the answers to rows that were begun, and asks for others itself; each row is asked for once, however
+    often its answer is taken. Rows fail alone: it raises SomeFailed with the exception of each. `by_user`: answers are
+    those of the user's code, which may rest on files that nobody named.
     """
 
     by_user: bool
@@ -199,9 +208,14 @@ class RowModel(Model, Protocol):
     ) -> None:
         """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
         is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
-        asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun. `places` are
-        file and position of each row in `prepared`, for rows that are in no shard yet.
+        asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun. Without a
+        journal the rows are a trial: no answer from before is one to them. `places` are those of the rows that are in
+        no shard yet, of all in `prepared`.
         """
+        ...
+
+    def works(self, prepared: Prepared, index: np.ndarray) -> bool:
+        """Whether these rows (int64 [k]), which were answered before, are answered if they are asked for now."""
         ...
 
     def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:

@@ -146,7 +146,7 @@ class Embedder:
         self.paid = Paid(spec, share, Together(endpoint_of(spec, share, at_once, limit), at_once, inputs))
 
     async def __call__(self, row: Mapping[str, Any]) -> Answer:
-        text, bill = row[self._spec.text], Bill()
+        text, bill = row[self._spec.text], Bill(row)
         text = text.decode() if isinstance(text, bytes) else text or ""  # nulls are empty texts, if they are kept
         text = (self._spec.prompt or "") + text
         body = {"model": self._spec.model, "input": text, **self._others}

@@ -26,10 +26,10 @@ from gristmill.job.secret import Secret, reveal, secrets_in
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.job.uris import redact
 from gristmill.models.answercache import AnswerCache, digest_of
-from gristmill.models.bulk import Bulk, BulkRow, Provided, under_way
+from gristmill.models.bulk import Bulk, BulkRow, Provided, UnderWay, under_way
 from gristmill.models.contract import Allowance, Journal, Place, Prepared
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, tokens_in
+from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, Unanswered, tokens_in
 from gristmill.models.inflight import Coroutines
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
@@ -197,8 +197,13 @@ class LoadedAsker(LoadedRows):
         self._flight.close(self._call.built.aclose)
 
     def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
-        bulk = None if journal is None else self._bulks.get(journal)
+        if journal is None:
+            return [TrialRow(row) for row in rows]
+        bulk = self._bulks.get(journal)
         return rows if bulk is None else [BulkRow(row, bulk) for row in rows]
+
+    def _lasts(self, error: BaseException) -> bool:
+        return super()._lasts(error) and not isinstance(error, (Unanswered, UnderWay))
 
     def _tell(self, batches: Sequence[str]) -> None:
         if batches:
@@ -208,6 +213,10 @@ class LoadedAsker(LoadedRows):
 
     def _kept(self, answer: Answer) -> Any:
         return dict(answer)
+
+
+class TrialRow(dict[str, Any]):
+    """A row that shows whether somebody answers now: no answer from before is one to it."""
 
 
 class Answer(dict[str, Any]):
@@ -223,6 +232,7 @@ class Bill:
 
     def __init__(self, row: Mapping[str, Any] | None = None) -> None:
         self.bulk = row.bulk if isinstance(row, BulkRow) else None
+        self.trial = isinstance(row, TrialRow)
         self.keys: list[bytes] = []
         self.used: dict[str, float] = {}
 
@@ -309,7 +319,7 @@ class Paid:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one, for which the row
         is billed; the prompt has about so many `tokens` by its length. Raises as Endpoint.ask.
         """
-        if not self._spec.dedupe and self._cache is None:
+        if bill.trial or (not self._spec.dedupe and self._cache is None):
             return await self._new(body, tokens, path, bill)
         key = digest_of({"path": path, "body": body})
         bill.keys.append(key)

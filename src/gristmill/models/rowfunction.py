@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +11,21 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.rows import picked
+from gristmill.errors import GristmillError
 from gristmill.job.specs import FunctionModel
 from gristmill.models.batchfunction import LoadedFunction
 from gristmill.models.calls import is_async
 from gristmill.models.contract import Journal, Place, Prepared
 from gristmill.models.conversion import to_batch
-from gristmill.models.inflight import Answers, Coroutines, Flight, Raised, Threads
+from gristmill.models.inflight import DROPPED, Answers, Coroutines, Flight, Raised, Threads
+from gristmill.process.failure import EarlierFailure, failure_of
 from gristmill.process.ownership import own
 from gristmill.shards.counts import summed
 
 
 @dataclass(frozen=True)
 class Told:
-    """Who is told of answers, as RowModel.begin has them."""
+    """Who is told of answers: `answered` after each, and the journal, with the places of rows that are in no shard."""
 
     answered: Callable[[], None]
     journal: Journal | None = None
@@ -31,25 +34,32 @@ class Told:
 
 class Begun:
     """Rows whose answers are on their way: int64 [k], ascending, and the answers in that order. The others are asked
-    for with the same listener and journal.
+    for when they are needed, and `told` to the same.
     """
 
     def __init__(self, rows: np.ndarray, answers: Answers, told: Told) -> None:
         self.rows = rows
         self.answers = answers
         self.told = told
-        self._taken = np.zeros(len(rows), dtype=bool)
+        self._later: dict[int, Any] = {}
 
-    def take(self, index: np.ndarray) -> list[Any] | None:
-        """The answers to the rows at `index`, once; None if one of them was not begun, or has been taken already: it
-        is to be asked for again.
-        """
+    def lacking(self, index: np.ndarray) -> np.ndarray:
+        """Those of these rows for which nobody was asked yet."""
+        others = np.setdiff1d(index, self.rows)
+        return others if not self._later else np.array([n for n in others.tolist() if n not in self._later], np.int64)
+
+    def later(self, index: np.ndarray, found: Sequence[Any]) -> None:
+        """Rows that were asked for after the others, and their answers."""
+        self._later.update(zip(index.tolist(), found, strict=True))
+
+    def take(self, index: np.ndarray) -> list[Any]:
+        """The answers to the rows at `index`."""
         places = np.searchsorted(self.rows, index)
         places[places == len(self.rows)] = 0
-        if not len(self.rows) or (self.rows[places] != index).any() or self._taken[places].any():
-            return None
-        self._taken[places] = True
-        return self.answers.of(places.tolist())
+        if len(self.rows) and (self.rows[places] == index).all():
+            return self.answers.of(places.tolist())
+        begun = dict(zip(self.rows.tolist(), range(len(self.rows)), strict=True))
+        return [self._later[n] if n in self._later else self.answers.of([begun[n]])[0] for n in index.tolist()]
 
 
 class LoadedRows(LoadedFunction):
@@ -76,7 +86,15 @@ class LoadedRows(LoadedFunction):
     ) -> None:
         """See RowModel."""
         told = Told(answered, journal, places)
-        prepared.inputs.begun = Begun(rows, self._asked(picked(prepared.inputs.rows, rows), rows, told), told)
+        prepared.inputs.begun = Begun(rows, self._asked(prepared, rows, told), told)
+
+    def works(self, prepared: Prepared, index: np.ndarray) -> bool:
+        """See RowModel."""
+        begun: Begun | None = prepared.inputs.begun
+        answers = self._asked(prepared, index, Told(_unheard if begun is None else begun.told.answered))
+        answers.wait()
+        self._anew = summed([self._anew, answers.used])
+        return not any(isinstance(answer, BaseException) for answer in answers.of(range(len(index))))
 
     def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:
         """See RowModel."""
@@ -115,15 +133,17 @@ class LoadedRows(LoadedFunction):
 
     def _result(self, prepared: Prepared, index: np.ndarray, given: pa.Table) -> Any:
         begun: Begun | None = prepared.inputs.begun
-        found = None
-        if begun is not None:
-            begun.answers.wait()
-            found = begun.take(index)
-        if found is None:
-            answers = self._asked(given, index, Told(_unheard) if begun is None else begun.told)
+        if begun is None:
+            nobody = np.empty(0, dtype=np.int64)
+            told = Told(_unheard)
+            begun = prepared.inputs.begun = Begun(nobody, self._asked(prepared, nobody, told), told)
+        begun.answers.wait()
+        if len(others := begun.lacking(index)):
+            answers = self._asked(prepared, others, begun.told)
             answers.wait()
             self._anew = summed([self._anew, answers.used])
-            found = answers.of(range(len(index)))
+            begun.later(others, answers.of(range(len(others))))
+        found = begun.take(index)
         return found if self._returns is not None else [self._nothing if one is None else one for one in found]
 
     @property
@@ -138,20 +158,29 @@ class LoadedRows(LoadedFunction):
         """What a journal keeps of an answer."""
         return answer
 
-    def _asked(self, given: pa.Table, index: np.ndarray, told: Told) -> Answers:
-        rows, journal, places = to_batch(given, "rows"), told.journal, told.places
+    def _lasts(self, error: BaseException) -> bool:
+        """Whether a row would fail so again: not what memory, disks and networks have for a while."""
+        return not isinstance(error, (GristmillError, MemoryError, OSError, TimeoutError, asyncio.TimeoutError))
+
+    def _asked(self, prepared: Prepared, index: np.ndarray, told: Told) -> Answers:
+        rows, journal = to_batch(picked(prepared.inputs.rows, index), "rows"), told.journal
         keys = [] if journal is None else [journal.key(row) for row in rows]
+        places = None if told.places is None else [told.places[n] for n in index.tolist()]
         known: set[int] = set()
 
         def heard(answers: Answers, place: int, answer: Any) -> None:
             if place not in known:
                 used = getattr(answer.error if isinstance(answer, Raised) else answer, "used", {})
                 answers.took(used)
-                if journal is not None and isinstance(answer, Raised):
-                    journal.took(used)
-                elif journal is not None:
-                    where = None if places is None else places[int(index[place])]
+                where = None if places is None else places[place]
+                if journal is None or answer is DROPPED:
+                    pass
+                elif not isinstance(answer, Raised):
                     journal.put(keys[place], self._kept(answer), used, where)
+                elif self._lasts(answer.error):
+                    journal.failed(keys[place], failure_of(answer.error, "model"), used, where)
+                else:
+                    journal.took(used)
             told.answered()
 
         answers = Answers(self._given(rows, journal), heard, own if self.by_user else _same, self._order(rows))
@@ -161,7 +190,7 @@ class LoadedRows(LoadedFunction):
             there, answer = journal.earlier(key)
             if there:
                 known.add(place)
-                answers.put(place, answer)
+                answers.put(place, Raised(answer) if isinstance(answer, EarlierFailure) else answer)
         self._flight.begin(answers)
         return answers
 

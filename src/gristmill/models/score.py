@@ -185,7 +185,7 @@ class Rater:
     async def __call__(self, row: Mapping[str, Any]) -> Answer:
         context = self._asked.of(row)
         texts, several = _texts(self._spec, row)
-        bill = Bill()
+        bill = Bill(row)
         with self.paid.billed(bill):
             found = await (self._here if self._own is not None else self._there)(context, texts, bill)
         sums, counts = [sum(scores) for scores in found], [len(scores) for scores in found]

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gristmill import errors
@@ -49,6 +50,14 @@ class SomeFailed(Exception):
         self.raised = raised
 
 
+class EarlierFailure(Exception):
+    """What a row raised in an earlier attempt, as text: it is not tried again."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 def storable(text: str) -> str:
     """`text` as UTF-8 can hold it: lone surrogates, which file names and JSON may have, are escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -56,6 +65,8 @@ def storable(text: str) -> str:
 
 def failure_of(error: BaseException, kind: FailureKind = "other") -> Failure:
     """An exception as a Failure; never raises, whatever the exception's own methods do."""
+    if isinstance(error, EarlierFailure):
+        return replace(error.failure, kind=kind)
     try:
         message = str(error)
     except Exception as e:

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -145,6 +146,35 @@ def _nearest_cut(info: FileInfo, at: int, stop: int, wanted: float, slack: float
     spot = int(np.searchsorted(info.cuts, wanted))
     near = [int(c) for c in info.cuts[max(0, spot - 1) : spot + 1] if at < c <= stop and abs(c - wanted) <= slack]
     return min(near, key=lambda c: abs(c - wanted)) if near else None
+
+
+def spread(files: Sequence[FileInfo], selection: Selection, most: int) -> list[tuple[int, int, int, int, int]]:
+    """Places all over a selection, evenly by rows: file, start and stop of a range, and how many rows of it are meant
+    out of about how many. In all no more than `most` rows.
+    """
+    ranges = selection.ranges
+    weights = np.array([estimated_rows(files[int(f)], int(a), int(b)) for f, a, b in ranges], dtype=float)
+    if not len(ranges) or most < 1:
+        return []
+    ends = np.cumsum(np.maximum(weights, 1e-9))
+    points = (np.arange(most) + 0.5) / most * ends[-1]
+    found: list[tuple[int, int, int, int, int]] = []
+    for number in np.unique(chosen := np.searchsorted(ends, points, side="right").clip(max=len(ends) - 1)).tolist():
+        (index, start, stop), weight = ranges[number].tolist(), max(float(weights[number]), 1e-9)
+        info = files[index]
+        density = weight / (stop - start)
+        inside = start + (points[chosen == number] - (ends[number] - weight)) / density
+        if info.divisible:
+            places = np.unique(inside.astype(np.int64).clip(start, stop - 1))
+        else:
+            cuts = np.unique([start, *info.cuts[(info.cuts > start) & (info.cuts < stop)]])
+            places = np.unique(cuts[np.searchsorted(cuts, inside, side="right") - 1])
+        until = np.append(places[1:], stop)
+        each = np.bincount((np.searchsorted(places, inside, side="right") - 1).clip(min=0), minlength=len(places))
+        for at, end, rows in zip(places.tolist(), until.tolist(), each.tolist(), strict=True):
+            have = math.ceil((end - at) * density)
+            found.append((index, at, end, min(max(1, rows), have), 1 if info.divisible else have))
+    return found
 
 
 def count(table: pa.Table) -> int:

@@ -59,28 +59,34 @@ class Doubt:
     """Counts failed rows with no success in between; when there are many, asks whether anything works.
 
     `known_good` says whether a row that worked still does; None if none has worked yet and those tried fail, too.
-    `proven`: the model works for other rows, so the failures are the rows' own. Lives as long as what it doubts.
+    `proven`: the model works for other rows, so the failures are the rows' own. Lives as long as what it doubts. Of a
+    `remote` model each question costs something: it is asked after twice as many rows each time, and one that works no
+    more is not this process's fault.
     """
 
-    def __init__(self, known_good: Callable[[], bool | None]) -> None:
+    def __init__(self, known_good: Callable[[], bool | None], remote: bool = False) -> None:
         self._known_good = known_good
+        self._remote = remote
         self._in_a_row = 0
+        self._after = DOUBT_AFTER
         self.proven = False
 
     def worked(self) -> None:
-        self._in_a_row = 0
+        self._in_a_row, self._after = 0, DOUBT_AFTER
 
     def failed(self, error: BaseException, memory: bool = False) -> Failure:
         """Record that a row failed alone. Raises ModelBroken if the model, not the row, is to blame."""
         failure = failure_of(error, "memory" if memory else "model")
         self._in_a_row += 1
-        if memory or self._in_a_row >= DOUBT_AFTER:
+        if memory or self._in_a_row >= self._after:
             works = self._known_good()
+            if works is False and self._remote:
+                raise ModelBroken(failure) from error
             if works is False:
                 raise ModelBroken(replace(failure, kind="sick")) from error
             if works is None and not self.proven:
                 raise ModelBroken(failure) from error
-            self._in_a_row = 0
+            self._in_a_row, self._after = 0, self._after * (2 if self._remote else 1)
         return failure
 
 

@@ -48,7 +48,7 @@ from gristmill.worker.watch import Watch
 
 T = TypeVar("T")
 
-UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0, "answers": {}, "made": {}}
+UNPROBED: dict[str, Any] = {"schema": None, "rows": 0, "ok": 0, "dead": 0, "failed": 0, "answers": {}, "made": {}}
 AHEAD = 1  # windows waiting between two stages: with one in each stage, five are in memory
 BEGUN_BYTES = 4  # times `window_bytes`: rows in flight hold no more
 
@@ -285,8 +285,9 @@ class ShardWorker:
             stands = partial(self._stands, task) if self._predict.by_user else None
             shard = task.shard.number if task.kind == "score" else None
             run, allowance = self._recipe.run, self._allowed(task.folder)
+            attempt, secret, holds = secrets.token_hex(6), self._recipe.secrets, task.shard.holding()
             self._journals[item.key] = Journal(
-                task.folder, shard, run, secrets.token_hex(6), self._files, stands, allowance, task.shard.holding()
+                task.folder, shard, run, attempt, self._files, stands, allowance, holds, secret
             )
         return self._journals[item.key]
 
@@ -517,6 +518,7 @@ class ShardWorker:
             answer["rows"] += counts.rows_in
             answer["dead"] += counts.dead + counts.derived_dead
             answer["ok"] += rows.num_rows
+            answer["failed"] += body.failed
             answer["figures"] = {k: v + answer["figures"].get(k, 0.0) for k, v in figures.items()}
             if answer["schema"] is None and rows.num_rows:
                 schema, base = self._recipe.sink_format.stored(rows, self._recipe.sink.options), item.value.base

@@ -53,6 +53,7 @@ class Scored:
     dead: tuple[DeadRow, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     raw: tuple[tuple[np.ndarray, pa.Table], ...] = ()  # for a probe: rows of the window, and what the model returned
+    failed: int = 0  # rows that the model was given, and that it raised or told an error for
     sparse: bool = False  # answers came as dicts: a column that none of them has is null
 
 
@@ -69,10 +70,11 @@ class Predict:
         self._budgets = Search.of(recipe.batch)
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
+        self._tried_last = ""
         self._before: Guard | None = None  # called before each call of the model, also before mere trials
         self._doomed: frozenset[int] = frozenset()
         self.unwritten: dict[str, str] = {}  # source columns that a post step changes, with its name
-        self._doubt = Doubt(self._works_elsewhere)
+        self._doubt = Doubt(self._works_elsewhere, remote=isinstance(model, RowModel))
         # Rows, their positions, digests of what the model was given for them, their outputs.
         self._kept: list[tuple[list[Row], np.ndarray, np.ndarray, pa.Table]] = []
         self._is_out_of_memory = is_out_of_memory
@@ -101,6 +103,7 @@ class Predict:
         for gone in (list(refused), [d.row for d in doomed], *apart, *(index for index, _ in outputs)):
             alive[np.asarray(gone, dtype=np.int64)] = False
         dead: list[DeadRow] = list(doomed)
+        failed = 0
         figures = {"model_seconds": 0.0, "tokens": 0.0, "padded": 0.0, "batches": 0.0}
 
         def counted(batch: np.ndarray) -> tuple[int, int]:
@@ -130,9 +133,10 @@ class Predict:
                     figures[name] = figures.get(name, 0.0) + value
             outputs += found.outputs
             dead += found.dead
+            failed += len(found.dead)
             if tick is not None:
                 tick(len(batch))
-        return self._finished(task, window, refused, outputs, dead, figures, post)
+        return replace(self._finished(task, window, refused, outputs, dead, figures, post), failed=failed)
 
     def begin(
         self, task: Task, window: Window, answered: Callable[[], None], journal: Journal | None, careful: bool
@@ -143,7 +147,9 @@ class Predict:
         if journal is not None:
             for index, _ in self._from_probe(task, window):
                 self._model.answered(window.prepared, index, journal)
-        places = [row[:2] for row in window.identity.places(task.paths)] if task.kind == "probe" else None
+        places = None
+        if task.kind == "probe":
+            places = [row[:2] for row in window.identity.places(task.paths)]
         self._model.begin(window.prepared, rows, answered, journal, places)
 
     def alive(self, task: Task, window: Window) -> np.ndarray:
@@ -205,6 +211,9 @@ class Predict:
         prepared = self._at_hand = window.prepared
         self._before = before
         self._doubt.proven = task.proven
+        if (what := task.kind if task.kind == "score" else task.attempt) != self._tried_last:
+            self._tried_last = what
+            self._doubt.worked()  # rows of a probe are scored again: they count once
 
         def call(index: np.ndarray) -> pa.Table:
             try:
@@ -237,6 +246,8 @@ class Predict:
         rows spread over the window, else None.
         """
         self._release_memory()
+        if self._good is not None and isinstance(self._model, RowModel):
+            return self._model.works(*self._good)
         if self._good is not None:
             return self._tried(*self._good, np.empty(0, dtype=np.int64))  # perhaps from another window: no suspects
         prepared = self._at_hand

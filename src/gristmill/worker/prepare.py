@@ -223,9 +223,11 @@ class Prepare:
         left = task.rows
         retried = None if task.only is None or left is not None else Retried(task.only, task.shard.pieces)
         for number, piece in enumerate(task.shard.pieces):
-            content = Content()
+            content, some = Content(), _Some(*task.some[number]) if task.some else None
             for block in blocks(reader, self._reading(piece.file.path), piece):
                 content.add(block)
+                if some is not None:
+                    block = some.of(block)
                 if left is not None:
                     block = _head(block, left)
                     left -= block.rows.num_rows
@@ -234,6 +236,10 @@ class Prepare:
                 yield _Read(number, piece, block)
                 if left is not None and left <= 0:
                     return
+                if some is not None and some.left <= 0:
+                    break  # what follows need not be read
+            if some is not None:
+                continue
             _refuse_changed(reader.fs, piece)
             read.append(content.hexdigest())
         if retried is not None:
@@ -344,6 +350,24 @@ class _Read:
     @property
     def bytes_held(self) -> int:
         return int(self.block.rows.nbytes)
+
+
+class _Some:
+    """Takes a number of rows evenly out of about `of`, in blocks."""
+
+    def __init__(self, rows: int, of: int) -> None:
+        self.left = rows
+        self._rows, self._of = rows, max(rows, of)
+        self._seen = 0
+
+    def of(self, block: Block) -> Block:
+        """The rows of a block that are taken."""
+        number = np.arange(self._seen, self._seen + block.rows.num_rows)
+        self._seen += len(number)
+        wanted = np.flatnonzero(-(-(number + 1) * self._rows // self._of) > -(-number * self._rows // self._of))
+        wanted = wanted[: self.left]
+        self.left -= len(wanted)
+        return Block(picked(block.rows, wanted), block.position[wanted], block.filtered, block.bad)
 
 
 def _head(block: Block, rows: int) -> Block:

@@ -115,10 +115,11 @@ class Task:
     answered in for the first rows, and `made` those that dicts of steps added to them, by step.
 
     `kind` "probe" scores the first rows, commits nothing and answers with their schema, using the types of `base`, if
-    given, for values that fit these; with `spread` they are rows from all over the source. "proof" does the same with
-    rows from anywhere, and keeps nothing. `attempt` is a unique name. `careful` attempts note what they give to user
-    code; `blame` names the attempt whose death its rows caused ("": none), and `how` says how it died; `proven` says
-    that the model worked elsewhere, so that rows that fail are to blame themselves.
+    given, for values that fit these; "proof" does the same with rows from anywhere, and keeps nothing. `some` has, for
+    each piece, how many rows of it are meant, evenly, of about how many; all of them if it is empty. `attempt` is a
+    unique name. `careful` attempts note what they give to user code; `blame` names the attempt whose death its rows
+    caused ("": none), and `how` says how it died; `proven` says that the model worked elsewhere, so that rows that fail
+    are to blame themselves.
     """
 
     kind: Literal["score", "probe", "proof"]
@@ -136,7 +137,7 @@ class Task:
     how: str = ""
     proven: bool = False
     rows: int | None = None
-    spread: bool = False
+    some: tuple[tuple[int, int], ...] = ()
     only: Any = None
 
     @property
