@@ -175,9 +175,28 @@ def batchwise_too(batch):
     return {"y": batch["x"]}
 
 
+UNWELL = {
+    200: {"y": "an error"},
+    400: {"y": 800, "z": 1},
+    700: {"y": "smile \ud83d"},
+    900: {"y": [1800]},
+    1100: {"y": {"a": 1}},
+}
+
+
 async def unwell(row):
+    """A few answers of other forms, unless WELL; with STOPS the process ends after a while."""
     await asyncio.sleep(0.002)
-    return {"y": "an error" if row["x"] == 200 and "UNWELL" in os.environ else row["x"] * 2}
+    with open(os.environ["ASKED"], "a") as out:
+        out.write(f"{row['x']}\n")
+    if row["x"] == 600 and "STOPS" in os.environ:
+        await asyncio.sleep(0.2)
+        os.kill(os.getppid(), 9)
+    return {"y": row["x"] * 2} if "WELL" in os.environ or row["x"] not in UNWELL else UNWELL[row["x"]]
+
+
+def loads(row):
+    return json.loads(row["j"])
 
 
 def _refuses(x, file, below):

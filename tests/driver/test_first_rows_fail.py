@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_places_are_in_the_selection_and_far_apart(files: list[tuple[int, bool]]
     assert sum(rows for *_, rows, _ in found) <= most and bool(found) == bool(total)
     ranges = [(index, a, b) for index, a, b, _, _ in found]
     assert ranges == sorted(set(ranges))
-    assert all(b <= c for (i, _, b), (j, c, _) in zip(ranges, ranges[1:], strict=False) if i == j)
+    assert all(b <= c for (i, _, b), (j, c, _) in pairwise(ranges) if i == j)
     for index, a, b, rows, of in found:
         assert 0 <= a < b <= files[index][0] and 1 <= rows <= b - a
         assert files[index][1] is False or rows_between(infos[index], a, b) == of

@@ -273,11 +273,61 @@ def test_a_function_of_a_batch_is_not_called_with_a_row(rows: str, fn: Any, opti
     assert gm.apply(rows, fn=rowwise.batchwise_too, limit=3)["y"].to_pylist() == [0, 1, 2]
 
 
-def test_an_answer_of_another_type_ends_one_run(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not kept for the next one, in which the function may be well."""
-    monkeypatch.setenv("UNWELL", "1")
-    with pytest.raises(gm.GristmillError):
-        gm.apply(rows, tmp_path / "out", fn=rowwise.unwell, keep=["x"], workers=1)
-    monkeypatch.delenv("UNWELL")
-    gm.apply(rows, tmp_path / "out", fn=rowwise.unwell, keep=["x"], workers=1)
+def test_an_answer_of_another_type_is_its_row_s_failure(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names column, value and type, and costs no other row anything."""
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    for kind, options in (("planned", {}), ("declared", {"returns": {"y": "int64"}})):
+        (tmp_path / "asked").write_text("")
+        report = gm.apply(rows, tmp_path / kind, fn=rowwise.unwell, keep=["x"], workers=1, shard_rows=300, **options)
+        assert (report.rows_ok, report.rows_dead) == (ROWS - len(rowwise.UNWELL), len(rowwise.UNWELL))
+        assert {x: row["y"] for x, row in of(tmp_path / kind).items()} == {
+            x: 2 * x for x in range(ROWS) if x not in rowwise.UNWELL
+        }
+        assert sorted(map(int, (tmp_path / "asked").read_text().split())) == list(range(ROWS))
+        dead = {json.loads(d["payload"])["x"]: d for d in gm.dead(str(tmp_path / kind)).to_pylist()}
+        told = "returns= declares int64" if kind == "declared" else "was int64 in the first rows"
+        said = f"returned 'an error' (str) in column 'y', which {told}: it cannot hold that"
+        assert dead[200]["message"].endswith(said)
+        assert dead[200]["error"].endswith("Misfit") and "a column 'z'" in dead[400]["message"]
+        assert "'smile \\ud83d'" in dead[700]["message"]
+
+
+def test_answers_of_a_run_that_was_stopped_are_as_planned(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that fit are not asked for again, and one that did not is."""
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    monkeypatch.setenv("STOPS", "1")
+    command = [sys.executable, "-m", "gristmill", "apply", rows, str(tmp_path / "out"), "--fn", "rowwise:unwell"]
+    command += ["--keep", "x", "--workers", "1", "--shard-rows", "1500"]
+    run = functools.partial(subprocess.run, command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
+    assert run().returncode != 0
+    asked = (tmp_path / "asked").read_text().split()
+    monkeypatch.delenv("STOPS")
+    monkeypatch.setenv("WELL", "1")
+    assert run().returncode == 0
+    again = (tmp_path / "asked").read_text().split()[len(asked) :]
     assert {x: row["y"] for x, row in of(tmp_path / "out").items()} == {x: 2 * x for x in range(ROWS)}
+    assert {"200", "400"} <= set(asked[:500]) and set(again) & set(asked[:500]) == {"200", "400"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "dead"),
+    [
+        ([{"y": 1}, {"y": True}, {"y": 2.0}, {"y": 2.5}, {"y": 2**70}, {"y": None}, {"y": "3"}], 3),
+        ([{"y": 1}, 5, {}, None, {"y": [1]}, {"y": 1, "z": 2}, {"z": 2}], 3),
+    ],
+)
+def test_each_answer_is_converted_on_its_own(tmp_path: Path, answers: list[Any], dead: int) -> None:
+    """To what is declared, whatever stands beside it: one is converted as when it is alone."""
+    options = {"returns": {"y": "int64"}, "concurrency": 2, "gates": {"min_ok": 0.0, "allow_empty": True}}
+    table = pa.table({"x": range(len(answers)), "j": [json.dumps(answer) for answer in answers]})
+    whole = gm.apply(table, tmp_path / "all", fn=rowwise.loads, keep=["x"], workers=0, **options)
+    assert (whole.rows_ok, whole.rows_dead) == (len(answers) - dead, dead)
+    found = of(tmp_path / "all")
+    for n in range(len(answers)):
+        one = gm.apply(table.slice(n, 1), tmp_path / f"{n}", fn=rowwise.loads, keep=["x"], workers=0, **options)
+        assert one.rows_ok == (n in found)
+        assert n not in found or of(tmp_path / f"{n}")[n] == pytest.approx(found[n], nan_ok=True)

@@ -216,8 +216,8 @@ class Journal:
         self._removed(self._shard)
 
     def spoil(self) -> None:
-        """No column can be made of the answers, which may be those of the first rows."""
-        self._removed(self._shard, f"{PROBE}.")
+        """No column can be made of the answers."""
+        self._removed(self._shard)
 
     def _removed(self, *of: str) -> None:
         self._end()

@@ -114,7 +114,7 @@ class LoadedFunction:
         for field in self._returns:
             column = table.column(field.name)
             try:
-                columns.append(_cast(column, field.type))
+                columns.append(cast(column, field.type))
             except Lossy as e:
                 found = dict(_misfits(column, field.type))
                 if not found:
@@ -160,7 +160,8 @@ def _slow(kind: pa.DataType) -> bool:
     return not (pa.types.is_primitive(kind) or pa.types.is_nested(kind))
 
 
-def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+def cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """A column as `returns=` declares it. Raises Lossy."""
     column = _single(column, target)
     kind = column.type
     inner = target
@@ -195,7 +196,7 @@ def _misfits(column: pa.ChunkedArray, target: pa.DataType) -> Iterator[tuple[int
     while pending:
         first, last = pending.pop()
         try:
-            _cast(column.slice(first, last - first), target)
+            cast(column.slice(first, last - first), target)
         except Lossy:
             half = (first + last) // 2
             if half > first:

@@ -81,6 +81,14 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """The columns of a model's answers as planned: their types, as far as known, and which there may be (None: any)."""
+
+    types: pa.Schema
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A row that a model refuses before scoring it. `kind` is "null" (the job's on_null decides) or "invalid"."""
 
@@ -205,12 +213,13 @@ class RowModel(Model, Protocol):
         answered: Callable[[], None],
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
+        planned: Columns | None = None,
     ) -> None:
         """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
         is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
         asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun. Without a
         journal the rows are a trial: no answer from before is one to them. `places` are those of the rows that are in
-        no shard yet, of all in `prepared`.
+        no shard yet, of all in `prepared`. An answer that is not `planned` so is its row's failure.
         """
         ...
 

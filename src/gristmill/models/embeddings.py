@@ -18,7 +18,7 @@ from gristmill.errors import BadModel, GristmillError
 from gristmill.job.secret import reveal
 from gristmill.job.specs import TextEmbedder
 from gristmill.models.columns import check_text
-from gristmill.models.contract import ModelInfo, Place, Prepared
+from gristmill.models.contract import Columns, ModelInfo, Place, Prepared
 from gristmill.models.conversion import from_array
 from gristmill.models.endpoint import Endpoint, Refused, usage_of
 from gristmill.models.paid import (
@@ -34,6 +34,7 @@ from gristmill.models.paid import (
     reached,
 )
 from gristmill.models.pooling import normalized
+from gristmill.models.rowtypes import Checks
 from gristmill.process.failure import SomeFailed
 
 PATH = "embeddings"
@@ -112,6 +113,13 @@ class LoadedEmbeddings(LoadedAsker):
         if failed:
             raise SomeFailed(table, failed, raised=True)
         return table
+
+    def _check(self, answer: Any, rows: pa.Table, row: int, planned: Columns | None, checks: Checks) -> None:
+        name = self.spec.output
+        kind = planned.types.field(name).type if planned is not None and name in planned.types.names else None
+        if kind is not None and pa.types.is_fixed_size_list(kind) and self.spec.truncate_dim is None:
+            self._size = kind.list_size  # whichever comes first in this process
+        self._vector(answer[name])
 
     def _vector(self, text: str) -> np.ndarray:
         vector = np.frombuffer(base64.b64decode(text), _FLOAT)

@@ -40,7 +40,7 @@ class Answers:
         self,
         rows: Sequence[Any],
         answered: Callable[[Answers, int, Any], None],
-        own: Callable[[Any], Any],
+        own: Callable[[int, Any], Any],
         order: Sequence[int] | None = None,
     ) -> None:
         self.rows: list[Any] = list(rows)  # None once answered
@@ -63,7 +63,7 @@ class Answers:
         """The answer to a row, or `Raised`. Called before the function is called again by whoever called it."""
         try:
             if not isinstance(answer, Raised):
-                answer = self._own(answer)
+                answer = self._own(place, answer)
         except Exception as e:  # whatever copying an object of the user's calls
             answer = Raised(e)
         try:

@@ -27,7 +27,7 @@ from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.job.uris import redact
 from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.bulk import Bulk, BulkRow, Provided, UnderWay, under_way
-from gristmill.models.contract import Allowance, Journal, Place, Prepared
+from gristmill.models.contract import Allowance, Columns, Journal, Place, Prepared
 from gristmill.models.desk import Desk
 from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, Unanswered, tokens_in
 from gristmill.models.inflight import Coroutines
@@ -169,13 +169,14 @@ class LoadedAsker(LoadedRows):
         answered: Callable[[], None],
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
+        planned: Columns | None = None,
     ) -> None:
         """See RowModel."""
         if journal is not None and journal.allowance is not None:
             self._call.built.paid.of(journal.allowance)
         if journal is not None and self._call.built.provided is None and not self._told:
             self._tell(under_way(journal.notes))
-        super().begin(prepared, rows, answered, journal, places)
+        super().begin(prepared, rows, answered, journal, places, planned)
 
     def bulk(self, journal: Journal) -> Bulk | None:
         """See BulkModel."""

@@ -22,7 +22,7 @@ from gristmill.models.answerschema import Answers, answers_in, object_of
 from gristmill.models.apis import FORMS, Reply, Sampling
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
-from gristmill.models.contract import Journal, ModelInfo, Place, Prepared
+from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversation import Conversation, examples_of, letters, text_in
 from gristmill.models.conversion import to_batch
 from gristmill.models.endpoint import Refused
@@ -40,6 +40,7 @@ from gristmill.models.paid import (
     provided_of,
     reached,
 )
+from gristmill.models.rowtypes import Misfit
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
 
@@ -48,12 +49,6 @@ STRUCTURED = ("response_format", "json_schema", "structured", "output_config")  
 # Codes of refusals that are about what a row asks, whatever they name.
 ROWS_OWN = ("context_length_exceeded", "string_above_max_length", "content_filter", "content_policy_violation")
 NEW_MOST = "max_completion_tokens"  # as newer models of OpenAI want max_tokens to be named
-
-
-class Misfit(Exception):
-    """An answer that is not of the form asked for, also when asked for again."""
-
-    used: Mapping[str, float] = {}
 
 
 def resolve(spec: Prompt) -> Prompt:
@@ -201,10 +196,11 @@ class LoadedPrompt(LoadedAsker):
         answered: Callable[[], None],
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
+        planned: Columns | None = None,
     ) -> None:
         """See RowModel."""
         self._call.built.alive(answered)
-        super().begin(prepared, rows, answered, journal, places)
+        super().begin(prepared, rows, answered, journal, places, planned)
 
     def _order(self, rows: Sequence[Any]) -> Sequence[int]:
         asker: Asker = self._call.built

@@ -10,26 +10,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.casts import Lossy, lossless, together
 from gristmill.arrow.rows import picked
-from gristmill.errors import GristmillError
+from gristmill.errors import BadOutput, GristmillError
 from gristmill.job.specs import FunctionModel
 from gristmill.models.batchfunction import LoadedFunction
 from gristmill.models.calls import is_async
-from gristmill.models.contract import Journal, Place, Prepared
-from gristmill.models.conversion import to_batch
+from gristmill.models.contract import Columns, Journal, Place, Prepared
+from gristmill.models.conversion import ROWS, to_batch
 from gristmill.models.inflight import DROPPED, Answers, Coroutines, Flight, Raised, Threads
-from gristmill.process.failure import EarlierFailure, failure_of
+from gristmill.models.rowtypes import FORMAT, AnswerTypes, Checks, Misfit
+from gristmill.process.failure import EarlierFailure, SomeFailed, failure_of
 from gristmill.process.ownership import own
 from gristmill.shards.counts import summed
 
 
 @dataclass(frozen=True)
 class Told:
-    """Who is told of answers: `answered` after each, and the journal, with the places of rows that are in no shard."""
+    """Who is told of answers: `answered` after each, and the journal, with the places of rows that are in no shard; and
+    what they are to be.
+    """
 
     answered: Callable[[], None]
     journal: Journal | None = None
     places: Sequence[tuple[str, int]] | None = None
+    planned: Columns | None = None
 
 
 class Begun:
@@ -68,9 +73,10 @@ class LoadedRows(LoadedFunction):
     by_user = True
 
     def __init__(self, spec: FunctionModel, place: Place) -> None:
-        super().__init__(spec, place, "rows")
+        super().__init__(spec, place, FORMAT)
         function = self._call.function
         coroutine = is_async(type(function) if self._call.built is not None else function)
+        self._types = AnswerTypes(self._name, self._output, self._renamed, self._returns, self._said)
         self._anew: dict[str, float] = {}  # what rows took that were asked for once more
         self._flight: Flight = (
             Coroutines(function, place.at_once, place.limit) if coroutine else Threads(function, place.at_once)
@@ -83,9 +89,10 @@ class LoadedRows(LoadedFunction):
         answered: Callable[[], None],
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
+        planned: Columns | None = None,
     ) -> None:
         """See RowModel."""
-        told = Told(answered, journal, places)
+        told = Told(answered, journal, places, planned)
         prepared.inputs.begun = Begun(rows, self._asked(prepared, rows, told), told)
 
     def works(self, prepared: Prepared, index: np.ndarray) -> bool:
@@ -143,20 +150,53 @@ class LoadedRows(LoadedFunction):
             answers.wait()
             self._anew = summed([self._anew, answers.used])
             begun.later(others, answers.of(range(len(others))))
-        found = begun.take(index)
-        return found if self._returns is not None else [self._nothing if one is None else one for one in found]
+        return begun.take(index)
 
-    @property
-    def _nothing(self) -> ValueError:
-        """For a row whose answer was forgotten: what is meant to be null is written so."""
-        return ValueError(
-            f"{self._name} returned None: return a value, or a dict of columns, as {{'y': None}} for a null one "
-            "(or declare returns=)"
-        )
+    def predict(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
+        """The answers as columns: of all rows at once, or of one after the other where they do not go together."""
+        try:
+            try:
+                table, failed = super().predict(prepared, index), None
+            except SomeFailed as some:
+                table, failed = some.table, some
+            _fitted(table, prepared.inputs.begun.told.planned)
+        except (BadOutput, Lossy, UnicodeEncodeError):
+            if self._returns is None and prepared.inputs.begun.told.planned is None:  # nothing tells which are right
+                raise
+            return self._one_by_one(prepared, index)
+        if failed is not None:
+            raise failed
+        return table
+
+    def _one_by_one(self, prepared: Prepared, index: np.ndarray) -> pa.Table:
+        planned = prepared.inputs.begun.told.planned
+        tables: list[pa.Table] = []
+        failed: dict[int, BaseException] = {}
+        for place, answer in enumerate(prepared.inputs.begun.take(index)):
+            if isinstance(answer, BaseException):
+                failed[place] = answer
+                continue
+            row = prepared.inputs.rows.slice(int(index[place]), 1)
+            try:
+                tables.append(pa.table(dict(self._types.columns(answer, row, planned))))
+            except Exception as e:  # Misfit, or what an answer holds in a value's place
+                failed[place] = e
+        try:
+            table = together(tables) if tables else pa.table({})
+        except Lossy as e:
+            raise BadOutput(f"{self._name} returned other types than before: {e}; declare them with returns=") from e
+        table = table.replace_schema_metadata({ROWS: b""})
+        if failed:
+            raise SomeFailed(table, failed, raised=True)
+        return table
 
     def _kept(self, answer: Any) -> Any:
         """What a journal keeps of an answer."""
         return answer
+
+    def _check(self, answer: Any, rows: pa.Table, row: int, planned: Columns | None, checks: Checks) -> None:
+        """Raises Misfit, or another exception, if an answer to a row cannot be written in its columns."""
+        self._types.check(answer, rows, row, planned, checks)
 
     def _lasts(self, error: BaseException) -> bool:
         """Whether a row would fail so again: not what memory, disks and networks have for a while."""
@@ -167,6 +207,7 @@ class LoadedRows(LoadedFunction):
         keys = [] if journal is None else [journal.key(row) for row in rows]
         places = None if told.places is None else [told.places[n] for n in index.tolist()]
         known: set[int] = set()
+        checks, table = self._types.checks(told.planned), prepared.inputs.rows
 
         def heard(answers: Answers, place: int, answer: Any) -> None:
             if place not in known:
@@ -183,12 +224,31 @@ class LoadedRows(LoadedFunction):
                     journal.took(used)
             told.answered()
 
-        answers = Answers(self._given(rows, journal), heard, own if self.by_user else _same, self._order(rows))
+        def owned(place: int, answer: Any) -> Any:
+            if isinstance(answer, BaseException):
+                return Raised(answer)
+            if self.by_user:
+                answer = own(answer)
+            try:
+                self._check(answer, table, int(index[place]), told.planned, checks)
+            except Misfit as e:
+                e.used = getattr(answer, "used", {})
+                raise
+            return answer
+
+        def fits(answer: Any, place: int) -> bool:
+            try:
+                self._check(answer, table, int(index[place]), told.planned, checks)
+            except Exception:  # what was one when other columns were planned: it is asked for again
+                return False
+            return True
+
+        answers = Answers(self._given(rows, journal), heard, owned, self._order(rows))
         for place, key in enumerate(keys):
             if journal is None or not key:
                 continue
             there, answer = journal.earlier(key)
-            if there:
+            if there and (isinstance(answer, EarlierFailure) or fits(answer, place)):
                 known.add(place)
                 answers.put(place, Raised(answer) if isinstance(answer, EarlierFailure) else answer)
         self._flight.begin(answers)
@@ -211,5 +271,8 @@ def _unheard() -> None:
     pass
 
 
-def _same(answer: Any) -> Any:
-    return answer
+def _fitted(table: pa.Table, planned: Columns | None) -> None:
+    """Raises Lossy if columns are of other types than planned, and do not fit these."""
+    for field in () if planned is None else planned.types:
+        if field.name in table.column_names:
+            lossless(table.column(field.name), field.type)

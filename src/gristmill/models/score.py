@@ -16,7 +16,7 @@ from gristmill.job.prompts import text_of
 from gristmill.job.scores import Score
 from gristmill.job.secret import reveal
 from gristmill.models.columns import check_columns, is_text
-from gristmill.models.contract import Journal, ModelInfo, Place, Prepared
+from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.endpoint import Refused
 from gristmill.models.generator import AT_ONCE
@@ -161,10 +161,11 @@ class LoadedScores(LoadedAsker):
         answered: Callable[[], None],
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
+        planned: Columns | None = None,
     ) -> None:
         """See RowModel."""
         self._call.built.alive(answered)
-        super().begin(prepared, rows, answered, journal, places)
+        super().begin(prepared, rows, answered, journal, places, planned)
 
 
 class Rater:

@@ -450,8 +450,10 @@ class ShardWorker:
                     broken.abort()
                 self._done_with(key)
                 if (journal := self._journals.pop(key, None)) is not None:
-                    # Answers of which no column can be made would end each later attempt, too.
-                    (journal.spoil if isinstance(error, BadOutput) else journal.close)()
+                    # First rows of which no column can be made would end each later run, too. Once the columns are
+                    # known, an answer that fits none is its row's failure, and is not kept.
+                    unfit = isinstance(error, BadOutput) and parcel.item.value.kind != "score"
+                    (journal.spoil if unfit else journal.close)()
                 if not isinstance(error, Elsewhere) or error.failure is not None:
                     emit(Outcome(self._name, key, None, scrubbed(classified(error), self._recipe.secrets)))
             self._writing = None

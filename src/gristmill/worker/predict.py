@@ -15,7 +15,7 @@ import pyarrow as pa
 from gristmill.arrow.casts import Lossy, fitted, is_list, together
 from gristmill.arrow.rows import picked
 from gristmill.errors import BadOutput
-from gristmill.models.contract import Journal, Model, Prepared, Refusal, RowModel
+from gristmill.models.contract import Columns, Journal, Model, Prepared, Refusal, RowModel
 from gristmill.models.conversion import ROWS
 from gristmill.models.passthrough import same
 from gristmill.process.failure import SomeFailed
@@ -53,8 +53,8 @@ class Scored:
     dead: tuple[DeadRow, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     raw: tuple[tuple[np.ndarray, pa.Table], ...] = ()  # for a probe: rows of the window, and what the model returned
-    failed: int = 0  # rows that the model was given, and that it raised or told an error for
     sparse: bool = False  # answers came as dicts: a column that none of them has is null
+    failed: int = 0  # rows that the model was given, and that it raised or told an error for
 
 
 class Predict:
@@ -70,6 +70,7 @@ class Predict:
         self._budgets = Search.of(recipe.batch)
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
+        self._planned: tuple[pa.Schema, Columns] | None = None
         self._tried_last = ""
         self._before: Guard | None = None  # called before each call of the model, also before mere trials
         self._doomed: frozenset[int] = frozenset()
@@ -150,7 +151,16 @@ class Predict:
         places = None
         if task.kind == "probe":
             places = [row[:2] for row in window.identity.places(task.paths)]
-        self._model.begin(window.prepared, rows, answered, journal, places)
+        self._model.begin(window.prepared, rows, answered, journal, places, self._columns(task))
+
+    def _columns(self, task: Task) -> Columns | None:
+        """The model's columns as planned. A post step may be given others, of which nothing is written."""
+        if task.schema is None:
+            return None
+        if self._planned is None or self._planned[0] is not task.schema:
+            types = pa.schema([f for f in task.schema if f.name in task.answers])
+            self._planned = task.schema, Columns(types, None if self._post else task.answers)
+        return self._planned[1]
 
     def alive(self, task: Task, window: Window) -> np.ndarray:
         """The rows of a window that the model is to be asked for, int64 [k]: those that it does not refuse, and that no
