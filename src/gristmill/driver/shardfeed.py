@@ -130,8 +130,10 @@ class ShardFeed:
     def _give_probe(self, worker: str) -> Item | Signal:
         if self._probe_given or self._probing not in (None, worker):
             return WAIT
+        a, held = self._probe_attempt, self._held.get(worker)
+        if held and (a.careful or self._careful(held[0])):
+            return WAIT  # a careful attempt has its worker for itself
         self._probe_given, self._probing = True, worker
-        a = self._probe_attempt
         assert self.probe is not None
         return self._item(f"probe.{a.number}", self.probe, a)
 
