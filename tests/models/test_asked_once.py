@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import collections
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,3 +61,55 @@ def test_a_stretch_of_refused_rows_is_refused_once(chat: ChatServer, tmp_path: P
     report = prompted(table(900, lambda n: "is too long" * (300 <= n < 600)), tmp_path / "out", shard_rows=100)
     assert (report.rows_ok, report.rows_dead) == (600, 300)
     assert 900 <= chat.told()["requests"] <= 960
+
+
+def told_alike(sink: Path) -> None:
+    """Equal prompts have one answer."""
+    found = gm.read(sink).to_table().to_pylist()
+    told = collections.defaultdict(set)
+    for row in found:
+        told[row["text"]].add(row["answer"])
+    assert {len(some) for some in told.values()} == {1}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_equal_prompts_are_asked_once_by_all_workers(chat: ChatServer, tmp_path: Path, workers: int) -> None:
+    """Also one that is refused; nothing of it is left once the result is published."""
+    chat.set(latency=0.05)
+    texts = [f"text {n % 7} {'is too long' * (n % 7 == 3)}" for n in range(2000)]
+    rows = pa.table({"id": range(2000), "text": texts})
+    report = prompted(
+        rows, tmp_path / "out", dedupe=True, shard_rows=200, workers=workers, keep=["id", "text"], concurrency=8
+    )
+    assert chat.told()["requests"] == 7
+    assert report.rows_dead == len([n for n in range(2000) if n % 7 == 3])
+    told_alike(tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("once"))
+
+
+def test_equal_prompts_are_asked_once_over_kills(chat: ChatServer, tmp_path: Path) -> None:
+    """But for those that were in flight: what was answered is kept for rows that had no turn yet."""
+    chat.set(latency=0.02)
+    code = (
+        "import pyarrow as pa, gristmill as gm, sys\n"
+        "if __name__ == '__main__':\n"
+        "    rows = pa.table({'id': range(3000), 'text': [f'text {n % 1500 // 2}' for n in range(3000)]})\n"
+        "    gm.prompt(rows, sys.argv[1], prompt='{{ text }}', model='m', keep=['id', 'text'],\n"
+        "              workers=2, dedupe=True, shard_rows=500, concurrency=8, gates={'min_ok': 0})\n"
+    )
+    (tmp_path / "job.py").write_text(code)
+    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "out")]
+    kills = 0
+    for wanted in (100, 300, 500):
+        run = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+        until = time.monotonic() + 60
+        while chat.told()["requests"] < wanted and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            kills += 1
+        run.wait()
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0 and kills
+    answered = collections.Counter(chat.told()["answered"])
+    assert len(answered) == 750 and answered.total() <= 750 + kills * 8
+    told_alike(tmp_path / "out")

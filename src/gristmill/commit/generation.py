@@ -72,6 +72,11 @@ class Generation:
         return join(self.folder, "journal")
 
     @property
+    def once(self) -> str:
+        """Where the answers to requests are that are asked once (commit/once.py)."""
+        return join(self.folder, "once")
+
+    @property
     def deliveries(self) -> str:
         """Where the receipts of deliveries to stores are."""
         return join(self.folder, "deliveries")

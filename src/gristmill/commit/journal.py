@@ -19,6 +19,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from gristmill.commit.allowance import Allowance
+from gristmill.commit.once import Once
 from gristmill.files.contract import Files
 from gristmill.files.disk import LocalFiles, join
 from gristmill.job.secret import Secret, scrub
@@ -69,8 +70,10 @@ class Journal:
         allowance: Allowance | None = None,
         holds: Callable[[Place], bool] | None = None,
         secrets: tuple[Secret, ...] = (),
+        once: Callable[[], Once] | None = None,
     ) -> None:
         self.allowance = allowance
+        self.once = once
         self.before: Mapping[str, float] = {}
         self.notes: list[Any] = []
         self.name = f"{os.path.basename(folder)}/{self._label(shard)}"

@@ -186,6 +186,7 @@ def _forget(newest: Publication, live: Sequence[Live], before: Publication | Non
             _each(files, files.remove, [w for w in works if w[len(root) + 1 :] not in kept])
             files.remove_folder(generation.suspects)
             files.remove_folder(generation.journal)
+            files.remove_folder(generation.once)
         elif files.holds(generation.folder):
             given = [name for name in committed(generation) if name not in names]
             files.remove_folder(generation.work)  # first, so that a run that is still linking finds nothing to link

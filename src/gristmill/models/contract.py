@@ -139,11 +139,44 @@ class Allowance(Protocol):
         ...
 
 
+class Once(Protocol):
+    """Requests that are asked once, by whichever worker, and their answers, by their digests."""
+
+    def claim(self, request: bytes) -> tuple[str, Any]:
+        """What is to be done: "mine" (ask), "wait" (another one asks), or "answer" or "refused", and what was
+        answered.
+        """
+        ...
+
+    def known(self, request: bytes) -> bool:
+        """Whether there is an answer."""
+        ...
+
+    def put(self, request: bytes, answer: Mapping[str, Any], refused: bool = False) -> None:
+        """What was claimed is answered, or `refused`, for these reasons."""
+        ...
+
+    def release(self, request: bytes) -> None:
+        """What was claimed has no answer: another one may ask."""
+        ...
+
+    def forget(self, requests: Sequence[bytes]) -> None:
+        """What these were answered is of no use to another run."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Journal(Protocol):
     """Keeps answers of a shard that is not committed yet, for an attempt that comes after this one."""
 
     @property
     def allowance(self) -> Allowance | None: ...
+
+    @property
+    def once(self) -> Callable[[], Once] | None:
+        """Opens what equal requests are asked once by; None where workers share nothing."""
+        ...
 
     @property
     def notes(self) -> Sequence[Any]:

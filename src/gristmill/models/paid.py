@@ -27,9 +27,9 @@ from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.job.uris import redact
 from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.bulk import Bulk, BulkRow, Provided, UnderWay, under_way
-from gristmill.models.contract import Allowance, Columns, Journal, Place, Prepared
+from gristmill.models.contract import Allowance, Columns, Journal, Once, Place, Prepared
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, Unanswered, tokens_in
+from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, Refused, Unanswered, tokens_in
 from gristmill.models.inflight import Coroutines
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
@@ -45,6 +45,7 @@ SHARE = "_requests"  # in a reply that whoever was asked has made of a part of a
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
 MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
+SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
 PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, and between two looks for it
 
 
@@ -174,6 +175,8 @@ class LoadedAsker(LoadedRows):
         """See RowModel."""
         if journal is not None and journal.allowance is not None:
             self._call.built.paid.of(journal.allowance)
+        if journal is not None:
+            self._call.built.paid.shares(journal)
         if journal is not None and self._call.built.provided is None and not self._told:
             self._tell(under_way(journal.notes))
         super().begin(prepared, rows, answered, journal, places, planned)
@@ -302,6 +305,7 @@ class Paid:
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._first = asyncio.Lock()
         self.tried = False  # whether somebody was answered
+        self._once: Once | None = None
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
         self._sizes: dict[bytes, int] = {}  # of the answers among them, in the order in which they came
         self._remembered = 0
@@ -316,6 +320,11 @@ class Paid:
         if self._purse is not None:
             self._purse.allowance = allowance
 
+    def shares(self, journal: Journal) -> None:
+        """Equal requests are asked once in all workers from now on, and over their deaths."""
+        if self._spec.dedupe and self._once is None and journal.once is not None:
+            self._once = journal.once()
+
     async def ask(self, body: Mapping[str, Any], tokens: float, bill: Bill, path: str = CHAT) -> dict[str, Any]:
         """An answer that is kept from before, or that an equal request in flight gets, or a new one, for which the row
         is billed; the prompt has about so many `tokens` by its length. Raises as Endpoint.ask.
@@ -329,9 +338,35 @@ class Paid:
         if not self._spec.dedupe:
             return self._cached(key, await self._new(body, tokens, path, bill))
         if (known := self._known.get(key)) is None:
-            known = self._known[key] = asyncio.ensure_future(self._new(body, tokens, path, bill))
+            known = self._known[key] = asyncio.ensure_future(self._new_to_all(key, body, tokens, path, bill))
             known.add_done_callback(partial(self._asked_once, key))
         return self._cached(key, await asyncio.shield(known))
+
+    async def _new_to_all(
+        self, key: bytes, body: Mapping[str, Any], tokens: float, path: str, bill: Bill
+    ) -> dict[str, Any]:
+        """A new answer, or what another worker was or is answered. Raises as `ask`."""
+        if (once := self._once) is None:
+            return await self._new(body, tokens, path, bill)
+        pause = SOON
+        while (found := once.claim(key))[0] == "wait":
+            await asyncio.sleep(pause)
+            pause = min(LOOK, 1.5 * pause)
+        what, told = found
+        if what == "answer":
+            return dict(told)
+        if what == "refused":
+            raise Refused(told["why"], told["status"], told["reply"])
+        try:
+            reply = await self._new(body, tokens, path, bill)
+        except Refused as e:
+            once.put(key, {"why": str(e), "status": e.status, "reply": e.reply}, refused=True)
+            raise
+        except BaseException:
+            once.release(key)
+            raise
+        once.put(key, reply)
+        return reply
 
     def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
         if known.cancelled() or known.exception() is not None:
@@ -427,7 +462,9 @@ class Paid:
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
         """See bulk.Money."""
-        return self._cache is not None and self._cache.get(digest_of({"path": path, "body": body})) is not None
+        key = digest_of({"path": path, "body": body})
+        there = self._cache is not None and self._cache.get(key) is not None
+        return there or (self._once is not None and self._once.known(key))
 
     def guess(self, tokens: float, body: Mapping[str, Any]) -> float:
         """Dollars that a request may cost, of which the prompt has about so many tokens by its length."""
@@ -449,8 +486,8 @@ class Paid:
 
     @contextlib.contextmanager
     def billed(self, bill: Bill) -> Iterator[None]:
-        """Whatever a row fails with inside also has what that row took (contract.USED), and the cache keeps no answer
-        that it was given: it could not be asked again. What is about all rows says nothing of this one's answers.
+        """Whatever a row fails with inside also has what that row took (contract.USED), and no answer that it was
+        given is kept for another run: it could not be asked again. What is about all rows says nothing of this one's answers.
         """
         try:
             yield
@@ -459,6 +496,8 @@ class Paid:
         except Exception as e:
             if self._cache is not None:
                 self._cache.forget(bill.keys)
+            if self._once is not None:
+                self._once.forget(bill.keys)
             with contextlib.suppress(AttributeError, TypeError):  # a class without room for it
                 e.used = bill.used  # type: ignore[attr-defined]
             raise
@@ -474,6 +513,8 @@ class Paid:
             self._purse.close()
         if self._cache is not None:
             self._cache.close()
+        if self._once is not None:
+            self._once.close()
 
 
 def most_tokens(body: Mapping[str, Any]) -> int | None:

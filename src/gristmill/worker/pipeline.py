@@ -24,7 +24,9 @@ from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.allowance import Allowance
 from gristmill.commit.journal import Journal
+from gristmill.commit.once import Once
 from gristmill.errors import BadOutput
+from gristmill.files.disk import LocalFiles, join
 from gristmill.models.contract import Bulk, BulkModel, RowModel
 from gristmill.process.liveness import LOADING
 from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick, Waiting
@@ -287,7 +289,7 @@ class ShardWorker:
             run, allowance = self._recipe.run, self._allowed(task.folder)
             attempt, secret, holds = secrets.token_hex(6), self._recipe.secrets, task.shard.holding()
             self._journals[item.key] = Journal(
-                task.folder, shard, run, attempt, self._files, stands, allowance, holds, secret
+                task.folder, shard, run, attempt, self._files, stands, allowance, holds, secret, self._once(task.folder)
             )
         return self._journals[item.key]
 
@@ -296,6 +298,12 @@ class ShardWorker:
         if folder not in self._allowances:
             self._allowances = {folder: Allowance(folder, self._recipe.run, self._files)}
         return self._allowances[folder]
+
+    def _once(self, folder: str) -> Callable[[], Once] | None:
+        """Opens what equal requests are asked once by, which takes a disk."""
+        if not isinstance(self._files, LocalFiles):
+            return None
+        return partial(Once, join(folder, "once"), self._recipe.run)
 
     def _ended(self, window: Window) -> None:
         """A window's rows are no longer in flight."""
