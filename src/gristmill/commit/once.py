@@ -21,6 +21,7 @@ from gristmill.process.locks import LockFile
 PATIENCE = 30.0  # seconds: other workers may be writing
 LATE = 1800.0  # seconds after which somebody else asks: whoever does is stopped, or its answer is not to be waited for
 MINE, WAIT = "mine", "wait"
+_RELEASE = "DELETE FROM claims WHERE request = ? AND owner = ?"
 
 
 class Once:
@@ -88,20 +89,21 @@ class Once:
     def put(self, request: bytes, answer: Mapping[str, Any], refused: bool = False) -> None:
         """Keep an answer, or why the request was `refused`; the first one stays."""
         run = self._run if refused else ""
-        text = (
+        keeps = (
             "INSERT INTO answers VALUES (?, ?, ?, ?) ON CONFLICT (request) DO UPDATE SET run = excluded.run, "
             "refused = excluded.refused, answer = excluded.answer WHERE run NOT IN ('', excluded.run)"
         )
-        self._write(text, [(request, run, int(refused), json.dumps(answer))])
-        self.release(request)
+        row = (request, run, int(refused), json.dumps(answer))
+        self._write((keeps, row), (_RELEASE, (request, self._owner)))
 
     def release(self, request: bytes) -> None:
         """There is no answer: somebody else may ask."""
-        self._write("DELETE FROM claims WHERE request = ? AND owner = ?", [(request, self._owner)])
+        self._write((_RELEASE, (request, self._owner)))
 
     def forget(self, requests: Sequence[bytes]) -> None:
         """What these were answered is of no use to another run."""
-        self._write("UPDATE answers SET run = ? WHERE request = ?", [(self._run, request) for request in requests])
+        own = "UPDATE answers SET run = ? WHERE request = ?"
+        self._write(*((own, (self._run, request)) for request in requests))
 
     def close(self) -> None:
         """Others may ask what this worker was asking."""
@@ -128,11 +130,18 @@ class Once:
         with self._lock:
             return self._held is None or self._broken or self._held.execute(statement, values).rowcount > 0
 
-    def _write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """All of these or none."""
         try:
             with self._lock:
-                if self._held is not None and not self._broken:
-                    self._held.executemany(statement, rows)
+                if self._held is None or self._broken:
+                    return
+                self._held.execute("BEGIN IMMEDIATE")
+                try:
+                    for statement, values in statements:
+                        self._held.execute(statement, values)
+                finally:
+                    self._held.execute("COMMIT")
         except sqlite3.Error as e:
             self._stop(e)
 

@@ -487,7 +487,8 @@ class Paid:
     @contextlib.contextmanager
     def billed(self, bill: Bill) -> Iterator[None]:
         """Whatever a row fails with inside also has what that row took (contract.USED), and no answer that it was
-        given is kept for another run: it could not be asked again. What is about all rows says nothing of this one's answers.
+        given is kept for another run: it could not be asked again. What is about all rows says nothing of this one's
+        answers.
         """
         try:
             yield

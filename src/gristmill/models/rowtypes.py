@@ -50,13 +50,26 @@ def quick(kind: pa.DataType, rounds: bool) -> Quick:
         return lambda v: type(v) is float and (abs(v) <= _LEAST_FLOAT32 or not math.isfinite(v))
     if is_list(kind):
         inner, size = quick(kind.value_type, rounds), kind.list_size if t.is_fixed_size_list(kind) else None
-        return lambda v: type(v) is list and (size is None or len(v) == size) and all(x is None or inner(x) for x in v)
+        array = _dtype(kind.value_type)
+
+        def listed(v: Any) -> bool:
+            if type(v) is np.ndarray:
+                return v.ndim == 1 and array is not None and v.dtype == array and size in (None, len(v))
+            return type(v) is list and size in (None, len(v)) and all(x is None or inner(x) for x in v)
+
+        return listed
     if t.is_struct(kind):
         fields = {field.name: quick(field.type, rounds) for field in kind}
         return lambda v: (
             type(v) is dict and v.keys() == fields.keys() and all(v[n] is None or ok(v[n]) for n, ok in fields.items())
         )
     return lambda v: False
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any] | None:
+    """That of arrays which are surely of this type, one of numbers."""
+    numbers = pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    return np.dtype(kind.to_pandas_dtype()) if numbers else None
 
 
 def _encodes(text: str) -> bool:
