@@ -74,13 +74,13 @@ def test_one_that_works_on_nothing_is_called_a_few_times(tmp_path: Path, kind: s
 
 
 def test_a_batch_function_whose_first_files_are_bad(tmp_path: Path) -> None:
-    """However many rows that are."""
+    """Rows of the last one show that it works."""
     for n in range(3):
-        pq.write_table(pa.table({"x": range(10_000 * n, 10_000 * (n + 1))}), tmp_path / f"{n}.parquet")
-    model = gm.model(rowwise.refuses_batches, file="", below=20_000)
+        pq.write_table(pa.table({"x": range(1000 * n, 1000 * (n + 1))}), tmp_path / f"{n}.parquet")
+    model = gm.model(rowwise.refuses_batches, file="", below=2000)
     sink = gm.sink(str(tmp_path / "out"), keep=["x"])
     report = gm.Job(str(tmp_path / "*.parquet"), model, sink, workers=0, gates={"min_ok": 0.1}).run()
-    assert (report.rows_ok, report.rows_dead) == (10_000, 20_000)
+    assert (report.rows_ok, report.rows_dead) == (1000, 2000)
 
 
 def prompted(rows: pa.Table, sink: Path, **options: Any) -> Any:

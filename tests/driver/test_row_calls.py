@@ -122,9 +122,7 @@ def test_a_row_without_an_answer_is_given_up_alone(rows: str, tmp_path: Path, wo
 
 def test_an_endpoint_that_is_down_stops_the_job(rows: str, tmp_path: Path) -> None:
     """With the error that every row had, and not with dead letters for all of them."""
-    with pytest.raises(
-        RunFailed, match=r"fails on every one of the first rows and of others .*: ConnectionError: refused"
-    ):
+    with pytest.raises(RunFailed, match=r"fails on every one of the first rows: ConnectionError: refused"):
         gm.apply(rows, tmp_path / "out", fn=rowwise.fails, workers=1)
 
 

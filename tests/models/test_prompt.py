@@ -734,12 +734,19 @@ def test_an_answer_that_is_nested_without_end_is_asked_for_once_more(
     assert chat.told()["requests"] == 5
 
 
-def test_equal_prompts_are_remembered_by_their_size(chat: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long answers are forgotten sooner; whoever asks again is answered."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_equal_prompts_are_remembered_by_their_size(
+    chat: ChatServer, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Long answers are forgotten sooner; whoever asks again is answered, and the endpoint asked again only where no
+    file beside the plan has the answer.
+    """
+    if not shared:
+        monkeypatch.setattr("gristmill.worker.pipeline.ShardWorker._once", lambda *_: None)
     monkeypatch.setattr("gristmill.models.paid.MOST_REMEMBERED", 3000)
     ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "dedupe": True, "workers": 0, "concurrency": 1}
     texts = ["a", "b", "a", "long " * 600, *(f"other {n}" for n in range(12)), "b", "b"]
     found = gm.prompt(texts, **ask)["answer"].to_pylist()
     assert found == [f"<{text}>" for text in texts]
     told = chat.told()["answered"]
-    assert (told["a"], told["b"]) == (1, 2)
+    assert (told["a"], told["b"]) == (1, 1 if shared else 2)
