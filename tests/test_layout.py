@@ -132,3 +132,16 @@ def test_no_circle_of_files() -> None:
 def _files(path: Path) -> set[str]:
     """Modules of this package that a file imports anywhere, type-checking blocks left out."""
     return {f"{module}.{name}" for module, name in _imports(path)} | {module for module, _ in _imports(path)}
+
+
+def test_time_is_told_by_the_monotonic_clock_alone() -> None:
+    """Wall-clock time stands in labels, progress lines and beside files' times: what decides uses time.monotonic."""
+    import gristmill
+
+    allowed = {"runlog.py": 1, "views.py": 1, "detached.py": 2, "heartbeat.py": 1, "startup.py": 2}
+    source = Path(gristmill.__file__).parent
+    for path in source.rglob("*.py"):
+        if path.parent.name in ("observe", "cli", "sources", "sinks", "models", "fingerprint", "dynamic"):
+            continue
+        count = path.read_text().count("time.time()")
+        assert count <= allowed.get(path.name, 0), path

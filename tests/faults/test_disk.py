@@ -273,16 +273,3 @@ def test_fault_36_published_parts_deleted_or_changed(numbers: str, quick: Path) 
     assert len(verdict.lines) == 4
     for path in (*parts[:3], letters):
         assert any(path.name in line for line in verdict.lines)
-
-
-def test_time_is_told_by_the_monotonic_clock_alone() -> None:
-    """Wall-clock time stands in labels, progress lines and beside files' times: what decides uses time.monotonic."""
-    import gristmill
-
-    allowed = {"runlog.py": 1, "views.py": 1, "detached.py": 2, "heartbeat.py": 1, "startup.py": 2}
-    source = Path(gristmill.__file__).parent
-    for path in source.rglob("*.py"):
-        if path.parent.name in ("observe", "cli", "sources", "sinks", "models", "fingerprint", "dynamic"):
-            continue
-        count = path.read_text().count("time.time()")
-        assert count <= allowed.get(path.name, 0), path

@@ -64,7 +64,7 @@ class Once:
         try:
             if (known := self._known(request)) is not None:
                 return known
-            now = time.time()
+            now = time.monotonic()  # of one machine, as the file is: an owner from before it started anew is dead
             if self._changed("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (request, self._owner, now)):
                 if (known := self._known(request)) is not None:  # since just now
                     self.release(request)
