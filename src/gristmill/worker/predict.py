@@ -80,6 +80,7 @@ class Predict:
         self._kept: list[tuple[list[Row], np.ndarray, np.ndarray, pa.Table]] = []
         self._is_out_of_memory = is_out_of_memory
         self._release_memory = release_memory
+        self._ran_out = False  # since memory was last released
 
     def score(
         self,
@@ -245,7 +246,7 @@ class Predict:
         return Isolation(
             call,
             stage=Stage.MODEL,
-            out_of_memory=self._is_out_of_memory,
+            out_of_memory=self._says_memory_ran_out,
             shrink=shrink,
             doubt=self._doubt,
             before=before,
@@ -255,17 +256,28 @@ class Predict:
         """Whether the model still scores a row that it scored before; if there is none, True if it scores any of some
         rows spread over the window, else None.
         """
-        self._release_memory()
+        if self._ran_out:
+            self._release_memory()
+            self._ran_out = False
         if self._good is not None and isinstance(self._model, RowModel):
             return self._model.works(*self._good)
         if self._good is not None:
-            return self._tried(*self._good, np.empty(0, dtype=np.int64))  # perhaps from another window: no suspects
+            nobody = np.empty(0, dtype=np.int64)  # perhaps from another window: no suspects
+            if self._tried(*self._good, nobody):
+                return True
+            self._release_memory()  # perhaps it ran out, and was told in other words
+            return self._tried(*self._good, nobody)
         prepared = self._at_hand
         assert prepared is not None
         gone = {r.row for r in prepared.refused} | self._doomed
         spread = np.unique(np.linspace(0, prepared.rows - 1, num=min(16, prepared.rows)).astype(np.int64))
         alive = [spread[i : i + 1] for i in range(len(spread)) if int(spread[i]) not in gone]
         return any(self._tried(prepared, row, row) for row in alive) or None
+
+    def _says_memory_ran_out(self, error: BaseException) -> bool:
+        found: bool = self._is_out_of_memory(error)
+        self._ran_out |= found
+        return found
 
     def _tried(self, prepared: Prepared, index: np.ndarray, suspects: np.ndarray) -> bool:
         if self._before is not None:
