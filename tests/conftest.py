@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -43,6 +45,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
+# A shell that starts tests in the background has them ignore interrupts, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 GRACE_S = 5.0  # a worker that was told to stop may still be leaving
 
 
@@ -60,6 +66,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "clusters" if "/engines/" in file else file
 
     return ByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `few(n)` all but n cases, spread over all of them, are `long`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        marker = same[0].get_closest_marker("few")
+        assert marker is not None
+        kept = {round(k * (len(same) - 1) / max(1, marker.args[0] - 1)) for k in range(marker.args[0])}
+        for k, item in enumerate(same):
+            if k not in kept:
+                item.add_marker("long")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are objects that every collection of garbage would visit, in tests as in the runs
+    that they start in this process.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Some extension modules look at exit whether all that is theirs was collected."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -471,6 +471,7 @@ def test_a_flood_of_prints_is_no_deadlock(folder: Folder) -> None:
     assert running.returncode == 0, err[-500:]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams(folder: Folder, closed: str) -> None:
     """Launchers close them: the command does what it does, and no file of the result stands where they were."""
@@ -516,6 +517,7 @@ def test_a_listing_cut_by_head_ends_quietly(folder: Folder) -> None:
     running.stderr.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_a_run_that_can_be_resumed(folder: Folder, number: int, code: int) -> None:
     """130 and 143, in words; the same command goes on (fault 26)."""

@@ -43,6 +43,7 @@ def calls(folder: Path) -> Counter[int]:
     return Counter(map(int, (folder / "asked").read_text().split()))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("bad", [5, 40, 300, 900, 1400])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_function_of_one_row(tmp_path: Path, bad: int, workers: int) -> None:
@@ -58,6 +59,7 @@ def test_a_function_of_one_row(tmp_path: Path, bad: int, workers: int) -> None:
     assert set(called) == set(range(ROWS)) and called.total() <= ROWS + 60
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["coroutine", "thread", "batch"])
 def test_one_that_works_on_nothing_is_called_a_few_times(tmp_path: Path, kind: str) -> None:
     """However many rows there are, with and without declared columns; what to do is said."""
@@ -88,6 +90,7 @@ def prompted(rows: pa.Table, sink: Path, **options: Any) -> Any:
     return gm.prompt(rows, sink, prompt="{{ text }}", model="m", keep=["id"], **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shard_rows", [100, 5000])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_prompt_whose_first_rows_are_refused(chat: ChatServer, tmp_path: Path, shard_rows: int, workers: int) -> None:
@@ -102,6 +105,7 @@ def test_a_prompt_whose_first_rows_are_refused(chat: ChatServer, tmp_path: Path,
         prompted(rows, tmp_path / "strict", **options)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rows", [1, 5, 19, 20, 200, 5000])
 def test_answers_of_which_none_fits(chat: ChatServer, tmp_path: Path, rows: int) -> None:
     """Two requests a row, and of many rows few are asked; of a handful each is a dead letter."""
@@ -143,6 +147,7 @@ def stored(folder: Path, form: str, ids: list[int]) -> str:
     return str(folder)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz", "csv"])
 @pytest.mark.parametrize("source", [{}, {"where": "x % 50 = 7"}, {"limit": 2500}, {"sample": 1000, "seed": 1}])
 def test_every_format_is_looked_at_all_over(tmp_path: Path, form: str, source: dict[str, Any]) -> None:

@@ -439,6 +439,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("how", ["leaves", "stays"])
 def test_a_fork_in_a_stream_leaves_it_alone(numbers: str, tmp_path: Path, how: str) -> None:
@@ -885,6 +886,7 @@ def test_a_worker_imports_what_it_needs(tmp_path: Path) -> None:
     assert set(job.run().read().to_table()["heavy"].to_pylist()) == {0}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_script_s_functions_run_in_processes_that_multiprocessing_starts(
     numbers: str, tmp_path: Path, method: str

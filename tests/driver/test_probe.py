@@ -72,6 +72,7 @@ RUNS = [(case, first, 0) for case in CASES for first in (64, 200, 1100)]
 RUNS += [(case, 200, 1) for case in CASES if not case.startswith("filtered")]  # processes of their own for some
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("case", "first", "workers"), RUNS)
 def test_fault_60_counts_are_right(numbers: str, tmp_path: Path, case: str, first: int, workers: int) -> None:
     """However many first rows are dead or filtered, and by what, every row is there once and counts add up."""

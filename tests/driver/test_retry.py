@@ -193,6 +193,7 @@ LATER = {  # what comes after the first run, its place among the files, and what
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
 @pytest.mark.parametrize("later", LATER)
 def test_a_retry_gives_the_rows_as_the_run_gave_them(

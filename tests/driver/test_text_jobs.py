@@ -26,6 +26,7 @@ def vectors(table: pa.Table) -> np.ndarray:
     return np.stack(table["embedding"].to_numpy(zero_copy_only=False))
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_kill_9_and_the_same_command_again(minilm_onnx: Path, reviews: pa.Table, tmp_path: Path) -> None:
     """A killed embed, run again, gives what an uninterrupted run gives, and scores no committed shard twice."""
@@ -53,6 +54,7 @@ def test_kill_9_and_the_same_command_again(minilm_onnx: Path, reviews: pa.Table,
     assert np.abs(vectors(one) - vectors(two)).max() < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.real_model
 @pytest.mark.parametrize("workers", [0, 2])
 def test_embeddings_equal_those_of_sentence_transformers(

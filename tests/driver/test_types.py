@@ -53,6 +53,7 @@ LOSES = {
 }  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", LOSES)
 def test_fault_51_types_that_change_midway_stop_the_run(numbers: str, tmp_path: Path, case: str) -> None:
     """A value that the planned type cannot hold as it is stops the run; nothing rounded or cut is published."""
@@ -61,6 +62,7 @@ def test_fault_51_types_that_change_midway_stop_the_run(numbers: str, tmp_path: 
     assert not (tmp_path / "out" / "_SUCCESS").exists()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", LOSES)
 def test_fault_51_types_that_change_within_the_first_rows(numbers: str, tmp_path: Path, case: str) -> None:
     """The same where batches of one window differ, before there is a plan: values are those returned, or it stops."""

@@ -96,6 +96,7 @@ def wide(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"v": [float(r["id"])] * (2 if r["id"] < 100 else 3)} for r in rows]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("returns", [None, {"v": "list<float32>"}])
 def test_all_vectors_of_a_result_have_one_width(tmp_path: Path, returns: Any) -> None:
     """A shard of another width stops the run, and an append is refused, so that the files can be put together."""

@@ -97,6 +97,7 @@ class Caching:
         return {"y": batch["x"] * self.factor}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("given", ["{}", "{}/", "m", "{}/*.bin"])
 def test_what_comes_into_a_model_folder_is_no_part_of_it(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str

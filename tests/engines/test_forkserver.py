@@ -218,6 +218,7 @@ def test_forks_end_with_the_driver(tmp_path: Path) -> None:
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.2])
 @pytest.mark.parametrize("work", ["gm.map(abs, [-3]) == [3]", "gm.apply([{'x': 1}], fn=same).num_rows == 1"])
 def test_a_fork_of_the_driver_while_workers_start(work: str, seconds: float) -> None:

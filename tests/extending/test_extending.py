@@ -199,6 +199,7 @@ def test_a_store(cli: Cli, tmp_path: Path) -> None:
     assert "mode is 'append': it must be one of replace" in cli("deliver", "out", "shelf://x?mode=append", code=2)
 
 
+@pytest.mark.long
 def test_another_version_is_another_job(run: Run, cli: Cli, tmp_path: Path) -> None:
     """What the package answers may have changed with it: the version counts, and so does its code."""
     Path("lines/a.num").write_text("one\n")

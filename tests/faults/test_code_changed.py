@@ -56,6 +56,7 @@ CHANGES = {  # the module, what is written there in place of what, and whether t
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_module_that_changes_during_a_run_is_exit_4(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -407,6 +408,7 @@ def score(batch):
 """
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -475,6 +477,7 @@ class Reader:
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("named", "when"), [("file", "new worker"), ("folder", "each call"), ("secret", "each call")])
 def test_a_file_that_an_argument_names_is_the_planned_one(
     named: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -665,6 +668,7 @@ class Model:
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", ("unpacked", "gone", "written", "other"))
 def test_code_that_each_worker_brings_along_is_told_by_what_it_says(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -836,6 +840,7 @@ def grouped(batch):
 """
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("what", ["Model", "Mapped", "Packed", "of_rows", "grouped"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_newest_weights_of_a_folder(
@@ -1022,6 +1027,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("factor", "whole"),
     [("args.factor", False), ('plain["factor"]', False), ('plain.get("factor", 1)', False), ("settings.factor", False),

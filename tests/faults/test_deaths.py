@@ -121,6 +121,7 @@ def test_fault_18_a_model_that_breaks_midway_stops_the_job(quick: Path) -> None:
     assert report.rows_dead <= 20
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["hang", "gil"])
 def test_fault_19_a_model_that_hangs(quick: Path, what: str) -> None:
     """A call that never returns, also one that holds the GIL, ends its worker; the row behind it is a dead letter."""
@@ -279,6 +280,7 @@ def test_fault_26_asked_to_stop(numbers: str, quick: Path, signals: list[str], c
         oracles.nothing_lost_nothing_twice(root, IDS)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("op", ["create", "sync", "link", "remove"])
 @pytest.mark.parametrize("restart", [False, True])
 def test_fault_29a_and_31_a_stopped_worker_comes_back(quick: Path, op: str, restart: bool) -> None:

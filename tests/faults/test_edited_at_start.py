@@ -27,6 +27,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("place", ["script", "module"])
 @pytest.mark.parametrize("edit", ["answers", "comments"])
 def test_saved_while_it_is_imported(tmp_path: Path, place: str, edit: str) -> None:

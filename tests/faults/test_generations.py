@@ -339,6 +339,7 @@ def typed(batch: dict[str, Any], late: dict[str, Any], after: int = 30) -> list[
     return [{"a": int(i), "b": "x"} if i < after else dict(late) for i in batch["id"].tolist()]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("late", "wanted"),
     [

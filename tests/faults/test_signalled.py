@@ -55,6 +55,7 @@ for sink in sys.argv[2:]:
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("when", ["scoring", "publishing"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_fault_26_a_signal_ends_a_script_of_many_jobs(
@@ -134,6 +135,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("who", "at"), [("Stops", 1), ("Stops", 5), ("Stops", 20), ("_interrupted", 1)])
 def test_fault_26_a_signal_in_the_middle_of_an_import(numbers: str, quick: Path, who: str, at: int) -> None:
     """What it raises comes after the import system has let go of its locks, for which another thread's import waits."""

@@ -208,6 +208,7 @@ if {which!r} in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel ends nobody with its parent")
 @pytest.mark.parametrize("which", ["engines.forkserver", "engines.serving", "worker.stepprocesses"])
 def test_fault_58_stopped_while_it_starts(numbers: str, quick: Path, which: str) -> None:

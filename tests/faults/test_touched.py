@@ -219,6 +219,7 @@ def test_fault_50_append_and_retry_after_a_file_was_rewritten(quick: Path) -> No
     assert run(quick / "in", root, args=args, verbs={"append": True}).rows_ok == 1797
 
 
+@pytest.mark.few(2)
 @divided
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fault_80_a_file_touched_during_the_run(source: tuple[Path, Write], quick: Path, workers: int) -> None:

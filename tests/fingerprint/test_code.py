@@ -306,6 +306,7 @@ print(exact_digest(weights), exact_digest(whole))
 """
 
 
+@pytest.mark.long
 def test_quantised_weights_count_by_their_content() -> None:
     """The same in every process, other weights are others."""
     pytest.importorskip("torch")

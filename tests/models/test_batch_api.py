@@ -88,6 +88,7 @@ def test_every_row_has_its_answer(server: BatchServer, tmp_path: Path, provider:
     assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_fails_for_now_is_asked_again(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """In another batch: 429 and 500, what nobody answered, and what an expired batch left."""
@@ -232,6 +233,7 @@ def test_longer_than_a_call_may_take(server: BatchServer, tmp_path: Path) -> Non
     assert server.told()["batches"] == [29]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_cancelled_batch_stops_the_run_once(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """Somebody wanted that; what it was answered is kept, and the next run asks for the rest."""
@@ -257,6 +259,7 @@ def test_a_batch_that_is_refused_stops_the_run(server: BatchServer, tmp_path: Pa
     once(server.told())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_key_that_is_refused_is_told_at_once(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
@@ -286,6 +289,7 @@ def test_a_key_that_is_refused_is_told_at_once(
     once(server.told())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_an_answer_that_does_not_fit_is_asked_for_once_more_alone(
     server: BatchServer, tmp_path: Path, provider: str
@@ -311,6 +315,7 @@ def test_what_it_may_cost_is_held_before_a_batch_is_made(server: BatchServer, tm
     once(server.told())
 
 
+@pytest.mark.long
 def test_equal_requests_and_answers_from_before(server: BatchServer, tmp_path: Path) -> None:
     """Are in no batch, if that is asked for; else each row has its own answer."""
     rows = pa.table({"id": range(60), "text": [f"text {n % 5}" for n in range(60)]})

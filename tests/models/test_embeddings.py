@@ -46,6 +46,7 @@ def vectors(sink: Any, column: str = "embedding") -> dict[int, list[float]]:
 WANTED = {n: [2.0 + n % 7, 0.5] for n in range(ROWS)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("encodes", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_row_has_its_vector(server: ChatServer, tmp_path: Path, workers: int, encodes: bool) -> None:
@@ -172,6 +173,7 @@ def test_what_belongs_to_the_other_kind_is_refused(server: ChatServer) -> None:
             gm.embed(["a"], **{"model": "m", **there, **options})
 
 
+@pytest.mark.long
 def test_typed_as_a_command_and_as_a_job_file(server: ChatServer, tmp_path: Path) -> None:
     """Another name is another job; another address is not. The plan says what it takes."""
     pq.write_table(table(), tmp_path / "rows.parquet")

@@ -104,6 +104,7 @@ def test_an_address_that_rests_holds_no_other_up(chat: ChatServer, tmp_path: Pat
         assert resting.told()["requests"] < 20 and max(broken.told()["requests"], cut.told()["requests"]) < 60
 
 
+@pytest.mark.long
 def test_an_address_is_used_again_once_it_is_well(chat: ChatServer, tmp_path: Path) -> None:
     """Of two that share the load, one is broken at first."""
     chat.set(latency=0.03)

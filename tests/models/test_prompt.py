@@ -545,6 +545,7 @@ def test_columns_named_as_jinja_names_its_own() -> None:
     assert Template("{{ range }} {{ dict }}", "p").of({"range": "1-2", "dict": "D"}) == "1-2 D"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{"requests_per_minute": 300}, {"concurrency": 2}])
 def test_a_row_that_waits_for_its_turn_is_in_time(chat: ChatServer, options: dict[str, Any]) -> None:
     """The limit of a call is of the request; what limits and room for others take is not the row's fault."""
@@ -619,6 +620,7 @@ def test_a_forbidden_text_stops_no_later_run(chat: ChatServer, tmp_path: Path) -
     assert gm.retry_dead(job).rows_ok == 20
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "odd",
     [
@@ -685,6 +687,7 @@ def lethal(row: dict[str, Any]) -> str:
     return f"row {row['id']}"
 
 
+@pytest.mark.long
 def test_what_dead_workers_were_answered_is_paid_once_and_counted(chat: ChatServer, tmp_path: Path) -> None:
     """Rows that kill their workers are found, and no other is asked for again; the figures and `max_cost` are of all
     workers of the run, whichever died.

@@ -114,6 +114,7 @@ def test_images_are_sent_as_parts(chat: ChatServer, api: Any) -> None:
         gm.prompt(pa.table({"n": [1], "text": ["a"]}), prompt="{{ text }}", model="m", images="n")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("api", ["chat", "completions", "responses"])
 @pytest.mark.parametrize("structured", [True, False])
 def test_forms_of_requests_answer_alike(chat: ChatServer, api: Any, structured: bool) -> None:

@@ -137,6 +137,7 @@ def test_a_schema_gives_columns_and_checks_answers(chat: ChatServer, structured:
     assert any("That does not fit: film: 'd e f' does not match" in text for text in asked)
 
 
+@pytest.mark.long
 def test_the_class_and_the_schema_count(chat: ChatServer, tmp_path: Path) -> None:
     """Another rule in the class is another job, and so is another schema; a file's content counts, not its name."""
     chat.set(answer='{"n": 3}')

@@ -165,6 +165,7 @@ def test_what_no_line_would_be_answered_for_stops(server: ChatServer) -> None:
         assert not Path("out.jsonl").exists()
 
 
+@pytest.mark.long
 def test_an_endpoint_that_goes_away_costs_no_line(server: ChatServer) -> None:
     """The job stops, with exit 1; what is answered is kept, and the rest is asked when it is there again."""
     write(*(chat(f"{n}", f"row {n}") for n in range(120)))
@@ -181,6 +182,7 @@ def test_an_endpoint_that_goes_away_costs_no_line(server: ChatServer) -> None:
     assert [said(line) for line in read()] == [f"<row {n}>" for n in range(120)] and report.rows_dead == 0
 
 
+@pytest.mark.long
 def test_one_request_that_is_never_answered_is_an_error(server: ChatServer) -> None:
     """As long as others are answered."""
     server.set(stuck="never")
@@ -193,6 +195,7 @@ def test_one_request_that_is_never_answered_is_an_error(server: ChatServer) -> N
     assert (lines[7]["response"], lines[7]["error"]["code"]) == (None, "unanswered")
 
 
+@pytest.mark.long
 def test_killed_and_run_again(server: ChatServer) -> None:
     """The lines are those of the requests, in their order, and only what was in flight is asked again."""
     count, kills, before = 1200, 3, 0

@@ -40,6 +40,7 @@ def wanted(context: str, text: str) -> tuple[float, int]:
     return sum(map(echoed, tokens)), len(tokens)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("special", ["", "<s>"])
 @pytest.mark.parametrize("newer", [True, False])
 def test_an_endpoint_scores_continuations(server: ChatServer, special: str, newer: bool) -> None:

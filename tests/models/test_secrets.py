@@ -79,6 +79,7 @@ def test_a_key_of_the_environment_that_the_endpoint_repeats(server: ChatServer) 
     assert "Incorrect API key" in printed and told(printed, KEY) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["option", "environment", "job file"])
 def test_a_password_in_an_address(server: ChatServer, how: str) -> None:
     """Wherever the address is given, and whether anybody is there; also as it is sent."""

@@ -91,6 +91,7 @@ def test_a_graph_that_is_asked_for_counts_with_the_weights(both: Path, tmp_path:
     assert "onnx/model.onnx is used, but is older than model.safetensors" in said
 
 
+@pytest.mark.long
 def test_int8_is_made_of_the_weights(both: Path, tmp_path: Path) -> None:
     """Not of the graph that lies beside them."""
     train(both, "embeddings.word_embeddings.weight")

@@ -145,6 +145,7 @@ def test_a_row_does_not_depend_on_its_batch(batch):
     assert np.abs(found - reference()).max() < 1e-5
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     "pooling",
     [

@@ -41,6 +41,7 @@ def test_batch_scoring(sentiment_classifier: Path, reviews: pa.Table, tmp_path: 
     assert all(0.5 <= r["score"] <= 1 for r in scored)
 
 
+@pytest.mark.long
 def test_embedding_shards(minilm: Path, minilm_onnx: Path, reviews: pa.Table, tmp_path: Path) -> None:
     """One .npy a shard, rows in order, and a manifest that adds up; vectors as a job computes them."""
     (tmp_path / "in").mkdir()

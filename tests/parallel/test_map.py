@@ -692,6 +692,7 @@ def test_a_checkpoint_is_of_what_workers_compute_with(tmp_path: Path, monkeypatc
     assert gm.map(setting.scaled, [1, 2], checkpoint=folder) == [2, 4]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_checkpoint_of_endless_inputs(tmp_path: Path, ordered: bool) -> None:
     """What is known comes, although no input is missing; and it does not keep what is computed from coming."""

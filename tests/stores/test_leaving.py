@@ -99,6 +99,7 @@ def test_fault_70_a_second_signal_ends_it_at_once(server: S3Server, tmp_path: Pa
     assert seconds < 10
 
 
+@pytest.mark.long
 def test_a_script_ends_as_its_last_request_does(server: S3Server, tmp_path: Path) -> None:
     """The interpreter ends while others still ask the store: no thread of the store's comes into Python then, which
     aborted one script in twenty-five.

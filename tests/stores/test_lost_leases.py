@@ -142,6 +142,7 @@ def test_a_lease_of_an_earlier_process_of_the_same_number_is_free(server: S3Serv
         assert lease.held() and time.monotonic() - begun < 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["away", "forbidden"])
 def test_a_lease_that_could_not_be_removed_is_nobody_s(
     server: S3Server, how: str, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def test_fault_71_a_conflict_of_other_requests_is_waited_for(server: S3Server, p
     assert files.names(root) == ["a"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "word"),
     [("403", "403"), ("501", "501"), ("405", "405"), ("301", "another region"), ("404", "NoSuchBucket")],

@@ -473,6 +473,7 @@ def test_files_are_appended(server: S3Server, tmp_path: Path) -> None:
     assert gm.verify(made).ok
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_a_process_that_leaves_a_read_ends_well(server: S3Server, rows: str, form: str) -> None:
     """Arrow's threads, which read objects through Python, do not abort the process that ends in the midst of it."""
@@ -519,6 +520,7 @@ def test_a_job_file_says_how_to_reach_its_sink(
     assert "nothing to do" in gristmill("retry-dead", "job.yaml", "--progress", "off")
 
 
+@pytest.mark.long
 def test_batches_are_noted_in_the_store(server: S3Server, rows: str) -> None:
     """A provider's batch is created once: the next run fetches what it was answered, and asks for the rest."""
     with BatchServer(cancel=1, takes=0.2) as provider:
