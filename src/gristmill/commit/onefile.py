@@ -4,11 +4,11 @@ they published, in one step. Until then it holds the previous result.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.commit.documents import Live
@@ -16,8 +16,22 @@ from gristmill.commit.generation import decode_schema
 from gristmill.commit.publication import published
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.files.disk import LOCAL, META, join, sha256_of
+from gristmill.files.document import Document
 from gristmill.job.uris import file_of
 from gristmill.sinks.contract import SinkFormat, WorkFile
+
+Stamp = tuple[int, int]  # size and time of a file
+
+
+@dataclass(frozen=True)
+class Note(Document, what="note of a sink that is one file"):
+    """The file as a run made it: digests of the published files that it is of, its own, and its stamp, the last of
+    those that are ours.
+    """
+
+    of: tuple[str, ...] = ()
+    sha256: str = ""
+    stamps: tuple[Stamp, ...] = ()
 
 
 def refuse_foreign(root: str, overwrite: bool) -> None:
@@ -40,7 +54,7 @@ def settle(root: str, form: SinkFormat, options: Any, overwrite: bool) -> None:
         return
     body = published(root)
     rows, noted = [f for f in body.live() if f.role == "rows"], _noted(root)
-    if noted.get("of") == _digests(rows) and _ours(file, noted | {"stamps": noted["stamps"][-1:]}):
+    if noted.of == _digests(rows) and _ours(file, replace(noted, stamps=noted.stamps[-1:])):
         return
     work = join(root, META, "onefile")
     LOCAL.remove_folder(work)  # left by a run that was killed here
@@ -67,15 +81,14 @@ def settle(root: str, form: SinkFormat, options: Any, overwrite: bool) -> None:
         raise CorruptStore(f"{file}: what was copied is not what was read: check the disk, then run again")
     refuse_foreign(root, overwrite)
     # Until it is replaced, the file as it is now is ours, too; one that is overwritten never becomes so.
-    before = [_stamp(file)] if os.path.exists(file) and _ours(file, noted) else []
-    note = {"of": _digests(rows), "sha256": digest, "stamps": [*before, _stamp(made)]}
-    LOCAL.write_over(_note(root), json.dumps(note).encode())
+    before = (_stamp(file),) if os.path.exists(file) and _ours(file, noted) else ()
+    LOCAL.write_over(_note(root), Note(_digests(rows), digest, (*before, _stamp(made))).dump())
     _put(made, file, before, overwrite)
     LOCAL.sync_folder(os.path.dirname(file))
     LOCAL.remove_folder(work)
 
 
-def _put(made: str, file: str, before: list[list[int]], overwrite: bool) -> None:
+def _put(made: str, file: str, before: tuple[Stamp, ...], overwrite: bool) -> None:
     """Give the new file its name, unless one that is not ours has it. Raises BadJob."""
     if overwrite or (before and os.path.isfile(file) and _stamp(file) in before):
         return LOCAL.replace(made, file)
@@ -101,38 +114,38 @@ def differs(root: str) -> str | None:
     noted = _noted(root)
     if not os.path.isfile(file):
         return f"{file}: is missing: run the job again, which makes it of what is published"
-    if noted.get("of") != _digests([f for f in published(root).live() if f.role == "rows"]):
+    if noted.of != _digests([f for f in published(root).live() if f.role == "rows"]):
         return f"{file}: is not of the result that is published: run the job again"
-    if sha256_of(file) != noted["sha256"]:
+    if sha256_of(file) != noted.sha256:
         return f"{file}: has another content than was published: move it away and run the job again"
     return None
 
 
-def _ours(file: str, noted: Mapping[str, Any]) -> bool:
+def _ours(file: str, noted: Note) -> bool:
     """Whether a file is as a run wrote it. One that was copied or touched has another time, and the same content."""
     if not os.path.isfile(file):
         return False
-    stamp, stamps = _stamp(file), noted.get("stamps", [])
+    stamp, stamps = _stamp(file), noted.stamps
     same_size = bool(stamps) and stamp[0] == stamps[-1][0]
-    return stamp in stamps or (same_size and sha256_of(file) == noted["sha256"])
+    return stamp in stamps or (same_size and sha256_of(file) == noted.sha256)
 
 
-def _digests(rows: Sequence[Live]) -> list[str]:
-    return [f.sha256 for f in rows]
+def _digests(rows: Sequence[Live]) -> tuple[str, ...]:
+    return tuple(f.sha256 for f in rows)
 
 
 def _note(root: str) -> str:
     return join(root, META, "onefile.json")
 
 
-def _noted(root: str) -> dict[str, Any]:
+def _noted(root: str) -> Note:
+    """What is known of the file. Nothing if the note is gone or damaged: then the file is anybody's."""
     try:
-        found: dict[str, Any] = json.loads(LOCAL.read(_note(root)))
-    except FileNotFoundError:
-        return {}
-    return found
+        return Note.load_from(_note(root), LOCAL)
+    except (FileNotFoundError, CorruptStore):
+        return Note()
 
 
-def _stamp(path: str) -> list[int]:
+def _stamp(path: str) -> Stamp:
     about = os.stat(path)
-    return [about.st_size, about.st_mtime_ns]
+    return about.st_size, about.st_mtime_ns

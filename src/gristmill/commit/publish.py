@@ -151,7 +151,19 @@ def _retire(
         files.remove(visible)
 
     _each(files, retire, list(gone.values()))
-    _gone(files, [join(root, name) for name in gone])
+    lost = _of_lost(newest, names) - gone.keys() if any(p is None for p in between) else set()
+    _each(files, files.remove, [join(root, name) for name in sorted(lost)])
+    _gone(files, [join(root, name) for name in (*gone, *sorted(lost))])
+
+
+def _of_lost(newest: Publication, names: set[str]) -> set[str]:
+    """Visible files that this result's generations made and that it does not list, by their receipts: a publication
+    whose record is lost showed them.
+    """
+    root, files = newest.root, newest.files
+    strange = set(strangers(root, names, files))
+    own = (g for g in generations(root, files) if g.number in newest.generations and not g.lost)
+    return strange and strange & {name for g in own for name in committed(g)}
 
 
 def _copied_back(files: Files, visible: str, work: str) -> None:

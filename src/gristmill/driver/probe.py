@@ -78,7 +78,7 @@ def trial(at: Chosen, most: int) -> Task:
 def probe(at: Chosen, rows: int) -> Task:
     """The task that probes the first `rows` rows."""
     r, g = at.resolved, at.generation
-    base = None if g.schema is None or at.sink.evolve else generations.decode_schema(g.schema)
+    base = None if g.schema is None else generations.decode_schema(g.schema)
     first = Shard(0, shipping.pieces(r, max(1, rows) * 64))
     # Only columns that earlier rows may lack: one that every earlier row had is required of these, too.
     fields = {step: generations.decode_schema(text) for step, text in _made(at, {}).items()}

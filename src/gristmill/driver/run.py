@@ -55,8 +55,9 @@ def _through_tables(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> R
     starting("a job")
     with sparktables.opened(spec) as job:
         done = finish(job.spec, verbs, observer)
-        if done.later:  # an unfinished plan was finished as planned; now the files that appeared since
-            done = finish(job.spec, replace(verbs, restart=False, append=True), observer)
+        if done.later:  # an unfinished plan was finished as planned; now the files that appeared since, at which nobody
+            # who accepts could look
+            done = finish(job.spec, replace(verbs, restart=False, append=True, accept=False), observer)
         job.settle()
     return done.report
 

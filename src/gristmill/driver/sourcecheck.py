@@ -216,6 +216,10 @@ class _Again:
         try:
             # The file as it is now: a reader of the planned one may still be open, and would read what is deleted.
             piece = replace(self.piece, file=paths.look(self.reader.fs, self.piece.file))
+            if self.reader.format.by_bytes and piece.file.size != self.piece.file.size:
+                # The last record may have become longer: it ends where the file ends.
+                now = self.reader.format.inspect(piece.file, self.reader.fs, self.reader.options)
+                piece = replace(piece, extent=max(piece.extent, now.extent))
             wanted = pieces.reading(self.reader, piece.file.path)
             if pieces.digest_of(self.reader, replace(wanted, damaged=True), piece) == self.digest:
                 return None

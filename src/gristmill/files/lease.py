@@ -48,6 +48,16 @@ class Lease:
         """Take the lease. Raises SinkBusy, naming the run that holds it."""
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         self._file = LockFile(self.path, "a+")
+        try:
+            self._take()
+            self._file.truncate(0)
+            self._file.write(myself().dump())
+        except BaseException:  # perhaps of a full disk: whoever keeps the exception must not keep the lock
+            self._file.close()
+            raise
+        return self
+
+    def _take(self) -> None:
         began = seen = time.monotonic()
         while not self._locked():
             if self._locked(shared=True):  # held by some who look, not by a run
@@ -55,13 +65,9 @@ class Lease:
                 seen = time.monotonic()
             if time.monotonic() > min(seen + _LOOK, began + _LOOKED):
                 about = _told(self._file)
-                self._file.close()
                 who = named(about) if about.pid else "its name is not known yet"
                 raise SinkBusy(f"{self._sink}: another run holds this sink ({who}): wait for it or stop it")
             time.sleep(random.uniform(0.001, 0.01))
-        self._file.truncate(0)
-        self._file.write(myself().dump())
-        return self
 
     def _locked(self, *, shared: bool = False) -> bool:
         with contextlib.suppress(BlockingIOError, PermissionError):

@@ -68,7 +68,8 @@ def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bo
     schema = decode_schema(result.body.output_schema)
     marked = marking(result)
     wrong = [] if marked is None else [marked]
-    wrong += [w for w in files.map(lambda f: _wrong(result, f, sink_format, schema), live) if w is not None]
+    held = [*((f, join(root, f.name)) for f in live), *_others_read(result, live)]
+    wrong += [w for w in files.map(lambda f: _wrong(result, f[0], f[1], sink_format, schema), held) if w is not None]
     stray = strangers(root, {f.name for f in live}, files)
     wrong += _strays(result, stray) if stray else []
     wrong += [f"{name}: listed {n} times" for name, n in Counter(f.name for f in live).items() if n > 1]
@@ -118,25 +119,48 @@ def _strays(result: Publication, stray: Sequence[str]) -> list[str]:
     return lines
 
 
-def _wrong(result: Publication, f: Live, sink_format: SinkFormat, schema: pa.Schema) -> str | None:
+def _others_read(result: Publication, live: Sequence[Live]) -> Iterator[tuple[Live, str]]:
+    """Files that readers open instead of those of the visible names, where they are other files: a copy of a sink has
+    no links.
+    """
+    rows = reading.readable(result.root, [f for f in live if f.role != "dead"], result.files)
+    dead = reading.kept(result.root, [f for f in live if f.role == "dead"], result.files)
+    for f, path in zip(sorted(live, key=lambda f: f.role == "dead"), [*rows, *dead], strict=True):
+        visible = join(result.root, f.name)
+        if path != visible and not (result.files.free_links and _same(path, visible)):
+            yield f, path
+
+
+def _same(one: str, other: str) -> bool:
     try:
-        with result.files.local(join(result.root, f.name)) as path:
-            options = json.loads(result.body.fingerprint.options.get("sink.options", "{}"))
-            return _differs(path, f, sink_format, schema, options)
+        return os.path.samefile(one, other)
     except FileNotFoundError:
-        return f"{f.name}: missing ({f.rows} rows of shard {f.shard}, generation {f.generation})"
+        return False
+
+
+def _wrong(result: Publication, f: Live, at: str, sink_format: SinkFormat, schema: pa.Schema) -> str | None:
+    name = os.path.relpath(at, result.root) if result.files.free_links else at.removeprefix(result.root).lstrip("/")
+    try:
+        with result.files.local(at) as path:
+            options = json.loads(result.body.fingerprint.options.get("sink.options", "{}"))
+            found = _differs(path, f, sink_format, schema, options)
+    except FileNotFoundError:
+        return f"{name}: missing ({f.rows} rows of shard {f.shard}, generation {f.generation})"
+    if found is None:
+        return None
+    instead = f" (gm.read opens this file instead of {f.name}, whose copy it is, while it is there)"
+    return f"{name}: {found}{'' if name == f.name else instead}"
 
 
 def _differs(path: str, f: Live, sink_format: SinkFormat, schema: pa.Schema, options: Mapping[str, Any]) -> str | None:
     if os.path.getsize(path) != f.bytes:
-        return f"{f.name}: {os.path.getsize(path)} bytes, but {f.bytes} were published"
+        return f"{os.path.getsize(path)} bytes, but {f.bytes} were published"
     if sha256_of(path) != f.sha256:
-        return f"{f.name}: content changed (sha256 differs)"
+        return "content changed (sha256 differs)"
     counted = count_lines(path) if f.role == "dead" else sink_format.count(path, f.role)
     if counted != f.rows:
-        return f"{f.name}: {counted} rows, but {f.rows} were published"
-    found = sink_format.misfit(path, schema, options) if f.role == "rows" else None
-    return None if found is None else f"{f.name}: {found}"
+        return f"{counted} rows, but {f.rows} were published"
+    return sink_format.misfit(path, schema, options) if f.role == "rows" else None
 
 
 def count_lines(path: str) -> int:

@@ -76,6 +76,8 @@ class Partitioned:
         import pyarrow as pa
 
         found = self.form.refused(rows, options)
+        if not rows.num_rows:  # Arrow cannot combine no chunks of every dictionary
+            return found
         for name in (n for n in self.columns if n in rows.column_names):
             column = rows.column(name)
             if not _names_folders(plain(column.type)):
@@ -196,6 +198,8 @@ def _numbered(number: int) -> str:
 
 def divided(rows: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
     """Each partition's folder with its row numbers, in order; without columns, all rows under the folder ""."""
+    if not rows.num_rows:
+        return
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     texts: list[list[str]] = []
     for name in columns:

@@ -152,7 +152,12 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             column = rows.column(i)
             if plain(field.type) != field.type:
                 column = lossless(column, plain(field.type))
-            rows = rows.set_column(i, pa.field(field.name, wanted), column.cast(wanted))
+            try:
+                column = column.cast(wanted)
+            except pa.ArrowInvalid as e:
+                both = f"{field.type} here, {wanted} with the other files"
+                raise pa.ArrowInvalid(f"column {field.name!r} ({both}; write them with one type): {e}") from e
+            rows = rows.set_column(i, pa.field(field.name, wanted), column)
     return pa.Table.from_arrays(rows.columns, schema=nullable(rows.schema)) if rows.num_columns else rows
 
 

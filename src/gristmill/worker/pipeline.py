@@ -532,7 +532,8 @@ class ShardWorker:
             answer["figures"] = {k: v + answer["figures"].get(k, 0.0) for k, v in figures.items()}
             if answer["schema"] is None and rows.num_rows:
                 schema, base = self._recipe.sink_format.stored(rows, self._recipe.sink.options), item.value.base
-                schema = schema if base is None else fitting(rows, schema, base)
+                if base is not None and not self._recipe.sink.evolve:
+                    schema = fitting(rows, schema, base)
                 answer.update(schema=generations.encode_schema(schema), results=list(body.results))
                 answer["answers"] = body.answers
                 answer["columns"] = body.rows.column_names

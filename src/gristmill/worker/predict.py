@@ -326,7 +326,7 @@ class Predict:
             names, replaced = [*names, *new], replaced | anew
         if self._post:
             rows, identity, place = self._finite(Stage.AFTER, window, rows, names, identity, place, dead, replaced)
-        written = rows.select(self._recipe.output.columns(rows.column_names, names))
+        written = _as_before(rows.select(self._recipe.output.columns(rows.column_names, names)), task)
         if unheld := self._recipe.sink_format.refused(written, self._recipe.sink.options):
             dead += [DeadRow(int(place[i]), Stage.AFTER, error, text) for i, (error, text) in sorted(unheld.items())]
             keep = np.setdiff1d(np.arange(rows.num_rows), list(unheld))
@@ -456,6 +456,15 @@ def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Tabl
         return f if lists and is_list(f.type) and pa.types.is_fixed_size_list(kind.type) else kind
 
     return fitted(table, pa.schema([bound(f) for f in table.schema]))
+
+
+def _as_before(table: pa.Table, task: Task) -> pa.Table:
+    """Columns in which none of the first rows has a value have the type that the result to be added to gives them."""
+    for i, f in enumerate(table.schema):
+        if task.base is not None and pa.types.is_null(f.type) and f.name in task.base.names:
+            kind = task.base.field(f.name).type
+            table = table.set_column(i, pa.field(f.name, kind), pa.nulls(table.num_rows, kind))
+    return table
 
 
 def _with_all(task: Task, results: pa.Table) -> pa.Table:

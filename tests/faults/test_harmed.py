@@ -1,0 +1,192 @@
+"""Sinks that were copied, or whose records were damaged: what readers, verify and the next command make of them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.errors import BadJob, GateFailed, RunFailed
+from gristmill.files.lease import Lease
+from gristmill.process.locks import LockFile
+
+
+def tens(rows: list[dict[str, Any]]) -> list[Any]:
+    """Ten times the id; rows that are marked as bad fail unless a file says that they are mended."""
+    return [ValueError("bad") if r["bad"] and not os.path.exists("mended") else {"y": 10 * r["id"]} for r in rows]
+
+
+def vectors(rows: list[dict[str, Any]]) -> list[Any]:
+    """A vector, or null for rows that are marked as bad."""
+    return [{"v": None if r["bad"] else [float(r["id"]), 1.0]} for r in rows]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    return tmp_path
+
+
+def add(name: str, ids: range, bad: Any = lambda i: False, **columns: pa.Array) -> None:
+    """A file of the source."""
+    table = pa.table({"id": list(ids), "bad": [bad(i) for i in ids], **columns})
+    pq.write_table(table, f"in/{name}.parquet")
+
+
+def job(sink: Any = "out", fn: Any = tens, **options: Any) -> gm.Job:
+    """All rows, in this process."""
+    sink = sink if not isinstance(sink, str) else gm.sink(sink, keep=["id"])
+    options = {"gates": {"min_ok": 0.0}, "workers": 0, **options}
+    return gm.Job("in/*.parquet", gm.model(fn, batch_format="rows"), sink, **options)
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_a_copy_is_verified_as_it_is_read(format: str) -> None:
+    """A copy has no links: what gm.read opens is another file than the one with the visible name."""
+    add("a", range(20))
+    job(gm.sink("out", keep=["id"], format=format)).run()
+    shutil.copytree("out", "copy")
+    assert gm.verify("copy", deep=True).ok
+    (work,) = Path("copy/_gristmill").glob("g*/work/part-*")
+    assert work.stat().st_ino != next(Path("copy").glob("part-*")).stat().st_ino
+    data = bytearray(work.read_bytes())
+    data[len(data) // 2] ^= 1
+    work.write_bytes(data)
+    verdict = gm.verify("copy")
+    assert not verdict.ok
+    assert "gm.read opens this file instead of part-" in verdict.lines[0]
+    assert gm.verify("out", deep=True).ok
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 200, b'{"of": ["', b"[]", b'{"of": 3, "sha256": "x", "stamps": []}'])
+def test_a_damaged_note_of_a_one_file_sink(damage: bytes) -> None:
+    """The file counts as anybody's, and --overwrite makes it the sink's again."""
+    add("a", range(20))
+    sink = gm.sink("out.parquet", keep=["id"])
+    job(sink).run()
+    Path(".out.parquet.gristmill/_gristmill/onefile.json").write_bytes(damage)
+    assert not gm.verify("out.parquet").ok
+    with pytest.raises(BadJob, match="--overwrite"):
+        job(sink).run()
+    with pytest.raises(BadJob, match="--overwrite"):
+        job(sink).run(restart=True)
+    again = gm.sink("out.parquet", keep=["id"], overwrite=True)
+    job(again).run()
+    assert gm.verify("out.parquet").ok
+    job(sink).run()
+    assert pq.read_table("out.parquet")["y"].to_pylist() == [10 * i for i in range(20)]
+
+
+def test_accepted_is_what_there_was_to_look_at() -> None:
+    """Files that came later are appended by the same command, with the gates."""
+    options: dict[str, Any] = {"gates": {"min_ok": 0.9}, "on_new_files": "append"}
+    add("1", range(20), lambda i: i < 4)
+    with pytest.raises(GateFailed):
+        job(**options).run()
+    add("2", range(100, 140), lambda i: True)
+    with pytest.raises(GateFailed, match="40 rows"):
+        job(**options).run(accept=True)
+    assert sorted(gm.read("out").to_table()["id"].to_pylist()) == list(range(4, 20))
+    Path("mended").touch()
+    assert job(**options).run().rows_ok == 16 + 40
+
+
+def test_a_lease_that_cannot_be_written_is_not_held(folder: Path) -> None:
+    """Also while somebody keeps the exception, as an interactive session does."""
+    os.symlink("/dev/full", folder / "lock")
+    with pytest.raises(OSError) as kept:
+        Lease("out", str(folder)).__enter__()
+    assert kept.value.__traceback__ is not None
+    with LockFile(str(folder / "lock"), "a+") as file:
+        file.lock()
+
+
+@pytest.mark.parametrize("evolve", [False, True])
+@pytest.mark.parametrize("verb", ["append", "retry"])
+def test_added_rows_of_which_the_first_have_no_vector(verb: str, evolve: bool) -> None:
+    """They are dead letters, as they are behind others: the result says what the column holds."""
+    add("1", range(10), lambda i: i == 3)
+    sink = gm.sink("out", keep=["id"], format="npy", evolve=evolve)
+    job(sink, vectors).run()
+    if verb == "append":
+        add("2", range(100, 190), lambda i: i < 164)
+        report = job(sink, vectors).run(append=True)
+    else:
+        report = gm.retry_dead(job(sink, vectors))
+    assert (report.rows_ok, report.rows_dead) == ((9 + 26, 1 + 64) if verb == "append" else (9, 1))
+    assert gm.verify("out", deep=True).ok
+
+
+def test_a_record_of_a_publication_that_is_lost() -> None:
+    """What it showed and the next result does not is removed all the same, by the receipts."""
+    add("a", range(13), lambda i: i % 5 == 2)
+    job().run()
+    record = Path("out/_gristmill/published/0000001.json")
+    data = record.read_bytes()
+    record.unlink()
+    record.write_bytes(data[:100])
+    Path("mended").touch()
+    assert gm.retry_dead(job()).rows_dead == 0
+    assert gm.verify("out", deep=True).ok, gm.verify("out").lines
+    assert sorted(gm.read("out").to_table()["id"].to_pylist()) == list(range(13))
+
+
+KEYS = {
+    "date32": (pa.date32(), datetime.date(2026, 1, 1)),
+    "timestamp": (pa.timestamp("us"), datetime.datetime(2026, 1, 1)),
+    "zone": (pa.timestamp("us", "UTC"), datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)),
+    "time": (pa.time64("us"), datetime.time(1, 2)),
+    "int": (pa.int8(), 7),
+    "text": (pa.string(), "a"),
+    "bool": (pa.bool_(), True),
+    "float": (pa.float32(), 1.5),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_partitions_of_a_shard_without_rows(kind: str) -> None:
+    """Whatever the type of the key, a shard of which every row is dead, or filtered, ends no run."""
+    columns = {"key": pa.array([KEYS[kind][1]] * 100, KEYS[kind][0])}
+    add("a", range(100), lambda i: 50 <= i < 55, **columns)
+    sink = gm.sink("out", keep=["id"], partition_by=["key"])
+    assert job(sink, shard_rows=5).run().rows_dead == 5
+    assert gm.retry_dead(job(sink, shard_rows=5)).rows_dead == 5
+    source = gm.source("in/*.parquet", where="id >= 50")
+    sink = gm.sink("other", keep=["id"], partition_by=["key"])
+    options: dict[str, Any] = {"workers": 0, "shard_rows": 5, "gates": {"min_ok": 0.0}}
+    assert gm.Job(source, gm.model(tens, batch_format="rows"), sink, **options).run().rows_ok == 45
+
+
+def test_a_time_that_the_type_of_other_files_does_not_hold() -> None:
+    """The error names the column, both types, and what to do."""
+    for name, year, unit in (("1", 2020, "ns"), ("2", 1000, "us")):
+        add(name, range(1), t=pa.array([datetime.datetime(year, 1, 1)], pa.timestamp(unit)))
+    with pytest.raises(RunFailed, match=r"column 't' \(timestamp\[us\] here, timestamp\[ns\] with .* one type\)"):
+        job(gm.sink("out", keep=["id", "t"])).run()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_last_record_that_became_longer(form: str) -> None:
+    """It ends where the file ends, not where it ended when it was planned; records after it are no change."""
+    shutil.rmtree("in")
+    whole = {"csv": ["id,bad\n", "10,\n", "11,"], "jsonl": ['{"id": 10, "bad": ""}\n', '{"id": 11, "bad": ""}']}[form]
+    path = Path(f"in.{form}")
+    path.write_text("".join(whole))
+    gm.apply(str(path), "out", fn=tens, batch_format="rows", keep=["id"], workers=0)
+    assert gm.verify("out", source=True).ok
+    with path.open("a") as file:
+        file.write({"csv": "\n12,\n", "jsonl": '\n{"id": 12, "bad": ""}\n'}[form])
+    assert gm.verify("out", source=True).ok
+    path.write_text("".join(whole) + {"csv": "7\n", "jsonl": " 7\n"}[form])
+    verdict = gm.verify("out", source=True)
+    assert not verdict.ok
+    assert any("in." in line for line in verdict.lines)
