@@ -61,10 +61,11 @@ class Chat:
     """What it does, in all of OpenAI's forms. `slow` of the requests take `times` as long;
     `busy`, `broken`, `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second, over which it
     answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
-    max_completion_tokens. `forbids` is a text to which it answers 403, `stuck` one that it never answers, and `lacks`
-    are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request, gives vectors in base64 if
-    it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`). It `echoes` prompts of
-    completions with log-probabilities, of which tokens are of three letters and begin with a special one (`special`).
+    max_completion_tokens. `forbids` is a text to which it answers 403, `fails` one to which 500, `stuck` one that it
+    never answers, and `lacks` are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request,
+    gives vectors in base64 if it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`). It
+    `echoes` prompts of completions with log-probabilities, of which tokens are of three letters and begin with a
+    special one (`special`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -86,6 +87,8 @@ class Chat:
         self.complains: list[str] = []  # for prompts with "complain", with what and with which code it refuses them
         self.tells = ""  # the headers of requests with this text, in refusing them
         self.down = False
+        self.fails = ""  # a text for which something breaks
+        self.terse = True  # answers a prompt of one character, too
         self.answer = "echo"
         self.seed = 0
         self.retry_after: float | None = None
@@ -134,6 +137,10 @@ class Chat:
             return error(401, "Incorrect API key provided", "invalid_api_key")
         if self.tells and self.tells in json.dumps(body):
             return error(400, f"headers were {dict(request.headers)}")
+        if not self.terse and body.get("messages", [{}])[-1].get("content") == "1":
+            return 0, "", {}
+        if self.fails and self.fails in json.dumps(body):
+            return error(500, "something broke")
         if self.complains and "complain" in json.dumps(body.get("messages")):
             return error(400, *self.complains)
         if path in self.lacks:

@@ -158,10 +158,12 @@ def test_an_endpoint_that_is_gone_is_told_and_stops_the_job(
 
     def go() -> None:
         nonlocal gone
+        while chat.told()["requests"] < 100:
+            time.sleep(0.05)
         gone = time.monotonic()
         chat.set(**how)
 
-    thread = threading.Timer(2.0, go)
+    thread = threading.Thread(target=go)
     thread.start()
     with pytest.raises(RunFailed, match=r"no answer from http://127.* for \d+ s .*; what is answered is kept"):
         job.run(observer=seen)
@@ -179,6 +181,26 @@ def test_rows_that_are_never_answered_are_dead_letters_alone(chat: ChatServer, t
     ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "workers": 1, "batch_timeout": 3, "timeout": 1}
     report = gm.prompt(table(6), tmp_path / "out", gates={"min_ok": 0.5}, keep=["id"], **ask)
     assert (report.rows_ok, report.rows_dead) == (5, 1)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("terse", [True, False])
+@pytest.mark.parametrize("row", [0, 5])
+def test_a_row_that_always_breaks_the_endpoint(chat: ChatServer, tmp_path: Path, row: int, terse: bool) -> None:
+    """The first row is no reason to think that nobody is there, nor is the last one, also once it is left alone: the
+    endpoint answers the smallest request, or again the first token of what it has answered.
+    """
+    chat.set(fails=f"row {row} is here", terse=terse)
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "workers": 1, "batch_timeout": 3, "timeout": 1}
+    if row == 0 and not terse:
+        chat.set(fails="row 1 is here")  # somebody has to be answered
+    report = gm.prompt(table(6), tmp_path / "out", gates={"min_ok": 0.5}, keep=["id"], **ask)
+    assert (report.rows_ok, report.rows_dead) == (5, 1)
+    (error,) = gm.dead(tmp_path / "out")["message"].to_pylist()
+    assert "the last time: 500: something broke" in error
+    if terse:
+        options: dict[str, Any] = {"gates": {"min_ok": 0, "allow_empty": True}, "keep": ["id"], **ask}
+        assert gm.prompt(table(6).slice(row, 1), tmp_path / "alone", **options).rows_dead == 1
 
 
 def test_a_run_that_stops_says_what_it_spent(chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

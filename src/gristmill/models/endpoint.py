@@ -59,6 +59,7 @@ LONGEST = {
 MOST_WHY = 100  # characters of a failure, in progress
 MOST_USED = 10**9  # tokens of one request: more is no number of tokens
 MOST_LOOK = 10.0  # seconds in which it has to be answered
+MOST_AGAIN = 1 << 16  # bytes of a request that was answered, to be sent once more
 SAID = (3, 5, 10, 20, 30)  # seconds without an answer at which that is told; then each minute
 
 
@@ -196,6 +197,9 @@ class Endpoint:
         self._since = float("-inf")  # when a request was sent and no other was on its way
         self._silence: Silence | None = None  # since nobody is answered
         self._looking: asyncio.Lock | None = None
+        self._looked = float("-inf")  # when it was last asked whether it answers at all
+        self._answered_last: Mapping[str, Any] = {}  # a request, by the form of `path`
+        self._answered_path = ""
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
@@ -244,6 +248,7 @@ class Endpoint:
             except Later as later:
                 self._failed(address, sent, later)
                 taken += time.monotonic() - sent
+                await self._nobody_there(later, tries, address, path, body)
                 wait = self._pause(later, tries, address)
                 if taken + wait > self._limit or self._silent() + wait > self._limit:
                     times = "once" if tries == 1 else f"{tries} times"
@@ -260,6 +265,8 @@ class Endpoint:
                     self._well(address, sent)
                 raise
             self._well(address, sent)
+            if len(data) <= MOST_AGAIN:
+                self._answered_path, self._answered_last = path, body
             self._room.answered(time.monotonic(), self._slots.flying + 1)
             self._tokens.more((sum(tokens_in(found)) or tokens) - tokens)
             return found
@@ -297,12 +304,26 @@ class Endpoint:
         """Seconds in which nobody was answered, since the first failure among them."""
         return 0.0 if self._silence is None else time.monotonic() - self._silence.since
 
-    def _pause(self, later: Later, tries: int, address: Address) -> float:
-        """Seconds to rest before the next try. Raises BadModel if nobody is there, and RunFailed if the endpoint wants
-        to be left alone for longer than a request may take.
+    async def _nobody_there(
+        self, later: Later, tries: int, address: Address, path: str, body: Mapping[str, Any]
+    ) -> None:
+        """Raises BadModel if no request has been answered yet, the smallest one included. Once nobody was answered for
+        a while, the smallest is asked now and then: progress is to tell one request's failure from an endpoint's.
         """
-        if not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full:
+        first = not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full
+        if first and not await self._answers_small(path, body, 0.0):
             self.stop(BadModel(f"{redact(address.url)}: no answer: {later.why}: is this the endpoint (base_url)?"))
+        if self._silent() < SAID[-1] or time.monotonic() < self._looked + SAID[-1]:
+            return
+        self._looking = self._looking or asyncio.Lock()
+        if not self._looking.locked():
+            async with self._looking:
+                await self._answers_small(path, body, 0.0)
+
+    def _pause(self, later: Later, tries: int, address: Address) -> float:
+        """Seconds to rest before the next try. Raises RunFailed if the endpoint wants to be left alone for longer than
+        a request may take.
+        """
         rest = self._addresses.rest(time.monotonic())
         if rest > self._limit:  # as only the endpoint itself asks for
             at = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=rest)
@@ -327,7 +348,7 @@ class Endpoint:
         self._looking = self._looking or asyncio.Lock()
         async with self._looking:
             self._go_on()
-            if self._silence is None or await self._answers_small(path, body):
+            if self._silence is None or await self._answers_small(path, body, min(MOST_LOOK, self._limit / 9)):
                 return
             self.stop(
                 RunFailed(
@@ -336,26 +357,35 @@ class Endpoint:
                 )
             )
 
-    async def _answers_small(self, path: str, body: Mapping[str, Any]) -> bool:
-        """Whether the endpoint answers the smallest request of a form, if only to refuse it."""
-        small = {name: SMALL[name] for name in SMALL if name in body}
-        if path in LONGEST and not any(name in body for name in LONGEST.values()):
-            small[LONGEST[path]] = SMALL[LONGEST[path]]
-        data = json.dumps({"model": body.get("model"), **small}).encode()
-        until = time.monotonic() + min(MOST_LOOK, self._limit / 9)
-        while (left := until - time.monotonic()) > 0:
-            for address in self._addresses:
-                sent = time.monotonic()
-                try:
-                    await asyncio.wait_for(self._sent(address, path, data), left)
-                except (Later, asyncio.TimeoutError):
-                    continue
-                except (Refused, Forbidden):
-                    pass
-                self._well(address, sent)
-                return True
+    async def _answers_small(self, path: str, body: Mapping[str, Any], seconds: float) -> bool:
+        """Whether the endpoint answers, if only to refuse it, the smallest request of a form, or the first token of one
+        that it has answered: asked once, and again for so many seconds.
+        """
+        self._looked = time.monotonic()
+        small = [(path, {"model": body.get("model"), **{name: SMALL[name] for name in SMALL if name in body}})]
+        if self._answered_last:
+            small.append((self._answered_path, dict(self._answered_last)))
+        until = time.monotonic() + seconds
+        while True:
+            for form, asked in small:
+                for address in self._addresses:
+                    if await self._answers(address, form, _of_one_token(form, asked)):
+                        return True
+            if (left := until - time.monotonic()) <= 0:
+                return False
             await asyncio.sleep(min(left, BASE))
-        return False
+
+    async def _answers(self, address: Address, path: str, body: Mapping[str, Any]) -> bool:
+        sent = time.monotonic()
+        call = self._sent(address, path, json.dumps(body).encode())
+        try:
+            await asyncio.wait_for(call, min(MOST_LOOK, max(1.0, self._limit / 9)))
+        except (Later, asyncio.TimeoutError):
+            return False
+        except (Refused, Forbidden):
+            pass
+        self._well(address, sent)
+        return True
 
     @property
     def trouble(self) -> str:
@@ -472,6 +502,12 @@ class Endpoint:
         if status in LATER:
             return Later(why, after_of(headers), status in FULL)
         return Refused(why, status, reply, code)
+
+
+def _of_one_token(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request that asks for as little as there is."""
+    limits = [name for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if name in body]
+    return {**body, **{name: SMALL[name] for name in limits or [LONGEST[path]] * (path in LONGEST)}}
 
 
 def holds(found: Any, key: str) -> bool:
