@@ -27,6 +27,7 @@ ORDER = [
     {"commit"},
     {"result"},
     {"stores"},
+    {"snapshots"},
     {"worker"},
     {"engines"},
     {"observe"},

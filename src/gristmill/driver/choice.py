@@ -10,7 +10,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import publish as publishing
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.publication import Publication
-from gristmill.driver import backends, budgets, selection, sourcecheck
+from gristmill.driver import backends, budgets, pinning, selection, sourcecheck
 from gristmill.driver import retry as retrying
 from gristmill.driver.opening import Opened
 from gristmill.driver.planning import Resolved
@@ -56,6 +56,8 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
         return
     generation, r, plan = choice.generation, choice.resolved, None
     at.log.begin(generation, at.lease)
+    if at.resolved.pins:
+        pinning.note(at.root, at.files, at.resolved.pins)
     if choice.resumed:
         plan = sourcecheck.with_files(generations.read_plan(generation), at.resolved)
         r = sourcecheck.as_planned(r, plan)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections, onefile, publication
 from gristmill.commit import publish as publishing
-from gristmill.driver import planning, sparktables, warmup
+from gristmill.driver import pinning, planning, sparktables, warmup
 from gristmill.driver.planning import Resolved
 from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, CorruptStore, SinkBusy
@@ -21,6 +21,7 @@ from gristmill.job.job import JobSpec, Sink
 from gristmill.job.secret import secrets_in
 from gristmill.job.uris import file_named, file_of
 from gristmill.observe.events import Observer, Silent
+from gristmill.snapshots.pinned import Pinned, Pinning
 
 
 def sink_root(sink: Sink) -> str:
@@ -107,15 +108,22 @@ def opened(c: Command) -> Iterator[Opened]:
     c.log.say(phase="planning")
     warmup.start(c.spec)
     _look_at_sink(c)
-    # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
-    r = None if c.spec.source.data is not None else resolved(_plannable(c), c.root, c.files)
+    with pinning.begun(c.spec, c.root, c.files, restart=c.verbs.restart, retry=c.verbs.retry) as stores:
+        # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
+        early = stores is None and c.spec.source.data is None
+        yield from _leased(c, stores, resolved(_plannable(c), c.root, c.files) if early else None)
+
+
+def _leased(c: Command, stores: Pinning | None, r: Resolved | None) -> Iterator[Opened]:
     folder = generations.meta(c.root)
     try:  # fail before anything is loaded if the sink cannot be written (fault 6)
         c.files.prove(folder)
     except OSError as e:
         raise BadJob(f"sink {c.sink.uri}: cannot be written ({e.strerror}): give another folder") from e
-    with c.files.lease(c.sink.uri, folder, c.log.tell) as lease:
-        if r is None:
+    with c.files.lease(c.sink.uri, folder, c.log.tell) as lease, pinning.swept(c.root, c.files):
+        if stores is not None:
+            r = resolved(_plannable(c), c.root, c.files, pinned=stores.pinned(c.log.tell))
+        elif r is None:
             r = _with_data(c)
         c.log.hide(secrets_in(r.model))
         for note in r.warnings:
@@ -142,14 +150,18 @@ def _look_at_sink(c: Command) -> None:
         raise BadJob(f"sink {c.sink.uri}: cannot be read ({e.strerror})") from e
 
 
-def resolved(spec: JobSpec, root: str, files: Files) -> Resolved:
+def resolved(
+    spec: JobSpec, root: str, files: Files, held_data: str | None = None, pinned: Pinned | None = None
+) -> Resolved:
     """A job over files, resolved with what its sink knows of them. Raises as `planning.resolve` does."""
     claims = generations.generations(root, files)
     written = generations.written(root, files)
     texts = next((g.fingerprint.texts for g in reversed(claims) if not g.lost), ())
     # The sink may hold a plan to resume, or a finished one: whether files differ matters only when a new one is begun.
     known = inspections.of_generations(claims)
-    return planning.resolve(spec, None, known, begins=not claims, texts=texts, written=written)
+    return planning.resolve(
+        spec, held_data, known, begins=not claims, texts=texts, written=written, pinned=pinned
+    )
 
 
 def _with_data(c: Command) -> Resolved:

@@ -25,6 +25,7 @@ from gristmill.job.job import HELD, JobSpec, Sink, Source
 from gristmill.job.namelists import joined
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import reveal
+from gristmill.job.snapshots import is_snapshot
 from gristmill.job.specs import MODELS, ModelSpec, changed
 from gristmill.job.uris import file_named, is_local, local_path, records_of, redact
 from gristmill.models.contract import ModelInfo, Place
@@ -39,6 +40,7 @@ from gristmill.shards.shard import Selection
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sinks.formats import DEFAULT, SINKS, sink_format
+from gristmill.snapshots.pinned import Pin, Pinned, Pinning
 from gristmill.sources.contract import Reading, SourceFormat
 from gristmill.sources.formats import SOURCES
 from gristmill.worker.batches import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
@@ -92,6 +94,7 @@ class Resolved:
     only: Any = None  # a retry's rows (driver.retry.Only)
     own: dict[str, pa.Schema] = field(default_factory=dict)  # schemas with which a retry reads some files
     folders: tuple[str, ...] = ()  # columns taken from folder names, of those that are read
+    pins: tuple[Pin, ...] = ()  # where a source that is a store is read, and what of it was copied
     skipped: tuple[str, ...] = ()  # files left out because they cannot be read, with the reason
 
     @property
@@ -143,10 +146,12 @@ def resolve(
     begins: bool = True,
     texts: Sequence[str] = (),
     written: Collection[str] = (),
+    pinned: Pinned | None = None,
 ) -> Resolved:
     """Open the source's metadata, check everything that can be checked, and fingerprint the job.
 
-    `held_data` is a folder that in-memory sources are written to; `known` is what an earlier plan recorded about the
+    `held_data` is a folder that in-memory sources are written to, and stores are copied to, of which `pinned` has what
+    is read, if that is decided; `known` is what an earlier plan recorded about the
     files: only files touched since are opened. Files that differ in a column that is read are refused if a generation
     `begins`; otherwise the error is left in `Resolved.differing` for a run that may find it resumes a plan. So is any
     other error that is due only to files not in `known`. `texts` are columns that the result to be added to has read as
@@ -166,7 +171,13 @@ def resolve(
         from gristmill.sinks.partition import partitioned
 
         sink_format = partitioned(sink_format, job.sink.partition_by)
-    fs, listed, stored, doubled = _listed(source)
+    if source.data is None and not source.uri[0].startswith(HELD) and is_snapshot(source):
+        pinned = pinned or _pinned(source, held_data)
+        fs, listed, doubled = pinned.storage, list(pinned.files), []
+        stored = {path: dict(kinds) for path, kinds in pinned.kinds.items()}
+        source = replace(source, format="parquet", storage={})
+    else:
+        fs, listed, stored, doubled = _listed(source)
     source_format = formats.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
@@ -180,13 +191,14 @@ def resolve(
         _described, job, source, fs, source_format, sink_format, how, doubled, skipped, folders, written
     )
     try:
-        return described(files, files, begins)
+        return replace(described(files, files, begins), pins=() if pinned is None else pinned.pins)
     except (BadJob, GateFailed) as e:
         before = [] if begins or known is None else [f for f in files if known.has(f.file.path, how)]
         if not before or len(before) == len(files):
             raise
         with contextlib.suppress(BadJob, GateFailed):
-            return replace(described(files, before, False), differing=e)
+            pins = () if pinned is None else pinned.pins
+            return replace(described(files, before, False), differing=e, pins=pins)
         raise
 
 
@@ -287,6 +299,14 @@ def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], li
     if not alone:
         raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
     return fs, alone, stored, doubled
+
+
+def _pinned(source: Source, folder: str | None) -> Pinned:
+    """A source that is a store as it is now, for those who only look."""
+    if folder is None:
+        raise BadJob(f"{', '.join(map(redact, source.uri))}: a store is read by a run: it cannot be planned alone")
+    with contextlib.closing(Pinning(source, folder)) as pinning:
+        return pinning.pinned(lambda _: None)
 
 
 def check_other(source: Source, sink: Sink) -> None:

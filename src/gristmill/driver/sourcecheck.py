@@ -8,6 +8,7 @@ cannot set back; a file in a store that reports neither is judged by its ETag, v
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,8 +33,9 @@ from gristmill.commit.generation import (
 from gristmill.driver.planning import Resolved, selected
 from gristmill.errors import GristmillError
 from gristmill.fingerprint import digests
-from gristmill.job.job import HELD, Source
+from gristmill.job.job import COPY, HELD, Source
 from gristmill.job.secret import reveal
+from gristmill.job.snapshots import is_snapshot
 from gristmill.process import machine
 from gristmill.shards.shard import Piece
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
@@ -268,11 +270,24 @@ def verify(members: Sequence[Generation], source: Source | None = None) -> list[
     """
     openreaders.close_all()
     found: list[str] = []
+    of_files = source is None or is_snapshot(source)
     for member in members:
         files = [f.path for f in read_plan(member).shards.files]
+        if copies := sorted({path.partition("/")[0] for path in map(_after_held, files) if f"{COPY}/" in path}):
+            folder = held_inputs(member.root, member.files)
+            if not all(os.path.isdir(os.path.join(folder, name)) for name in copies):
+                found.append(
+                    "source: its rows were copied from a store, and the copy was removed when they were published: what "
+                    "it held then cannot be looked at again"
+                )
+                continue
         if all(path.startswith(HELD) for path in files):
             fs = paths.mounted(files, {HELD: held_inputs(member.root, member.files)})
         else:
-            fs = paths.mounted(*((files, {}) if source is None else (reveal(source.uri), reveal(source.storage))))
+            fs = paths.mounted(*((files, {}) if of_files else (reveal(source.uri), reveal(source.storage))))
         found += [f"{path}: {why}" for path, why in _differing(_readings([member], fs, None)).items()]
     return found
+
+
+def _after_held(path: str) -> str:
+    return path.removeprefix(HELD)

@@ -81,7 +81,7 @@ def plan(spec: JobSpec) -> PlanView:
         def resolved(spec: JobSpec) -> planning.Resolved:
             if held is None:
                 return planning.resolve(spec, folder)
-            return opening.resolved(spec, held.root, held.files)
+            return opening.resolved(spec, held.root, held.files, folder)
 
         try:
             r = resolved(spec)

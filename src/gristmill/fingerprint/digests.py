@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gristmill.job.job import HELD, JobSpec, Source
+from gristmill.job.job import COPY, HELD, JobSpec, Source
 from gristmill.job.secret import SEALED, Secret, salt_of
 from gristmill.job.secret import sealed as seal
 from gristmill.shards.sourcefiles import FileInfo
 
 MOST_LINES = 12
 _OTHER_TABLE = "input: the table in memory has different content"
+_OTHER_ROWS = "input: the store that is the source holds other rows now"
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
 PACKAGE = "package "  # before the name of an installed package that a callable itself belongs to
 NOT_COMPARED = "not compared: "  # before what is only named, as it comes and goes while code runs; a reason, for files
@@ -150,6 +151,8 @@ def _told(value: Any) -> Any:
 
 def input_digest(info: FileInfo) -> str:
     """What identifies a file's content without reading it."""
+    if info.file.path.startswith(HELD) and f"{COPY}/" in info.file.path:  # its path does
+        return json.dumps([0, "", ""])
     return json.dumps([info.file.size, info.file.stamp, info.layout + info.file.folders])
 
 
@@ -295,7 +298,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
         elif file and now is None:
             lines.append(f"{section}: {name} is gone (to continue as before put it back)")
         elif name.startswith(HELD) and None in (before, now):
-            lines += [] if _OTHER_TABLE in lines else [_OTHER_TABLE]
+            line = _OTHER_ROWS if f"{COPY}/" in name else _OTHER_TABLE
+            lines += [] if line in lines else [line]
         elif section == "input" and now is None:
             lines.append(f"input: {name} is no longer in the source")
         elif before is None or now is None:

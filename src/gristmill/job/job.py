@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+COPY = ".snapshot"  # ends the name of the folder, after HELD, of rows that were copied from a store
 HELD = "table://"  # before the digest of a table in memory, which is its path wherever its copy is stored
 
 
@@ -34,6 +35,7 @@ class Source:
     not_shaping: ClassVar[Mapping[str, str]] = {  # what does not change the answers, and why: all else counts
         "uri": "the files that it stands for are compared one by one",
         "data": "compared as the file that it is written to",
+        "query": "the rows that it gives are compared",
         "on_bad_file": "the files that are left are compared one by one",
         "storage": "how to reach the files, which are compared one by one; credentials change from night to night",
     }
@@ -54,6 +56,10 @@ class Source:
         ),
     ] = None
     columns: Annotated[tuple[str, ...] | None, Help("Read only these columns")] = None
+    query: Annotated[
+        str | None,
+        Help("The rows are what this query of the database gives that the source names", "SQL", usual=True),
+    ] = None
     where: Annotated[
         str | None,
         Help("Only rows for which this SQL condition holds, for example \"lang = 'en'\"", "SQL", usual=True),

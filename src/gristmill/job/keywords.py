@@ -108,6 +108,7 @@ class RowOptions(TypedDict, total=False):
     """Which rows of a source, and which of their columns. See `Source`."""
 
     columns: Names | None
+    query: str | None
     where: str | None
     limit: int | None
     sample: int | None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import stat as modes
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gristmill.errors import BadSource
@@ -112,6 +112,18 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
     touched = f"{found.st_ctime_ns}:{found.st_ino}"  # the write time can be set back, the inode's change time cannot
     inode = f"{found.st_dev}:{found.st_ino}" if found.st_ino else ""  # a folder's listing on Windows has none
     return Entry(name, False, found.st_size, str(found.st_mtime_ns), touched, inode, found.st_nlink)
+
+
+@dataclass(frozen=True)
+class NamedListing(LocalListing):
+    """Files of ours whose names say what they hold: one that is made again is the same, though its inode is another."""
+
+    def look(self, path: str) -> Entry | None:
+        found = super().look(path)
+        return None if found is None else replace(found, touched="", inode="")
+
+    def tree(self, folder: str, skip: Names) -> Iterator[tuple[str, Entry]]:
+        return ((path, replace(entry, touched="", inode="")) for path, entry in super().tree(folder, skip))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gristmill.fingerprint.digests import written
 from gristmill.job.job import HELD, Source
 from gristmill.job.uris import local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
-from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing
+from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, NamedListing
 from gristmill.sources.patience import Patient, StoreAway
 
 __all__ = ["Storage", "changed", "look", "mounted", "open_input", "reads", "redact", "resolve"]
@@ -178,7 +178,7 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
         raise BadSource("the source is an empty path: name a file, a folder or a glob")
     scheme = uri.partition("://")[0].lower() if _SCHEME.match(uri) else ""
     if uri.startswith(HELD) and HELD in storage:
-        mount = Mount(HELD, LocalListing(), f"{storage[HELD]}/")
+        mount = Mount(HELD, NamedListing(), f"{storage[HELD]}/")
         return mount.inner(uri), mount
     if scheme in ("", "file", "local"):
         return local_path(uri), _LOCAL  # a trailing slash only says that it is a folder

@@ -1,0 +1,1 @@
+"""Sources that are stores, read at one snapshot: databases and lakes."""

@@ -1,0 +1,146 @@
+"""The files that hold the rows of a source that is a store: its own, or copies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from gristmill.job.job import COPY, HELD, Source
+from gristmill.job.snapshots import SNAPSHOTS, Wanted, wanted
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sinks.partition import NULL
+from gristmill.snapshots.contract import DataFile, Snapshot
+from gristmill.snapshots.copying import copied
+from gristmill.sources import paths
+from gristmill.sources.paths import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Pin", "Pinned", "Pinning"]
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What a run reads of one address: `id` is that of what is wanted there, `version` that of the snapshot, `copy` the
+    name of the folder with the rows if they were copied, `told` and `at` are for people.
+    """
+
+    id: str
+    version: str
+    told: str
+    at: str
+    copy: str = ""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A source at its snapshots: Parquet files, in order, the types of columns that are constant in each, by path, and
+    the pins that lead there again.
+    """
+
+    storage: Storage
+    files: tuple[SourceFile, ...]
+    kinds: Mapping[str, Mapping[str, pa.DataType]]
+    pins: tuple[Pin, ...]
+
+
+class Pinning:
+    """A source that is a store, from its addresses to files. Making one opens the stores of which there is no pin, so
+    that what cannot be read is told before anything else is done; `pinned` then copies what has to be copied, into
+    `folder`. Raises as `SnapshotKind.open` does.
+    """
+
+    def __init__(self, source: Source, folder: str, pins: Sequence[Pin] = ()) -> None:
+        self._source, self._folder = source, folder
+        self._asked = wanted(source)
+        known = {pin.id: pin for pin in pins}
+        self._pins = [known.get(asked.id) for asked in self._asked]
+        self._open: list[Snapshot | None] = []
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            for asked, pin in zip(self._asked, self._pins, strict=True):
+                self._open.append(None if self._copy(pin) else _opened(asked, pin))
+            stack.pop_all()
+
+    def _copy(self, pin: Pin | None) -> bool:
+        return pin is not None and bool(pin.copy) and os.path.isdir(os.path.join(self._folder, pin.copy))
+
+    def pinned(self, tell: Tell) -> Pinned:
+        """The files. `tell` gets a line on each store."""
+        storage, files, pins = Storage(), list[SourceFile](), list[Pin]()
+        kinds: dict[str, Mapping[str, pa.DataType]] = {}
+        for asked, pin, snapshot in zip(self._asked, self._pins, self._open, strict=True):
+            if snapshot is None and not self._copy(pin):  # another run has removed it since
+                snapshot, pin = _opened(asked, None), None
+            found = None if snapshot is None else snapshot.files()
+            if found is not None and (there := self._listed(asked, found)) is not None:
+                assert snapshot is not None and snapshot.schema is not None
+                told, copy = f"read at {snapshot.told}", ""
+                schema = snapshot.schema
+                for file in there[1]:
+                    names = next(f.constant for f in found if _path(f) == file.path)
+                    kinds[file.path] = {name: schema.field(name).type for name in names}
+            else:
+                told, copy = self._copied(asked, pin, snapshot)
+                there = self._held(copy)
+            storage = Storage((*storage.mounts, *there[0].mounts))
+            files += there[1]
+            made = pin or Pin(asked.id, "" if snapshot is None else snapshot.version, told, _now())
+            pins.append(replace(made, copy=copy))
+            tell(f"{asked.shown}: {told}" if pin is None else f"{asked.shown}: as for the run that is here ({pin.told})")
+        return Pinned(storage, tuple(files), kinds, tuple(pins))
+
+    def _copied(self, asked: Wanted, pin: Pin | None, snapshot: Snapshot | None) -> tuple[str, str]:
+        if snapshot is None:
+            assert pin is not None
+            return pin.told, pin.copy
+        begun = time.monotonic()
+        os.makedirs(self._folder, exist_ok=True)
+        copy, rows = copied(snapshot, asked, self._folder)
+        took, version = time.monotonic() - begun, f" at {snapshot.told}" if snapshot.told else ""
+        return f"{rows:,} rows{version} copied in {took:.1f} s, as of {_now()}", copy
+
+    def _held(self, copy: str) -> tuple[Storage, list[SourceFile]]:
+        return paths.resolve(Source((f"{HELD}{copy}",), storage={HELD: self._folder}))
+
+    def _listed(self, asked: Wanted, found: Sequence[DataFile]) -> tuple[Storage, list[SourceFile]] | None:
+        """The store's own files as a source lists them; None if there are none, or a client's options open them."""
+        remote = any("://" in file.uri for file in found)
+        if not found or (remote and asked.place.options):
+            return None
+        by_uri = {file.uri: file for file in found}
+        storage, listed = paths.resolve(Source(tuple(sorted(by_uri))))
+        by_path = {_path(file): file for file in found}
+        return storage, [replace(file, folders=_folders(by_path[file.path])) for file in listed]
+
+    def close(self) -> None:
+        """Let go of the stores."""
+        for snapshot in self._open:
+            if snapshot is not None:
+                snapshot.close()
+
+
+def _opened(asked: Wanted, pin: Pin | None) -> Snapshot:
+    return SNAPSHOTS.get(asked.place.store).open(asked, "" if pin is None else pin.version)
+
+
+def _path(file: DataFile) -> str:
+    return paths.redact(file.uri)
+
+
+def _folders(file: DataFile) -> str:
+    """Constant columns, as folders named by them would say it."""
+    said = {name: NULL if value is None else quote(value, safe="") for name, value in file.constant.items()}
+    return "/".join(f"{quote(name, safe='')}={value}" for name, value in said.items())
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
