@@ -1,0 +1,123 @@
+"""Delta tables as a source: at one version, read from its own files where these alone are the rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from gristmill.arrow.schemas import plain
+from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.process.extras import require
+from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
+from gristmill.snapshots.lakes import whole
+
+_AWAY = re.compile(r"connect|timed? ?out|dns|unavailable|reset|50[0234]", re.IGNORECASE)
+
+
+class Delta:
+    """`delta:///PATH`, `delta+s3://BUCKET/PATH` (and other object stores), or a folder with a `_delta_log`;
+    `?version=5` for another than the latest.
+    """
+
+    name: ClassVar[str] = "delta"
+    queried: ClassVar[bool] = False
+    said: ClassVar[tuple[str, ...]] = ("version",)
+    embedded: ClassVar[bool] = True
+    marks: ClassVar[tuple[tuple[str, ...], ...]] = (("_delta_log",),)
+
+    @staticmethod
+    def open(wanted: Wanted, version: str) -> Snapshot:
+        """The table at a version, by its log."""
+        asked = version or wanted.said.get("version", "")
+        if asked and not asked.isdigit():
+            raise BadJob(f"{wanted.shown}: version is {asked!r}: give the number of a version")
+        return Version(wanted, int(asked) if asked else None)
+
+
+_: type[SnapshotKind] = Delta  # for mypy
+
+
+class Version:
+    """One version of a table."""
+
+    def __init__(self, wanted: Wanted, version: int | None) -> None:
+        deltalake = require("deltalake", "delta", wanted.shown)
+        self._wanted, self._errors = wanted, (deltalake.exceptions.DeltaError, OSError, ValueError)
+        place = wanted.place
+        inner = place.uri.partition("+")[2] if "+" in place.uri.partition("://")[0] else place.path
+        options = {name: str(value) for name, value in place.options.items()}
+        try:
+            self._table = deltalake.DeltaTable(inner, version=version, storage_options=options or None)
+            self.version = str(self._table.version())
+            self.schema = pa.schema(pa.schema(self._table.schema()).remove_metadata())
+        except self._errors as e:
+            raise self._said(e) from e
+        self.told = f"version {self.version}"
+
+    def _said(self, error: BaseException) -> BadSource | RunFailed:
+        words = self._wanted.place.words(error)
+        if isinstance(error, OSError) and _AWAY.search(words):
+            return RunFailed(f"{self._wanted.shown}: cannot be reached: {words}: run again when the store answers")
+        return BadSource(f"{self._wanted.shown}: cannot be read as a Delta table: {words}")
+
+    def files(self) -> Sequence[DataFile] | None:
+        """The files of the version, unless rows of them are deleted, or columns have other names or types there."""
+        table = self._table
+        try:
+            if (table.metadata().configuration.get("delta.columnMapping.mode") or "none") != "none":
+                return None
+            features = table.protocol().reader_features or ()
+            if "deletionVectors" in features and pa.table(table.deletion_vectors()).num_rows:
+                return None
+            files = self._listed()
+        except self._errors as e:
+            raise self._said(e) from e
+        return files if files is not None and whole(files, self.schema) else None
+
+    def _listed(self) -> list[DataFile] | None:
+        """The files with the values of their partition; None if a value is not the same as text."""
+        added = pa.table(self._table.get_add_actions(flatten=True))
+        names = self._table.metadata().partition_columns
+        constants = [[_text(v, self.schema.field(n).type) for v in added[f"partition.{n}"].to_pylist()] for n in names]
+        if any(value is False for column in constants for value in column):
+            return None
+        uris = self._table.file_uris()
+        paths = added["path"].to_pylist()
+        ends = {path.rpartition("/")[2]: i for i, path in enumerate(paths)}
+        if len(ends) < len(paths) or any(uri.rpartition("/")[2] not in ends for uri in uris):
+            return None  # names that cannot be told apart
+        return [
+            DataFile(uri, {n: c[ends[uri.rpartition("/")[2]]] for n, c in zip(names, constants, strict=True)})
+            for uri in uris
+        ]
+
+    def pieces(self) -> Sequence[Piece]:
+        return [self._read]
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        columns = None if self._wanted.columns is None else list(self._wanted.columns)
+        schema = self.schema if columns is None else pa.schema([self.schema.field(n) for n in columns])
+        try:
+            for batch in pa.RecordBatchReader.from_stream(self._table.scan(columns=columns)):
+                arrays = [c.cast(plain(c.type)) for c in batch.columns]
+                yield pa.record_batch(arrays, names=batch.schema.names).select(schema.names)
+        except self._errors as e:
+            raise self._said(e) from e
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _text(value: Any, kind: pa.DataType) -> Any:
+    """A value as text that gives it back; False if none does."""
+    if value is None:
+        return None
+    scalar = pa.scalar(value, kind)
+    try:
+        text = str(pa.array([scalar]).cast(pa.string())[0].as_py())
+        return text if pa.array([text]).cast(kind)[0].equals(scalar) else False
+    except (pa.ArrowException, NotImplementedError):
+        return False

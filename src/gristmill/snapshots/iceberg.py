@@ -1,0 +1,128 @@
+"""Iceberg tables as a source: at one snapshot, read from its own files where these alone are the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.job.snapshots import near
+from gristmill.process.extras import require
+from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
+from gristmill.snapshots.lakes import whole
+
+
+class Iceberg:
+    """`iceberg://CATALOG/namespace.table`, of a catalog that PyIceberg knows (its file or environment, or the source's
+    `storage`), or `iceberg:///PATH/metadata/NAME.metadata.json`; `?snapshot=ID` or `?ref=BRANCH` for another than the
+    current one.
+    """
+
+    name: ClassVar[str] = "iceberg"
+    queried: ClassVar[bool] = False
+    said: ClassVar[tuple[str, ...]] = ("snapshot", "ref")
+    embedded: ClassVar[bool] = False
+    marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    @staticmethod
+    def open(wanted: Wanted, version: str) -> Snapshot:
+        """The table at a snapshot."""
+        return Taken(wanted, version)
+
+
+_: type[SnapshotKind] = Iceberg  # for mypy
+
+
+class Taken:
+    """One snapshot of a table."""
+
+    def __init__(self, wanted: Wanted, version: str) -> None:
+        require("pyiceberg", "iceberg", wanted.shown)
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        self._wanted = wanted
+        table = _table(wanted)
+        self.version = version or self._chosen(table)
+        self.told = f"snapshot {self.version}" if self.version else "no snapshot: it is empty"
+        columns = ("*",) if wanted.columns is None else tuple(wanted.columns)
+        try:
+            self._scan = table.scan(snapshot_id=int(self.version) if self.version else None, selected_fields=columns)
+            self.schema = schema_to_pyarrow(self._scan.projection())
+            self._whole = schema_to_pyarrow(table.scan(snapshot_id=self._scan.snapshot_id).projection())
+        except (ValueError, OSError) as e:
+            raise BadSource(f"{wanted.shown}: {wanted.place.words(e)}") from e
+
+    def _chosen(self, table: Any) -> str:
+        said = self._wanted.said
+        if "ref" in said:
+            refs = table.refs()
+            if said["ref"] not in refs:
+                raise BadSource(f"{self._wanted.shown}: there is no branch or tag {said['ref']!r}: it has {', '.join(refs)}")
+            return str(refs[said["ref"]].snapshot_id)
+        if "snapshot" in said:
+            if not said["snapshot"].isdigit() or table.snapshot_by_id(int(said["snapshot"])) is None:
+                ids = ", ".join(str(s.snapshot_id) for s in table.snapshots()[-5:])
+                raise BadSource(f"{self._wanted.shown}: there is no such snapshot: the latest are {ids or 'none'}")
+            return said["snapshot"]
+        current = table.current_snapshot()
+        return "" if current is None else str(current.snapshot_id)
+
+    def files(self) -> Sequence[DataFile] | None:
+        """The data files, unless rows of them are deleted, or columns have other names or types there."""
+        try:
+            tasks = list(self._scan.plan_files())
+        except (ValueError, OSError) as e:
+            raise BadSource(f"{self._wanted.shown}: {self._wanted.place.words(e)}") from e
+        if any(task.delete_files or str(task.file.file_format).rpartition(".")[2] != "PARQUET" for task in tasks):
+            return None
+        files = [DataFile(_local(task.file.file_path)) for task in tasks]
+        return files if whole(files, self._whole) else None
+
+    def pieces(self) -> Sequence[Piece]:
+        return [self._read]
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._scan.to_arrow_batch_reader()
+        except (ValueError, OSError) as e:
+            raise BadSource(f"{self._wanted.shown}: {self._wanted.place.words(e)}") from e
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _table(wanted: Wanted) -> Any:
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, RESTError
+    from pyiceberg.table import StaticTable
+
+    place, options = wanted.place, {n: str(v) for n, v in wanted.place.options.items()}
+    catalog, _, name = place.uri.partition("://")[2].partition("/")
+    try:
+        if name.endswith(".metadata.json"):
+            return StaticTable.from_metadata(place.path if not catalog else place.uri, options)
+        if not catalog or "." not in name:
+            raise BadJob(f"{wanted.shown}: name a catalog and a table: iceberg://CATALOG/namespace.table")
+        there = load_catalog(catalog, **options)
+    except (ValueError, OSError, RESTError) as e:
+        raise BadSource(f"{wanted.shown}: the catalog cannot be opened: {place.words(e)}") from e
+    try:
+        return there.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError) as e:
+        names = [n[-1] for n in there.list_tables(name.rpartition(".")[0])] if _has(there, name) else []
+        raise BadSource(f"{wanted.shown}: there is no table {name!r}{near(name, names)}") from e
+    except Exception as e:  # whatever a catalog's client raises
+        raise RunFailed(f"{wanted.shown}: the catalog says: {place.words(e)}: run again when it answers") from e
+
+
+def _has(catalog: Any, name: str) -> bool:
+    return tuple(name.rpartition(".")[0].split(".")) in catalog.list_namespaces()
+
+
+def _local(path: str) -> str:
+    """A file of this machine as a path: what follows file: is one, in which nothing is quoted."""
+    if path.startswith("file:"):
+        return "/" + path.removeprefix("file:").lstrip("/")
+    return path

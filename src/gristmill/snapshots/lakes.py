@@ -1,0 +1,57 @@
+"""What sources that are lakes share: whether their files alone, as Parquet, are the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.job.job import Source
+from gristmill.snapshots.contract import DataFile
+from gristmill.sources import paths
+
+AT_ONCE = 16
+_ID = b"PARQUET:field_id"
+
+
+def whole(files: Sequence[DataFile], schema: pa.Schema) -> bool:
+    """Whether each file has just the columns of a table that are not constant in it, of the same types: columns may
+    have been added, renamed or widened since it was written.
+    """
+    if not files:
+        return True
+    storage, listed = paths.resolve(Source(tuple(file.uri for file in files)))
+    constant = {paths.redact(file.uri): file.constant for file in files}
+
+    def alike(path: str) -> bool:
+        with paths.open_input(storage, path) as opened:
+            found = pq.read_schema(opened)
+        wanted = {f.name: f for f in schema if f.name not in constant[path]}
+        return set(found.names) == set(wanted) and all(_same(f, wanted[f.name]) for f in found)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return all(pool.map(alike, [file.path for file in listed]))
+
+
+def _same(one: pa.Field, other: pa.Field) -> bool:
+    ids = [(f.metadata or {}).get(_ID) for f in (one, other)]
+    return (None in ids or ids[0] == ids[1]) and _bare(one.type) == _bare(other.type)
+
+
+def _bare(kind: pa.DataType) -> Any:
+    """A type without what differs between writers: the names inside lists, and the room for offsets."""
+    t = pa.types
+    if t.is_large_string(kind) or t.is_string_view(kind):
+        return pa.string()
+    if t.is_large_binary(kind) or t.is_binary_view(kind):
+        return pa.binary()
+    if t.is_list(kind) or t.is_large_list(kind):
+        return ("list", _bare(kind.value_type))
+    if t.is_map(kind):
+        return ("map", _bare(kind.key_type), _bare(kind.item_type))
+    if t.is_struct(kind):
+        return ("struct", *((f.name, _bare(f.type), (f.metadata or {}).get(_ID)) for f in kind))
+    return kind

@@ -1,0 +1,145 @@
+"""Any database that SQLAlchemy has a dialect for, as a source: one statement of one transaction, whose rows come as
+Python values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from gristmill.errors import BadSource, MissingExtra, RunFailed
+from gristmill.job.snapshots import near, table_of
+from gristmill.process.extras import require
+from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
+from gristmill.snapshots.rows import as_batch
+from gristmill.snapshots.sql import read_of
+
+BATCH_ROWS = 16_384
+_STEADY = ("SNAPSHOT", "REPEATABLE READ", "SERIALIZABLE")  # levels at which a transaction sees one snapshot
+
+
+class SQLAlchemy:
+    """`mysql+pymysql://…#table`, or `sqlalchemy+DIALECT://…` for any dialect; the rest is SQLAlchemy's own URL."""
+
+    name: ClassVar[str] = "sqlalchemy"
+    queried: ClassVar[bool] = True
+    said: ClassVar[tuple[str, ...]] = ()
+    embedded: ClassVar[bool] = False
+    marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    @staticmethod
+    def open(wanted: Wanted, version: str) -> Snapshot:
+        """The database, with a transaction of its own."""
+        return Rows(wanted)
+
+
+_: type[SnapshotKind] = SQLAlchemy  # for mypy
+
+
+class Rows:
+    """A table or a query of one connection."""
+
+    version = told = ""
+    schema: pa.Schema | None = None
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._sa = require("sqlalchemy", "sql", wanted.shown)
+        self._db = self._connected()
+        try:
+            self._result, self._names, self._kinds = self._asked()
+        except self._sa.exc.DBAPIError as e:
+            self.close()
+            raise BadSource(f"{wanted.shown}: the database says: {wanted.place.words(e.orig or e)}") from e
+        except BaseException:
+            self.close()
+            raise
+        kinds = [kind for kind in self._kinds if kind is not None]
+        if len(kinds) == len(self._names):
+            self.schema = pa.schema(list(zip(self._names, kinds, strict=True)))
+
+    def _connected(self) -> Any:
+        exc, place = self._sa.exc, self._wanted.place
+        try:
+            url = self._sa.make_url(place.uri.removeprefix("sqlalchemy+"))
+            engine = self._sa.create_engine(url, connect_args=dict(place.options), poolclass=self._sa.pool.NullPool)
+        except (exc.NoSuchModuleError, ImportError) as e:
+            raise MissingExtra(f"{self._wanted.shown}: needs a package for this database: {place.words(e)}") from e
+        except exc.ArgumentError as e:
+            raise BadSource(f"{self._wanted.shown}: {place.words(e)}") from e
+        try:
+            opened = engine.connect().execution_options(stream_results=True)
+        except exc.DBAPIError as e:
+            words = place.words(e.orig or e)
+            raise RunFailed(
+                f"{self._wanted.shown}: cannot be reached: {words}: check the address, and the user and password in it, "
+                "and run again when the server answers"
+            ) from e
+        levels = engine.dialect.get_isolation_level_values(opened.connection.dbapi_connection)
+        steady = next((level for level in _STEADY if level in levels), None)
+        opened.rollback()
+        return opened.execution_options(isolation_level=steady) if steady else opened
+
+    def _asked(self) -> tuple[Any, list[str], list[pa.DataType | None]]:
+        """The rows as they come, and the columns with their types, as far as they are known before."""
+        if self._wanted.query is not None:
+            result = self._db.exec_driver_sql(self._wanted.query)
+            if not result.returns_rows:
+                raise BadSource(f"{self._wanted.shown}: the query gives no rows: {self._wanted.query[:80]!r}")
+            names = read_of(self._wanted, there := list(result.keys()))
+            places = [there.index(name) for name in names]
+            return result.columns(*places), names, [None] * len(names)
+        schema, name = table_of(self._wanted)
+        table = self._table(schema, name)
+        names = read_of(self._wanted, [c.name for c in table.columns])
+        columns = [table.columns[n] for n in names]
+        return self._db.execute(self._sa.select(*columns)), names, [self._kind(c.type) for c in columns]
+
+    def _table(self, schema: str, name: str) -> Any:
+        try:
+            return self._sa.Table(name, self._sa.MetaData(), schema=schema or None, autoload_with=self._db)
+        except self._sa.exc.NoSuchTableError as e:
+            looked = self._sa.inspect(self._db)
+            there = [*looked.get_table_names(schema or None), *looked.get_view_names(schema or None)]
+            raise BadSource(f"{self._wanted.shown}: there is no table {name!r}{near(name, there)}") from e
+
+    def _kind(self, declared: Any) -> pa.DataType | None:
+        """The type of a column's values; None for one that only they tell."""
+        sa = self._sa.types
+        if isinstance(declared, sa.Numeric) and not isinstance(declared, sa.Float):
+            digits, scale = declared.precision, declared.scale
+            return pa.decimal128(digits, scale) if digits and scale is not None and digits <= 38 else None
+        if isinstance(declared, sa.DateTime):
+            return pa.timestamp("us", "UTC" if declared.timezone else None)
+        if isinstance(declared, sa.Integer):
+            return pa.uint64() if getattr(declared, "unsigned", False) else pa.int64()
+        kinds = [
+            (sa.Boolean, pa.bool_()),
+            (sa.Float, pa.float64()),
+            ((sa.String, sa.JSON, sa.Uuid), pa.string()),
+            (sa.LargeBinary, pa.binary()),
+            (sa.Date, pa.date32()),
+            (sa.Time, pa.time64("us")),
+        ]
+        return next((kind for of, kind in kinds if isinstance(declared, of)), None)
+
+    def files(self) -> Sequence[DataFile] | None:
+        return None
+
+    def pieces(self) -> Sequence[Piece]:
+        return [self._read]
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        try:
+            rows = self._result.fetchmany(BATCH_ROWS)
+            yield as_batch(self._wanted, self._names, rows, self._kinds)
+            while rows := self._result.fetchmany(BATCH_ROWS):
+                yield as_batch(self._wanted, self._names, rows, self._kinds)
+        except self._sa.exc.DBAPIError as e:
+            words = self._wanted.place.words(e.orig or e)
+            raise BadSource(f"{self._wanted.shown}: the database says: {words}") from e
+
+    def close(self) -> None:
+        self._db.close()
