@@ -25,8 +25,8 @@ TEXTS = ["plain", "naïve — 日本語 🦀", "", None, 'quo"te, comma\nand lin
 
 @dataclass(frozen=True)
 class Well:
-    """A store under test, empty: `source` names its table, `fill` adds rows in one commit, `seen` is what a run reads of
-    a row, `query` asks for the ids of some.
+    """A store under test, empty: `address` names its table, `fill` adds rows in one commit, `seen` is what a run reads
+    of a row.
     """
 
     name: str
@@ -34,7 +34,6 @@ class Well:
     fill: Callable[[list[Row]], None]
     seen: Callable[[Row], Row] = dict
     storage: dict[str, Any] = field(default_factory=dict)
-    query: str = "SELECT id FROM {} WHERE id < {}"
 
     @property
     def database(self) -> str:
@@ -119,9 +118,10 @@ def sqlite(server: str, folder: Path) -> Iterator[Well]:
 
     def fill(more: list[Row]) -> None:
         with closing(sqlite3.connect(file)) as db, db:
+            db.execute("PRAGMA journal_mode = WAL")  # else writers wait for those who read
             db.execute(
-                "CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, text TEXT, big BIGINT, real REAL, price TEXT, "
-                "at TIMESTAMP, day DATE, flag BOOLEAN, raw BLOB, tags JSON, about JSON, vector TEXT)"
+                "CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, text TEXT, big BIGINT, real REAL, price "
+                "TEXT, at TIMESTAMP, day DATE, flag BOOLEAN, raw BLOB, tags JSON, about JSON, vector TEXT)"
             )
             db.executemany(f"INSERT INTO rows VALUES ({', '.join('?' * 12)})", [(*stored(r).values(),) for r in more])
 
@@ -236,7 +236,5 @@ def datasets(server: str, folder: Path) -> Iterator[Well]:
     yield Well("datasets", str(place), fill)
 
 
-WELLS = {
-    made.__name__: made for made in (duckdb, sqlite, sqlalchemy, postgres, dialect, delta, iceberg, datasets)
-}
+WELLS = {made.__name__: made for made in (duckdb, sqlite, sqlalchemy, postgres, dialect, delta, iceberg, datasets)}
 SERVED = ("postgres", "dialect")

@@ -159,9 +159,7 @@ def resolved(
     texts = next((g.fingerprint.texts for g in reversed(claims) if not g.lost), ())
     # The sink may hold a plan to resume, or a finished one: whether files differ matters only when a new one is begun.
     known = inspections.of_generations(claims)
-    return planning.resolve(
-        spec, held_data, known, begins=not claims, texts=texts, written=written, pinned=pinned
-    )
+    return planning.resolve(spec, held_data, known, begins=not claims, texts=texts, written=written, pinned=pinned)
 
 
 def _with_data(c: Command) -> Resolved:

@@ -30,8 +30,8 @@ class Pins(Document, what="note of the snapshots that are read"):
 
 @contextlib.contextmanager
 def begun(spec: JobSpec, root: str, files: Files, *, restart: bool, retry: bool) -> Iterator[Pinning | None]:
-    """The source's stores, open while inside; None for a source that is none. An unfinished run of this sink, and one of
-    its dead letters, reads what was read before. Raises as `Pinning`.
+    """The source's stores, open while inside; None for a source that is none. An unfinished run of this sink, and one
+    of its dead letters, reads what was read before. Raises as `Pinning`.
     """
     if spec.source.data is not None or not is_snapshot(spec.source):
         yield None

@@ -173,8 +173,7 @@ def resolve(
         sink_format = partitioned(sink_format, job.sink.partition_by)
     if source.data is None and not source.uri[0].startswith(HELD) and is_snapshot(source):
         pinned = pinned or _pinned(source, held_data)
-        fs, listed, doubled = pinned.storage, list(pinned.files), []
-        stored = {path: dict(kinds) for path, kinds in pinned.kinds.items()}
+        fs, listed, stored, doubled = pinned.storage, list(pinned.files), dict(pinned.kinds), list[str]()
         source = replace(source, format="parquet", storage={})
     else:
         fs, listed, stored, doubled = _listed(source)

@@ -270,24 +270,27 @@ def verify(members: Sequence[Generation], source: Source | None = None) -> list[
     """
     openreaders.close_all()
     found: list[str] = []
-    of_files = source is None or is_snapshot(source)
+    job = source if source is not None and not is_snapshot(source) else None  # a store is read from its files
     for member in members:
         files = [f.path for f in read_plan(member).shards.files]
-        if copies := sorted({path.partition("/")[0] for path in map(_after_held, files) if f"{COPY}/" in path}):
-            folder = held_inputs(member.root, member.files)
-            if not all(os.path.isdir(os.path.join(folder, name)) for name in copies):
-                found.append(
-                    "source: its rows were copied from a store, and the copy was removed when they were published: what "
-                    "it held then cannot be looked at again"
-                )
-                continue
+        if (gone := _removed(member, files)) is not None:
+            found.append(gone)
+            continue
         if all(path.startswith(HELD) for path in files):
             fs = paths.mounted(files, {HELD: held_inputs(member.root, member.files)})
         else:
-            fs = paths.mounted(*((files, {}) if of_files else (reveal(source.uri), reveal(source.storage))))
+            fs = paths.mounted(*((files, {}) if job is None else (reveal(job.uri), reveal(job.storage))))
         found += [f"{path}: {why}" for path, why in _differing(_readings([member], fs, None)).items()]
     return found
 
 
-def _after_held(path: str) -> str:
-    return path.removeprefix(HELD)
+def _removed(member: Generation, files: Sequence[str]) -> str | None:
+    """What there is to say if what was copied from a store, for a generation to read, is gone."""
+    folder = held_inputs(member.root, member.files)
+    copies = {path.removeprefix(HELD).partition("/")[0] for path in files if f"{COPY}/" in path}
+    if all(os.path.isdir(os.path.join(folder, name)) for name in copies):
+        return None
+    return (
+        "source: a store, of which a copy was read that was removed when the result was published: what it held then "
+        "cannot be looked at again"
+    )

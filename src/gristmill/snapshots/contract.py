@@ -42,8 +42,8 @@ class Snapshot(Protocol):
     told: str
     """The version for people: "version 5"."""
     schema: pa.Schema | None
-    """The columns and their types. None: batches have the types of their values, and what holds all of them is found
-    when all have been read.
+    """The columns and their types, at least those that are wanted. None: batches have the types of their values, and
+    what holds all of them is found when all have been read.
     """
 
     def files(self) -> Sequence[DataFile] | None:
@@ -53,7 +53,7 @@ class Snapshot(Protocol):
         ...
 
     def pieces(self) -> Sequence[Piece]:
-        """What reads the rows, in order. Each may be read once."""
+        """What reads the rows, in order, with the columns that are wanted. Each may be read once."""
         ...
 
     def close(self) -> None: ...

@@ -21,6 +21,7 @@ from gristmill.job.job import COPY
 from gristmill.process import machine
 from gristmill.sinks.parquet import holdable
 from gristmill.snapshots.contract import Piece, Snapshot, Wanted
+from gristmill.snapshots.sql import read_of
 from gristmill.sources.contract import Block
 from gristmill.sources.rowdigests import Content
 
@@ -52,6 +53,8 @@ def _written(snapshot: Snapshot, wanted: Wanted, folder: str) -> tuple[str, int]
     pieces, schema = snapshot.pieces(), snapshot.schema
     if schema is None:
         pieces, schema = _agreed(pieces, wanted, folder)
+    if wanted.columns is not None:
+        schema = pa.schema([schema.field(name) for name in read_of(wanted, schema.names)])
     schema = nullable(holdable(schema, f"{wanted.shown}: a source"))
     schema = pa.schema([f.remove_metadata() for f in schema])
     write = partial(_piece, folder, schema, wanted)
@@ -145,7 +148,8 @@ def _both(kind: pa.DataType, field: pa.Field, wanted: Wanted) -> pa.DataType:
     both = wider(kind, field.type, text=False)
     if both is None:
         raise BadSource(
-            f"{wanted.shown}: column {field.name!r} has values of two kinds, {kind} and {field.type}: cast it in a query"
+            f"{wanted.shown}: column {field.name!r} has values of two kinds, {kind} and {field.type}: cast it in a "
+            "query"
         )
     return both
 

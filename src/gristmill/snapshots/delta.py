@@ -13,6 +13,7 @@ from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.lakes import whole
+from gristmill.snapshots.sql import read_of
 
 _AWAY = re.compile(r"connect|timed? ?out|dns|unavailable|reset|50[0234]", re.IGNORECASE)
 
@@ -98,12 +99,11 @@ class Version:
         return [self._read]
 
     def _read(self) -> Iterator[pa.RecordBatch]:
-        columns = None if self._wanted.columns is None else list(self._wanted.columns)
-        schema = self.schema if columns is None else pa.schema([self.schema.field(n) for n in columns])
+        names = read_of(self._wanted, self.schema.names)
         try:
-            for batch in pa.RecordBatchReader.from_stream(self._table.scan(columns=columns)):
+            for batch in pa.RecordBatchReader.from_stream(self._table.scan(columns=names)):
                 arrays = [c.cast(plain(c.type)) for c in batch.columns]
-                yield pa.record_batch(arrays, names=batch.schema.names).select(schema.names)
+                yield pa.record_batch(arrays, names=batch.schema.names).select(names)
         except self._errors as e:
             raise self._said(e) from e
 

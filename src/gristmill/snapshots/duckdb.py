@@ -17,7 +17,14 @@ from gristmill.snapshots.sql import selected
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open for writing
 BATCH_ROWS = 65_536
-_AS_TEXT = ("INTERVAL", "TIME WITH TIME ZONE", "BIT", "UHUGEINT", "BIGNUM", "VARINT")  # Arrow has no such type, or a part
+_AS_TEXT = (
+    "INTERVAL",
+    "TIME WITH TIME ZONE",
+    "BIT",
+    "UHUGEINT",
+    "BIGNUM",
+    "VARINT",
+)  # Arrow has no such type, or a part
 
 
 class DuckDB:

@@ -49,8 +49,7 @@ class Taken:
         columns = ("*",) if wanted.columns is None else tuple(wanted.columns)
         try:
             self._scan = table.scan(snapshot_id=int(self.version) if self.version else None, selected_fields=columns)
-            self.schema = schema_to_pyarrow(self._scan.projection())
-            self._whole = schema_to_pyarrow(table.scan(snapshot_id=self._scan.snapshot_id).projection())
+            self.schema = schema_to_pyarrow(table.scan(snapshot_id=self._scan.snapshot_id).projection())
         except (ValueError, OSError) as e:
             raise BadSource(f"{wanted.shown}: {wanted.place.words(e)}") from e
 
@@ -59,7 +58,9 @@ class Taken:
         if "ref" in said:
             refs = table.refs()
             if said["ref"] not in refs:
-                raise BadSource(f"{self._wanted.shown}: there is no branch or tag {said['ref']!r}: it has {', '.join(refs)}")
+                raise BadSource(
+                    f"{self._wanted.shown}: there is no branch or tag {said['ref']!r}: it has {', '.join(refs)}"
+                )
             return str(refs[said["ref"]].snapshot_id)
         if "snapshot" in said:
             if not said["snapshot"].isdigit() or table.snapshot_by_id(int(said["snapshot"])) is None:
@@ -78,7 +79,7 @@ class Taken:
         if any(task.delete_files or str(task.file.file_format).rpartition(".")[2] != "PARQUET" for task in tasks):
             return None
         files = [DataFile(_local(task.file.file_path)) for task in tasks]
-        return files if whole(files, self._whole) else None
+        return files if whole(files, self.schema) else None
 
     def pieces(self) -> Sequence[Piece]:
         return [self._read]
@@ -111,8 +112,9 @@ def _table(wanted: Wanted) -> Any:
     try:
         return there.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError) as e:
-        names = [n[-1] for n in there.list_tables(name.rpartition(".")[0])] if _has(there, name) else []
-        raise BadSource(f"{wanted.shown}: there is no table {name!r}{near(name, names)}") from e
+        space, _, alone = name.rpartition(".")
+        names = [n[-1] for n in there.list_tables(space)] if _has(there, name) else []
+        raise BadSource(f"{wanted.shown}: there is no table {alone!r} in {space!r}{near(alone, names)}") from e
     except Exception as e:  # whatever a catalog's client raises
         raise RunFailed(f"{wanted.shown}: the catalog says: {place.words(e)}: run again when it answers") from e
 

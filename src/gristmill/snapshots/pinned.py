@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from gristmill.job.job import COPY, HELD, Source
+from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS, Wanted, wanted
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sinks.partition import NULL
@@ -95,7 +95,9 @@ class Pinning:
             files += there[1]
             made = pin or Pin(asked.id, "" if snapshot is None else snapshot.version, told, _now())
             pins.append(replace(made, copy=copy))
-            tell(f"{asked.shown}: {told}" if pin is None else f"{asked.shown}: as for the run that is here ({pin.told})")
+            tell(
+                f"{asked.shown}: {told}" if pin is None else f"{asked.shown}: as for the run that is here ({pin.told})"
+            )
         return Pinned(storage, tuple(files), kinds, tuple(pins))
 
     def _copied(self, asked: Wanted, pin: Pin | None, snapshot: Snapshot | None) -> tuple[str, str]:

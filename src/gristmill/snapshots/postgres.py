@@ -20,14 +20,14 @@ from gristmill.stores.postgres import CONNECT
 from gristmill.stores.sql import quoted
 
 RANGE = 128 << 20  # bytes of a table that are read by one statement, and become one file
-_SAME = frozenset(
-    "int2 int4 int8 float4 float8 bool text varchar bpchar bytea date time timestamp timestamptz json jsonb name".split()
-)
+_TEXTS = frozenset(("json", "jsonb", "name"))  # as they are, but not as these types
+_SAME = _TEXTS | {"int2", "int4", "int8", "float4", "float8", "bool", "text", "varchar", "bpchar", "bytea", "date",
+                  "time", "timestamp", "timestamptz"}  # fmt: skip
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class Postgres:
-    """`postgresql://USER@HOST/DB#table`, or `#schema.table`; the query of the address is libpq's (`?sslmode=require`)."""
+    """`postgresql://USER@HOST/DB#table`, or `#schema.table`; the address's query is libpq's (`?sslmode=require`)."""
 
     name: ClassVar[str] = "postgresql"
     queried: ClassVar[bool] = True
@@ -98,8 +98,8 @@ class Rows:
         schema, table = table_of(self._wanted)
         name = ".".join(quoted(n) for n in (schema, table) if n)
         rows = self._run(
-            "SELECT c.relkind::text, pg_relation_size(c.oid), current_setting('block_size')::bigint, coalesce(a.amname, '') "
-            "FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = to_regclass(%s)",
+            "SELECT c.relkind::text, pg_relation_size(c.oid), current_setting('block_size')::bigint, "
+            "coalesce(a.amname, '') FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = to_regclass(%s)",
             name,
         )
         if not rows:
@@ -203,7 +203,7 @@ class Reading:
 def _column(about: Any, kind: str, sort: str, element: str, element_sort: str) -> Column:
     """How values of a type are read. Types that Arrow does not have come as the text that Postgres writes."""
     if kind in _SAME:
-        return Column("{}", pa.string() if kind in ("json", "jsonb", "name") else None)
+        return Column("{}", pa.string() if kind in _TEXTS else None)
     if kind == "numeric":
         return Column("{}::text", _decimal(about))
     if kind == "oid":
@@ -211,7 +211,7 @@ def _column(about: Any, kind: str, sort: str, element: str, element_sort: str) -
     if kind in ("vector", "halfvec"):
         size = about._fmod if about._fmod > 0 else 0
         return Column("{}::real[]", pa.list_(pa.float32(), size) if size else pa.list_(pa.float32()))
-    if element in _SAME - {"json", "jsonb", "name"}:
+    if element in _SAME - _TEXTS:
         return Column("{}")
     if element:
         return Column("{}::text[]")
@@ -231,7 +231,7 @@ def _decimal(about: Any) -> pa.DataType | None:
 def _typed(values: pa.Array, column: Column) -> pa.Array:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    if isinstance(values, pa.BaseExtensionArray if hasattr(pa, "BaseExtensionArray") else pa.ExtensionArray):
+    if isinstance(values, pa.ExtensionArray):
         values = values.storage
     return values if column.kind is None else values.cast(column.kind)
 

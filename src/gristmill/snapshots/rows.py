@@ -25,10 +25,8 @@ def as_batch(
         try:
             arrays.append(_array(values, kind))
         except (Lossy, pa.ArrowException, OverflowError, TypeError, ValueError) as e:
-            raise BadSource(
-                f"{wanted.shown}: column {name!r}{f', which is {kind} there' if kind is not None else ''}: {e}: cast it "
-                "in a query"
-            ) from e
+            which = f"column {name!r}{f', which is {kind} there' if kind is not None else ''}"
+            raise BadSource(f"{wanted.shown}: {which}: {e}: cast it in a query") from e
     return pa.record_batch(arrays, names=list(names))
 
 

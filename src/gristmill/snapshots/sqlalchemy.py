@@ -4,6 +4,7 @@ Python values.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +18,8 @@ from gristmill.snapshots.rows import as_batch
 from gristmill.snapshots.sql import read_of
 
 BATCH_ROWS = 16_384
-_STEADY = ("SNAPSHOT", "REPEATABLE READ", "SERIALIZABLE")  # levels at which a transaction sees one snapshot
+_STEADY = "REPEATABLE READ"  # in these a transaction then sees one snapshot; in others a statement does, or locks
+_KNOWN = ("mysql", "mariadb", "postgresql")
 
 
 class SQLAlchemy:
@@ -74,13 +76,13 @@ class Rows:
         except exc.DBAPIError as e:
             words = place.words(e.orig or e)
             raise RunFailed(
-                f"{self._wanted.shown}: cannot be reached: {words}: check the address, and the user and password in it, "
-                "and run again when the server answers"
+                f"{self._wanted.shown}: cannot be reached: {words}: check the address, and the user and password in "
+                "it, and run again when the server answers"
             ) from e
-        levels = engine.dialect.get_isolation_level_values(opened.connection.dbapi_connection)
-        steady = next((level for level in _STEADY if level in levels), None)
-        opened.rollback()
-        return opened.execution_options(isolation_level=steady) if steady else opened
+        if engine.dialect.name in _KNOWN:
+            opened.rollback()  # what connecting has begun
+            opened = opened.execution_options(isolation_level=_STEADY)
+        return opened
 
     def _asked(self) -> tuple[Any, list[str], list[pa.DataType | None]]:
         """The rows as they come, and the columns with their types, as far as they are known before."""
@@ -99,7 +101,9 @@ class Rows:
 
     def _table(self, schema: str, name: str) -> Any:
         try:
-            return self._sa.Table(name, self._sa.MetaData(), schema=schema or None, autoload_with=self._db)
+            with warnings.catch_warnings():  # of a type that the dialect does not know: values tell it
+                warnings.simplefilter("ignore", self._sa.exc.SAWarning)
+                return self._sa.Table(name, self._sa.MetaData(), schema=schema or None, autoload_with=self._db)
         except self._sa.exc.NoSuchTableError as e:
             looked = self._sa.inspect(self._db)
             there = [*looked.get_table_names(schema or None), *looked.get_view_names(schema or None)]

@@ -58,9 +58,7 @@ class Rows:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         address = f"file:{quote(wanted.place.path)}?mode=ro"
-        self._db = sqlite3.connect(
-            address, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False
-        )
+        self._db = sqlite3.connect(address, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
             self._names, self._kinds = self._columns()
             self._db.execute("BEGIN")
