@@ -197,7 +197,7 @@ def test_an_iceberg_table_at_a_snapshot_and_a_branch(catalog: Any, tmp_path: Pat
     assert not list((tmp_path / "now").glob("_gristmill/inputs/*.snapshot"))
     for said in (f"snapshot={first}", "ref=then"):
         assert read(f"{address}?{said}", tmp_path / said, ["id"], storage=storage) == [{"id": 1}, {"id": 2}]
-    with pytest.raises(gm.BadSource, match="no branch or tag 'other': it has .*then"):
+    with pytest.raises(gm.BadSource, match=r"no branch or tag 'other': it has .*then"):
         read(f"{address}?ref=other", tmp_path / "no", ["id"], storage=storage)
     with pytest.raises(gm.BadSource, match="there is no such snapshot"):
         read(f"{address}?snapshot=5", tmp_path / "no", ["id"], storage=storage)
@@ -240,7 +240,7 @@ def test_a_folder_of_splits_asks_for_one(tmp_path: Path) -> None:
     (tmp_path / "dict").mkdir()
     (tmp_path / "well").rename(tmp_path / "dict" / "train")
     (tmp_path / "dict" / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    with pytest.raises(gm.BadSource, match="holds several datasets: name one of them: .*dict/train"):
+    with pytest.raises(gm.BadSource, match=r"holds several datasets: name one of them: .*dict/train"):
         read(str(tmp_path / "dict"), tmp_path / "no", ["id"])
     assert len(read(str(tmp_path / "dict" / "train"), tmp_path / "out", ["id"])) == 5
     assert len(read(f"datasets://{tmp_path}/dict#train", tmp_path / "split", ["id"])) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -57,8 +58,13 @@ class Wanted:
 
     @property
     def id(self) -> str:
-        """The address, and what is read there."""
-        return repr((self.shown, self.query, sorted(self.said.items()), self.columns, self.rows))
+        """A digest of the address, and of what is read there."""
+        told = repr((self.shown, self.query, sorted(self.said.items()), self.columns, self.rows))
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    def words(self, error: BaseException) -> str:
+        """What a client says is wrong, in one line and without secrets."""
+        return self.place.words(error)
 
 
 def is_snapshot(source: Source) -> bool:

@@ -59,7 +59,7 @@ class Version:
         self.told = f"version {self.version}"
 
     def _said(self, error: BaseException) -> BadSource | RunFailed:
-        words = self._wanted.place.words(error)
+        words = self._wanted.words(error)
         if isinstance(error, OSError) and _AWAY.search(words):
             return RunFailed(f"{self._wanted.shown}: cannot be reached: {words}: run again when the store answers")
         return BadSource(f"{self._wanted.shown}: cannot be read as a Delta table: {words}")

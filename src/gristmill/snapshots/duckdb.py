@@ -107,7 +107,7 @@ class Rows:
         duckdb = imported("duckdb")
         try:
             yield from self._db.sql(self._sql).to_arrow_reader(BATCH_ROWS)
-        except duckdb.Error as e:
+        except (duckdb.Error, pa.ArrowException, OSError) as e:  # the latter two from within a stream
             raise BadSource(f"{self._wanted.shown}: DuckDB says: {self._words(e)}") from e
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Taken:
             self._scan = table.scan(snapshot_id=int(self.version) if self.version else None, selected_fields=columns)
             self.schema = schema_to_pyarrow(table.scan(snapshot_id=self._scan.snapshot_id).projection())
         except (ValueError, OSError) as e:
-            raise BadSource(f"{wanted.shown}: {wanted.place.words(e)}") from e
+            raise BadSource(f"{wanted.shown}: {wanted.words(e)}") from e
 
     def _chosen(self, table: Any) -> str:
         said = self._wanted.said
@@ -75,7 +75,7 @@ class Taken:
         try:
             tasks = list(self._scan.plan_files())
         except (ValueError, OSError) as e:
-            raise BadSource(f"{self._wanted.shown}: {self._wanted.place.words(e)}") from e
+            raise BadSource(f"{self._wanted.shown}: {self._wanted.words(e)}") from e
         if any(task.delete_files or str(task.file.file_format).rpartition(".")[2] != "PARQUET" for task in tasks):
             return None
         files = [DataFile(_local(task.file.file_path)) for task in tasks]
@@ -88,7 +88,7 @@ class Taken:
         try:
             yield from self._scan.to_arrow_batch_reader()
         except (ValueError, OSError) as e:
-            raise BadSource(f"{self._wanted.shown}: {self._wanted.place.words(e)}") from e
+            raise BadSource(f"{self._wanted.shown}: {self._wanted.words(e)}") from e
 
     def close(self) -> None:
         """Nothing is held."""
@@ -108,7 +108,7 @@ def _table(wanted: Wanted) -> Any:
             raise BadJob(f"{wanted.shown}: name a catalog and a table: iceberg://CATALOG/namespace.table")
         there = load_catalog(catalog, **options)
     except (ValueError, OSError, RESTError) as e:
-        raise BadSource(f"{wanted.shown}: the catalog cannot be opened: {place.words(e)}") from e
+        raise BadSource(f"{wanted.shown}: the catalog cannot be opened: {wanted.words(e)}") from e
     try:
         return there.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError) as e:
@@ -116,7 +116,7 @@ def _table(wanted: Wanted) -> Any:
         names = [n[-1] for n in there.list_tables(space)] if _has(there, name) else []
         raise BadSource(f"{wanted.shown}: there is no table {alone!r} in {space!r}{near(alone, names)}") from e
     except Exception as e:  # whatever a catalog's client raises
-        raise RunFailed(f"{wanted.shown}: the catalog says: {place.words(e)}: run again when it answers") from e
+        raise RunFailed(f"{wanted.shown}: the catalog says: {wanted.words(e)}: run again when it answers") from e
 
 
 def _has(catalog: Any, name: str) -> bool:

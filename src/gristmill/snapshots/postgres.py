@@ -71,9 +71,10 @@ class Rows:
             self._columns = self._described()
             self._snapshot = self._run("SELECT pg_export_snapshot()")[0][0]
             self.schema = self._schema()
-        except self._psycopg.Error as e:
+        except (self._psycopg.Error, self._adbc.Error) as e:
+            said = self._said(e)
             self.close()
-            raise BadSource(f"{wanted.shown}: Postgres says: {wanted.place.words(e)}") from e
+            raise said from e
         except BaseException:
             self.close()
             raise
@@ -82,10 +83,19 @@ class Rows:
         try:
             return self._psycopg.connect(self._info, autocommit=True)
         except self._psycopg.Error as e:
-            words = f"{self._wanted.shown}: cannot be reached: {self._wanted.place.words(e)}"
+            words = f"{self._wanted.shown}: cannot be reached: {self._wanted.words(e)}"
             if "FATAL" in str(e) and "starting up" not in words and "too many" not in words:
                 raise BadSource(f"{words}: check the address, and the user and password in it") from e
             raise RunFailed(f"{words}: run again when the server answers") from e
+
+    def _said(self, error: BaseException) -> BadSource | RunFailed:
+        """The server's words; whether it can be asked at all decides what is to be done about it."""
+        words = _short(f"{self._wanted.shown}: Postgres says: {self._wanted.words(error)}")
+        try:
+            self._held.execute("ROLLBACK")
+        except self._psycopg.Error:
+            return RunFailed(f"{words}: run again when the server answers")
+        return BadSource(words)
 
     def _run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = self._held.execute(sql, values or None).fetchall()
@@ -159,8 +169,8 @@ class Rows:
                 cursor.execute(sql)
                 for batch in cursor.fetch_record_batch():
                     yield self._batch(batch)
-        except self._adbc.Error as e:
-            raise BadSource(f"{self._wanted.shown}: Postgres says: {_short(self._wanted.place.words(e))}") from e
+        except (self._adbc.Error, pa.ArrowException, OSError) as e:  # the latter two from within a stream
+            raise self._said(e) from e
 
     def _batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = []

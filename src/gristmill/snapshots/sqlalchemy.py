@@ -54,7 +54,7 @@ class Rows:
             self._result, self._names, self._kinds = self._asked()
         except self._sa.exc.DBAPIError as e:
             self.close()
-            raise BadSource(f"{wanted.shown}: the database says: {wanted.place.words(e.orig or e)}") from e
+            raise BadSource(f"{wanted.shown}: the database says: {wanted.words(e.orig or e)}") from e
         except BaseException:
             self.close()
             raise
@@ -63,18 +63,18 @@ class Rows:
             self.schema = pa.schema(list(zip(self._names, kinds, strict=True)))
 
     def _connected(self) -> Any:
-        exc, place = self._sa.exc, self._wanted.place
+        exc, wanted, place = self._sa.exc, self._wanted, self._wanted.place
         try:
             url = self._sa.make_url(place.uri.removeprefix("sqlalchemy+"))
             engine = self._sa.create_engine(url, connect_args=dict(place.options), poolclass=self._sa.pool.NullPool)
         except (exc.NoSuchModuleError, ImportError) as e:
-            raise MissingExtra(f"{self._wanted.shown}: needs a package for this database: {place.words(e)}") from e
+            raise MissingExtra(f"{self._wanted.shown}: needs a package for this database: {wanted.words(e)}") from e
         except exc.ArgumentError as e:
-            raise BadSource(f"{self._wanted.shown}: {place.words(e)}") from e
+            raise BadSource(f"{self._wanted.shown}: {wanted.words(e)}") from e
         try:
             opened = engine.connect().execution_options(stream_results=True)
         except exc.DBAPIError as e:
-            words = place.words(e.orig or e)
+            words = wanted.words(e.orig or e)
             raise RunFailed(
                 f"{self._wanted.shown}: cannot be reached: {words}: check the address, and the user and password in "
                 "it, and run again when the server answers"
@@ -89,7 +89,7 @@ class Rows:
         if self._wanted.query is not None:
             result = self._db.exec_driver_sql(self._wanted.query)
             if not result.returns_rows:
-                raise BadSource(f"{self._wanted.shown}: the query gives no rows: {self._wanted.query[:80]!r}")
+                raise BadSource(f"{self._wanted.shown}: the query gives no rows")
             names = read_of(self._wanted, there := list(result.keys()))
             places = [there.index(name) for name in names]
             return result.columns(*places), names, [None] * len(names)
@@ -142,7 +142,7 @@ class Rows:
             while rows := self._result.fetchmany(BATCH_ROWS):
                 yield as_batch(self._wanted, self._names, rows, self._kinds)
         except self._sa.exc.DBAPIError as e:
-            words = self._wanted.place.words(e.orig or e)
+            words = self._wanted.words(e.orig or e)
             raise BadSource(f"{self._wanted.shown}: the database says: {words}") from e
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class Rows:
             raise self._said(e) from e
 
     def _said(self, error: BaseException) -> BadSource:
-        return BadSource(f"{self._wanted.shown}: SQLite says: {self._wanted.place.words(error)}")
+        return BadSource(f"{self._wanted.shown}: SQLite says: {self._wanted.words(error)}")
 
     def close(self) -> None:
         self._db.close()

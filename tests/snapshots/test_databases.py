@@ -1,0 +1,318 @@
+"""Databases as sources: their types, how they are asked, and what they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import gristmill as gm
+from gristmill.job.snapshots import SNAPSHOTS, wanted
+
+
+def count(batch: dict[str, Any]) -> dict[str, Any]:
+    """One column of each row."""
+    return {"one": [1 for _ in next(iter(batch.values()))]}
+
+
+def read(source: Any, sink: Path, *keep: str, **options: Any) -> pa.Table:
+    """The rows of a source."""
+    report = gm.apply(source, str(sink), fn=count, keep=list(keep), **options)
+    return report.read().to_table().drop_columns(["one"])
+
+
+@pytest.fixture
+def pg(postgres: str) -> Any:
+    """A connection to the server, and a schema that goes with the test."""
+    import psycopg
+
+    pytest.importorskip("adbc_driver_postgresql")
+    with psycopg.connect(postgres, autocommit=True) as db:
+        db.execute("DROP SCHEMA IF EXISTS tried CASCADE; CREATE SCHEMA tried")
+        yield db
+
+
+def test_the_types_of_postgres(pg: Any, postgres: str, tmp_path: Path) -> None:
+    """Exact ones where Arrow has one, else the text that Postgres writes."""
+    pg.execute("DROP TYPE IF EXISTS mood; CREATE TYPE mood AS ENUM ('fine', 'so-so')")
+    pg.execute("DROP DOMAIN IF EXISTS stars; CREATE DOMAIN stars AS int CHECK (VALUE < 6)")
+    columns: dict[str, tuple[str, str, Any, pa.DataType]] = {
+        "n": ("numeric(30, 10)", "12345678901234567890.0123456789", Decimal("12345678901234567890.0123456789"),
+              pa.decimal128(30, 10)),
+        "free": ("numeric", "0.1000", "0.1000", pa.string()),
+        "wide": ("numeric(60, 1)", "1" * 59 + ".5", Decimal("1" * 59 + ".5"), pa.decimal256(60, 1)),
+        "local": ("timestamp", "2026-03-29 02:30:00.000001", dt.datetime(2026, 3, 29, 2, 30, 0, 1), pa.timestamp("us")),
+        "clock": ("time", "23:59:59.999999", dt.time(23, 59, 59, 999999), pa.time64("us")),
+        "zoned": ("timetz", "12:00:00+02", "12:00:00+02", pa.string()),
+        "span": ("interval", "1 mon 2 days", "1 mon 2 days", pa.string()),
+        "id128": ("uuid", "00000000-0000-0000-0000-0000000000ff", "00000000-0000-0000-0000-0000000000ff", pa.string()),
+        "mood": ("mood", "so-so", "so-so", pa.string()),
+        "stars": ("stars", "5", 5, pa.int32()),
+        "net": ("inet", "10.0.0.1", "10.0.0.1/32", pa.string()),
+        "padded": ("char(4)", "ab", "ab  ", pa.string()),
+        "numbers": ("numeric(5, 2)[]", "{1.50,NULL}", ["1.50", None], pa.list_(pa.string())),
+        "days": ("date[]", "{2026-01-01}", [dt.date(2026, 1, 1)], pa.list_(pa.date32())),
+        "object": ("oid", "4294967295", 4294967295, pa.int64()),
+        "raw_json": ("json", '{"a" :1}', '{"a" :1}', pa.string()),
+        "any_vector": ("vector", "[1,2.5]", [1.0, 2.5], pa.list_(pa.float32())),
+        "vector": ("vector(2)", "[1,2.5]", [1.0, 2.5], pa.list_(pa.float32(), 2)),
+        "half": ("halfvec(2)", "[1,2.5]", [1.0, 2.5], pa.list_(pa.float32(), 2)),
+    }  # fmt: skip
+    pg.execute(f"CREATE TABLE tried.kinds ({', '.join(f'{name} {about[0]}' for name, about in columns.items())})")
+    pg.execute(f"INSERT INTO tried.kinds VALUES ({', '.join(['%s'] * len(columns))})", [a[1] for a in columns.values()])
+    pg.execute(f"INSERT INTO tried.kinds VALUES ({', '.join(['NULL'] * len(columns))})")
+    found = read(f"{postgres}#tried.kinds", tmp_path / "out", *columns)
+    assert {name: found.schema.field(name).type for name in columns} == {name: a[3] for name, a in columns.items()}
+    assert found.to_pylist() == [{name: about[2] for name, about in columns.items()}, dict.fromkeys(columns)]
+
+
+def test_a_big_table_is_read_in_ranges(pg: Any, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side by side, each row once, at one snapshot; what is deleted leaves ranges empty."""
+    from gristmill.snapshots import postgres as kind
+
+    monkeypatch.setattr(kind, "RANGE", 256 << 10)
+    pg.execute("CREATE TABLE tried.big AS SELECT g AS id, repeat('x', 100) AS text FROM generate_series(1, 20000) g")
+    pg.execute("DELETE FROM tried.big WHERE id BETWEEN 3000 AND 9000")
+    (asked,) = wanted(gm.source(f"{postgres}#tried.big"))
+    with contextlib.closing(SNAPSHOTS.get("postgresql").open(asked, "")) as snapshot:
+        pieces = snapshot.pieces()
+        pg.execute("INSERT INTO tried.big SELECT g, 'late' FROM generate_series(20001, 30000) g")
+        pg.execute("DELETE FROM tried.big WHERE id < 100")
+        assert len(pieces) > 8
+        ids = [i for piece in pieces for batch in piece() for i in batch["id"].to_pylist()]
+    assert ids == [*range(1, 3000), *range(9001, 20001)]
+    pg.execute("DELETE FROM tried.big WHERE id > 20000")
+    found = read(f"{postgres}#tried.big", tmp_path / "out", "id")
+    assert sorted(found["id"].to_pylist()) == [*range(100, 3000), *range(9001, 20001)]
+
+
+def test_a_view_and_a_partitioned_table(pg: Any, postgres: str, tmp_path: Path) -> None:
+    """They have no pages of their own, and are read by one statement."""
+    pg.execute("CREATE TABLE tried.parts (id int, at date) PARTITION BY RANGE (at)")
+    pg.execute("CREATE TABLE tried.p1 PARTITION OF tried.parts FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')")
+    pg.execute("INSERT INTO tried.parts VALUES (1, '2026-01-05'), (2, '2026-01-06')")
+    pg.execute("CREATE VIEW tried.seen AS SELECT id + 10 AS id FROM tried.parts")
+    assert sorted(read(f"{postgres}#tried.parts", tmp_path / "a", "id")["id"].to_pylist()) == [1, 2]
+    assert sorted(read(f"{postgres}#tried.seen", tmp_path / "b", "id")["id"].to_pylist()) == [11, 12]
+
+
+def test_names_that_have_to_be_quoted(pg: Any, postgres: str, tmp_path: Path) -> None:
+    """Of tables and columns."""
+    pg.execute('CREATE TABLE tried."Odd Ones" ("Id" int, "a ""b"" %s {x}" text)')
+    pg.execute("""INSERT INTO tried."Odd Ones" VALUES (1, 'y')""")
+    found = read(f"{postgres}#tried.Odd Ones", tmp_path / "out", "Id", 'a "b" %s {x}')
+    assert found.to_pylist() == [{"Id": 1, 'a "b" %s {x}': "y"}]
+
+
+def test_what_a_query_gives(pg: Any, postgres: str, tmp_path: Path) -> None:
+    """Its columns need names of their own, it may not write, and percent signs are not placeholders."""
+    query = "SELECT g AS id, 'a%sb' AS text, (g / 3.0)::numeric(10, 4) AS third FROM generate_series(1, 3) g;"
+    found = read(gm.source(postgres, query=query), tmp_path / "out", "id", "text", "third")
+    assert found.to_pylist()[0] == {"id": 1, "text": "a%sb", "third": Decimal("0.3333")}
+    with pytest.raises(gm.BadSource, match="two columns are named 'id': give them other names"):
+        read(gm.source(postgres, query="SELECT 1 AS id, 2 AS id"), tmp_path / "no")
+    pg.execute("CREATE TABLE tried.kept (id int)")
+    with pytest.raises(gm.BadSource, match="Postgres says: "):
+        read(gm.source(postgres, query="INSERT INTO tried.kept VALUES (1) RETURNING id"), tmp_path / "no")
+    inserts = "INSERT INTO tried.kept VALUES (1) RETURNING 1"
+    pg.execute(f"CREATE FUNCTION tried.writes() RETURNS int LANGUAGE sql AS '{inserts}'")
+    with pytest.raises(gm.BadSource, match=r"Postgres says: .*read-only transaction"):
+        read(gm.source(postgres, query="SELECT tried.writes() AS id"), tmp_path / "no")
+    with pytest.raises(gm.BadJob, match="names a table, and the source has a query"):
+        read(gm.source(f"{postgres}#tried.kept", query="SELECT 1"), tmp_path / "no")
+    with pytest.raises(gm.BadJob, match="a query, which is asked of one database"):
+        read(gm.source(str(tmp_path), query="SELECT 1"), tmp_path / "no")
+
+
+def test_a_server_that_is_away_or_refuses(postgres: str, tmp_path: Path) -> None:
+    """Words of the client without the password, and exit codes that say whether to try again."""
+    away = "postgresql://someone:hush-hush@127.0.0.1:1/shop#rows"
+    with pytest.raises(gm.RunFailed, match=r"127.0.0.1:1/shop#rows: cannot be reached: .*refused.*run again") as told:
+        read(away, tmp_path / "no")
+    assert "hush" not in str(told.value) and "\n" not in str(told.value)
+    with pytest.raises(gm.BadSource, match=r"cannot be reached: .*does not exist.*: check the address"):
+        read(postgres.replace("/postgres?", "/nowhere?") + "#rows", tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_connection_that_is_lost_while_rows_are_copied(pg: Any, postgres: str, tmp_path: Path) -> None:
+    """The run ends, and can be run again."""
+    pg.execute("CREATE TABLE tried.rows AS SELECT g AS id FROM generate_series(1, 10) g")
+    (asked,) = wanted(gm.source(f"{postgres}#tried.rows"))
+    with contextlib.closing(SNAPSHOTS.get("postgresql").open(asked, "")) as snapshot:
+        ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+        assert pg.execute(ends).fetchall() == [(True,)]
+        with pytest.raises(gm.RunFailed, match="run again when the server answers"):
+            list(snapshot.pieces()[0]())
+
+
+def test_a_password_of_the_job_is_nowhere(pg: Any, postgres: str, tmp_path: Path) -> None:
+    """Not in the plan, the notes, the messages or the report."""
+    pg.execute("CREATE TABLE tried.rows AS SELECT 1 AS id")
+    job = tmp_path / "job.yaml"
+    (tmp_path / "counting.py").write_text(
+        "def count(batch):\n    return {'one': [1 for _ in next(iter(batch.values()))]}\n"
+    )
+    address = postgres.replace("postgres:@/", "postgres:${env:PG_WORD}@/")
+    job.write_text(json.dumps({
+        "source": {"uri": address, "query": "SELECT id, true AS other FROM tried.rows"},
+        "model": {"call": "counting:count"}, "sink": {"uri": "out/", "keep": ["id", "other"]},
+    }))  # fmt: skip
+    env = {**os.environ, "PG_WORD": "hush-hush-7"}
+    command = [sys.executable, "-m", "gristmill", "run", str(job)]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert gm.read(str(tmp_path / "out")).to_table()["other"].to_pylist() == [True]
+    texts = [ran.stdout.encode(), ran.stderr.encode()]
+    texts += [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(texts) > 6 and not any(b"hush-hush-7" in text for text in texts)
+
+
+def test_query_is_an_option_of_the_commands(tmp_path: Path) -> None:
+    """--query beside the address of the database."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
+        db.execute("CREATE TABLE rows (id INTEGER, text TEXT)")
+        db.executemany("INSERT INTO rows VALUES (?, ?)", [(i, f"t{i}") for i in range(5)])
+    (tmp_path / "counting.py").write_text("def count(batch):\n    return {'one': batch['id'] * 0 + 1}\n")
+    command = [sys.executable, "-m", "gristmill", "apply", "sqlite://a.sqlite", "out/", "--fn", "counting:count"]
+    ran = subprocess.run(
+        [*command, "--query", "SELECT id FROM rows WHERE id > 2", "--keep", "id"], cwd=tmp_path, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert gm.read(str(tmp_path / "out")).to_table()["id"].to_pylist() == [3, 4]
+    assert "sqlite://" in ran.stderr and "2 rows copied" in ran.stderr
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_the_types_of_duckdb(tmp_path: Path) -> None:
+    """Those that Arrow does not have come as text; a union is refused, with the way out."""
+    import duckdb
+
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as db:
+        db.execute("SET TimeZone = 'Asia/Kolkata'")
+        db.execute(
+            "CREATE TABLE rows AS SELECT 1 AS id, 170141183460469231731687303715884105726::HUGEINT AS huge, "
+            "18446744073709551615::UBIGINT AS u, INTERVAL 1 DAY AS span, '12:00:00+02'::TIMETZ AS zoned, '101'::BIT AS "
+            "bits, 'b'::ENUM('a', 'b') AS e, MAP {'k': 1} AS m, TIMESTAMPTZ '2026-01-01 00:00:00+05:30' AS at, "
+            "'2026-01-01 00:00:00.123456789'::TIMESTAMP_NS AS ns, [1.5, NULL]::FLOAT[2] AS v"
+        )
+        db.execute("CREATE TABLE odd AS SELECT 1 AS id, union_value(a := 1) AS u")
+    names = ["u", "span", "zoned", "bits", "e", "m", "at", "v"]
+    found = read(f"duckdb://{tmp_path}/a.duckdb#rows", tmp_path / "out", *names, "ns").to_pylist()[0]
+    assert [found[n] for n in names] == [2**64 - 1, "1 day", "12:00:00+02", "101", "b", [("k", 1)],
+        dt.datetime(2025, 12, 31, 18, 30, tzinfo=dt.timezone.utc), [1.5, None]]  # fmt: skip
+    assert str(found["ns"]).startswith("2026-01-01 00:00:00.123456")
+    with pytest.raises(gm.BadJob, match=r"column 'u' is .*union.*cannot hold a union: cast it"):
+        read(f"duckdb://{tmp_path}/a.duckdb#odd", tmp_path / "no", "id")
+
+
+def test_a_hugeint_that_no_decimal_holds(tmp_path: Path) -> None:
+    """It has 39 digits: it is refused, not cut."""
+    import duckdb
+
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as db:
+        db.execute("CREATE TABLE rows AS SELECT (99999999999999999999999999999999999999)::HUGEINT AS huge")
+    found = read(f"duckdb://{tmp_path}/a.duckdb#rows", tmp_path / "out", "huge")
+    assert found["huge"].to_pylist() == [Decimal("9" * 38)]
+
+
+def test_values_of_sqlite_that_are_not_what_the_table_declares(tmp_path: Path) -> None:
+    """Its columns hold anything: what does not fit is told by column; expressions have the types of their values."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
+        db.execute("CREATE TABLE rows (id INTEGER, n INTEGER, any)")
+        db.executemany("INSERT INTO rows VALUES (?, ?, ?)", [(1, 1, 2**53 + 1), (2, "two", None), (3, None, 5)])
+    with pytest.raises(gm.BadSource, match=r"column 'n', which is int64 there: .*: cast it in a query"):
+        read(f"sqlite://{tmp_path}/a.sqlite#rows", tmp_path / "no", "id", "n")
+    query = "SELECT id, CAST(n AS TEXT) AS n, any, id * 1.5 AS x, NULL AS none FROM rows"
+    source = gm.source(f"sqlite://{tmp_path}/a.sqlite", query=query)
+    found = read(source, tmp_path / "out", "id", "n", "any", "x", "none")
+    assert found.to_pylist()[1] == {"id": 2, "n": "two", "any": None, "x": 3.0, "none": None}
+    assert found.schema.field("any").type == pa.int64() and found["any"][0].as_py() == 2**53 + 1
+    both = "SELECT id AS either FROM rows UNION ALL SELECT 'text'"
+    with pytest.raises(gm.BadSource, match=r"column 'either'.*text.*cast it in a query"):
+        read(gm.source(f"sqlite://{tmp_path}/a.sqlite", query=both), tmp_path / "no", "either")
+
+
+def test_what_is_no_database(tmp_path: Path) -> None:
+    """The words of the database, before anything is made."""
+    (tmp_path / "a.txt").write_text("not a database, but long enough to be looked at " * 100)
+    for scheme in ("duckdb", "sqlite"):
+        with pytest.raises(gm.BadSource, match=r"(DuckDB|SQLite) says: .*(not a|valid).*database"):
+            read(f"{scheme}://{tmp_path}/a.txt#rows", tmp_path / "no")
+    with pytest.raises(gm.MissingExtra, match="needs a package for this database"):
+        read("mysql+nodriver://host/db#rows", tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_tables_and_files_are_not_mixed(tmp_path: Path) -> None:
+    """Several tables are one source; a table and a folder are not."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
+        db.execute("CREATE TABLE one (id INTEGER)")
+        db.execute("CREATE TABLE two (id INTEGER)")
+        db.execute("INSERT INTO one VALUES (1)")
+        db.execute("INSERT INTO two VALUES (2)")
+    at = f"sqlite://{tmp_path}/a.sqlite"
+    assert read(gm.source(f"{at}#one", f"{at}#two"), tmp_path / "out", "id")["id"].to_pylist() == [1, 2]
+    with pytest.raises(gm.BadJob, match="a store and files"):
+        read(gm.source(f"{at}#one", str(tmp_path / "x.parquet")), tmp_path / "no")
+
+
+# ---------------------------------------------------------------- dead letters and verify
+
+
+LIMIT = 18
+
+
+def picky(batch: dict[str, Any]) -> dict[str, Any]:
+    """Refuses some rows."""
+    if any(i >= LIMIT for i in batch["id"].tolist()):
+        raise ValueError("too much")
+    return {"double": batch["id"] * 2}
+
+
+def test_dead_letters_are_scored_again_from_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept for as long as there are some, whatever the table holds by then; then it goes."""
+    file, sink = tmp_path / "a.sqlite", str(tmp_path / "out")
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute("CREATE TABLE rows (id INTEGER)")
+        db.executemany("INSERT INTO rows VALUES (?)", [(i,) for i in range(20)])
+    model = gm.model(picky, returns={"double": "int64"})
+    job = gm.Job(f"sqlite://{file}#rows", model, gm.sink(sink, keep=["id"]), workers=0, gates={"min_ok": 0.5})
+    assert job.run().rows_dead == 2
+    copies = list((tmp_path / "out").glob("_gristmill/inputs/*.snapshot"))
+    assert len(copies) == 1
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute("DELETE FROM rows")
+    with pytest.raises(gm.PlanChanged, match="the store that is the source holds other rows now"):
+        job.run()
+    assert list((tmp_path / "out").glob("_gristmill/inputs/*.snapshot")) == copies
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 100)
+    report = gm.retry_dead(job, accept_code_change=True)
+    assert (report.rows_ok, report.rows_dead) == (20, 0)
+    assert not list((tmp_path / "out").glob("_gristmill/inputs/*.snapshot"))
+
+
+def test_verify_of_a_source_that_was_copied(tmp_path: Path) -> None:
+    """The result is verified; what the store held then cannot be looked at again, which is said."""
+    file, sink = tmp_path / "a.sqlite", tmp_path / "out"
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute("CREATE TABLE rows (id INTEGER)")
+        db.execute("INSERT INTO rows VALUES (1)")
+    read(f"sqlite://{file}#rows", sink, "id")
+    command = [sys.executable, "-m", "gristmill", "verify", str(sink)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    ran = subprocess.run([*command, "--source"], capture_output=True, text=True)
+    assert "a copy was read that was removed" in ran.stdout + ran.stderr
