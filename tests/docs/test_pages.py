@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,7 @@ NOT_RUN = {
 }
 STORES = "docs/object-stores.md"
 DELIVERIES = "docs/stores.md"
+DATABASES = "docs/databases.md"
 PROMPTS = "docs/language-models.md"
 ELSEWHERE = "docs/extending.md"  # whose files are those of a package that tests/extending installs
 PROSE = {
@@ -41,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page) and page not in (STORES, DELIVERIES, PROMPTS, ELSEWHERE)]
+    "page", [page for page in PAGES if blocks(page) and page not in (STORES, DELIVERIES, DATABASES, PROMPTS, ELSEWHERE)]
 )
 def test_the_snippets_of_the_page(page: str, reader: Callable[[str], Reader]) -> None:
     """Each does what it says, in the order in which they stand there."""
@@ -65,6 +68,21 @@ def test_the_snippets_about_deliveries(
     for name, value in databases.items():
         monkeypatch.setenv(name, value)
     read(DELIVERIES, reader(DELIVERIES))
+
+
+def test_the_snippets_about_databases(
+    databases: dict[str, str], reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same, with a server that the environment names, and a file that SQLAlchemy opens."""
+    monkeypatch.setenv("PG_URL", databases["PG_URL"])
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.sqlite")) as db, db:
+        db.execute("CREATE TABLE reviews (review_id INTEGER, text TEXT)")
+        db.executemany("INSERT INTO reviews VALUES (?, ?)", [(n, "x" * n) for n in range(9)])
+    read(DATABASES, reader(DATABASES))
+    import psycopg
+
+    with psycopg.connect(databases["PG_URL"]) as server:
+        server.execute("DROP TABLE orders")
 
 
 def test_the_snippets_about_language_models(reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from gristmill.errors import BadJob
 from gristmill.job.delivery import STORES
 from gristmill.job.options import ENGINES
 from gristmill.job.registry import Registry
+from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.job.specs import MODELS
 from gristmill.sinks.formats import SINKS
 from gristmill.sources.formats import SOURCES
@@ -32,7 +33,7 @@ PAGE = (HERE.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 POINTS = re.sub(r"\[project\.entry-points\.\"(.+)\"\]", r"[\1]", BLOCKS[0][1].partition("\n\n")[2])
 
-REGISTRIES: tuple[Registry[Any], ...] = (SOURCES, SINKS, ENGINES, MODELS, STORES)
+REGISTRIES: tuple[Registry[Any], ...] = (SOURCES, SINKS, ENGINES, MODELS, STORES, SNAPSHOTS)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Cli = Callable[..., str]
 
@@ -97,7 +98,7 @@ def cli(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_the_page_shows_the_package_that_is_tested() -> None:
     """Each module of the toy package stands on the page as it is."""
     shown = {name: text for kind, text in BLOCKS for name in re.findall(r"\A# (toykinds/\w+\.py)\n", text)}
-    assert len(shown) == 5
+    assert len(shown) == 6
     for name, text in shown.items():
         assert text.partition("\n")[2] == (HERE / name).read_text(encoding="utf-8"), name
 
@@ -110,7 +111,8 @@ def test_each_of_ours_is_held_against_its_contract() -> None:
     spec.loader.exec_module(held)
     for registry in REGISTRIES:
         named = {registry.get(name) for name in registry.ours}
-        assert named in [set(listed) for listed in (held.SOURCES, held.SINKS, held.ENGINES, held.MODELS, held.STORES)]
+        lists = (held.SOURCES, held.SINKS, held.ENGINES, held.MODELS, held.STORES, held.SNAPSHOTS)
+        assert named in [set(listed) for listed in lists]
     assert {kind.home for kind in held.MODELS} == {module.__name__ for module in held.KINDS}
 
 
@@ -196,6 +198,10 @@ def test_a_store(cli: Cli, tmp_path: Path) -> None:
     cli(*typed, "--fn", "toy_score:score", *store, "--restart")
     assert json.loads(cli("lookup", "shelf://scores.json", "[1]"))["length"] == 7
     assert sorted(p.name for p in Path().glob("*scores.json*")) == ["scores.json"]
+    Path("toy_again.py").write_text("def again(batch):\n    return {'twice': [n * 2 for n in batch['length']]}\n")
+    cli("apply", "shelf://scores.json", "again", "--fn", "toy_again:again", "--keep", "number")
+    assert gm.read("again").to_table().to_pylist() == [{"number": 1, "twice": 14}]
+    assert "there is no file" in cli("apply", "shelf://none.json", "none", "--fn", "toy_again:again", code=2)
     assert "mode is 'append': it must be one of replace" in cli("deliver", "out", "shelf://x?mode=append", code=2)
 
 

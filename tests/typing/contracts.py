@@ -39,6 +39,8 @@ from gristmill.sinks.npy import NpySink
 from gristmill.sinks.openaibatch import OpenAIBatchSink
 from gristmill.sinks.parquet import ParquetSink
 from gristmill.sinks.partition import Partitioned
+from gristmill.snapshots import datasets, delta, duckdb, iceberg, postgres, sqlalchemy, sqlite
+from gristmill.snapshots.contract import SnapshotKind
 from gristmill.sources.contract import SourceFormat
 from gristmill.sources.csv import CsvSource, TsvSource
 from gristmill.sources.hive import Hive
@@ -59,6 +61,10 @@ SOURCES: tuple[type[SourceFormat], ...] = (
 SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink, OpenAIBatchSink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
 STORES: tuple[type[StoreKind], ...] = (DuckDB, SQLite, Lmdb, Postgres, Redis)
+SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
+    *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
+    sqlalchemy.SQLAlchemy,
+)
 MAPS: tuple[Sized, ...] = (Ray,)
 TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)
 MODELS: tuple[type[ModelSpec], ...] = (

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from gristmill.arrow.schemas import nullable, wider
 from gristmill.errors import BadSource
 from gristmill.job.job import COPY
 from gristmill.process import machine
-from gristmill.sinks.parquet import holdable
+from gristmill.sinks.parquet import holdable, worth_a_dictionary
 from gristmill.snapshots.contract import Piece, Snapshot, Wanted
 from gristmill.snapshots.sql import read_of
 from gristmill.sources.contract import Block
@@ -89,7 +90,8 @@ def _piece(
     path = os.path.join(folder, f"{number:06d}.table")  # a name that no glob for data matches
     content, count = Content(), 0
     with open(path, "wb") as file:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        dictionaries: Any = worth_a_dictionary(schema)
+        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=dictionaries) as writer:
             for rows in _grouped(piece()):
                 try:
                     rows = fitted(rows, schema)
