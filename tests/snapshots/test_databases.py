@@ -6,9 +6,11 @@ import contextlib
 import datetime as dt
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -316,3 +318,22 @@ def test_verify_of_a_source_that_was_copied(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True).returncode == 0
     ran = subprocess.run([*command, "--source"], capture_output=True, text=True)
     assert "a copy was read that was removed" in ran.stdout + ran.stderr
+
+
+def test_a_signal_ends_a_statement_that_takes_long(postgres: str, tmp_path: Path) -> None:
+    """The server is asked to give it up; nothing is left in the sink but what proves that it can be written."""
+    pytest.importorskip("adbc_driver_postgresql")
+    code = "import sys, gristmill as gm; gm.apply(gm.source(sys.argv[1], query=sys.argv[2]), 'out', fn=len)"
+    query = "SELECT g AS id, pg_sleep(0.02)::text AS slow FROM generate_series(1, 100000) g"
+    running = subprocess.Popen([sys.executable, "-c", code, postgres, query], cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        until = time.monotonic() + 30
+        while not list(tmp_path.glob("out/_gristmill/inputs/*.tmp/*")):
+            assert running.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(10) == 143
+    finally:
+        running.kill()
+        running.communicate()
+    assert not list(tmp_path.glob("out/_gristmill/inputs/*"))

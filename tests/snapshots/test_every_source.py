@@ -18,6 +18,7 @@ from wells import Row, Well
 
 import gristmill as gm
 from gristmill.job.snapshots import SNAPSHOTS
+from gristmill.snapshots.pinned import Pinning
 
 
 @pytest.fixture(params=list(wells.WELLS))
@@ -190,3 +191,18 @@ def test_a_preview_and_a_plan_leave_nothing(well: Well, tmp_path: Path) -> None:
     assert asked.preview(5).num_rows == 5
     assert asked.plan().rows == 40
     assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_held_while_rows_are_scored(well: Well, tmp_path: Path) -> None:
+    """Once the rows are copied, others may write, and a server may tidy up."""
+    well.fill(wells.rows(0, 10))
+    pinning = Pinning(gm.source(well.address, storage=well.storage), str(tmp_path / "copies"))
+    found = pinning.pinned(lambda _: None)
+    well.fill(wells.rows(10, 20))
+    if well.name in wells.SERVED:
+        import psycopg
+
+        with psycopg.connect(well.database.replace("sqlalchemy+postgresql+psycopg", "postgresql")) as db:
+            idle = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+            assert db.execute(idle).fetchall() == [(0,)]
+    assert found.files

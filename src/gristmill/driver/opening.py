@@ -120,7 +120,7 @@ def _leased(c: Command, stores: Pinning | None, r: Resolved | None) -> Iterator[
         c.files.prove(folder)
     except OSError as e:
         raise BadJob(f"sink {c.sink.uri}: cannot be written ({e.strerror}): give another folder") from e
-    with c.files.lease(c.sink.uri, folder, c.log.tell) as lease, pinning.swept(c.root, c.files):
+    with c.files.lease(c.sink.uri, folder, c.log.tell) as lease, pinning.swept(c.root, c.files, lease):
         if stores is not None:
             r = resolved(_plannable(c), c.root, c.files, pinned=stores.pinned(c.log.tell))
         elif r is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gristmill.commit import generation as generations
 from gristmill.driver.selection import Held
 from gristmill.errors import CorruptStore
-from gristmill.files.contract import Files
+from gristmill.files.contract import Files, Lease
 from gristmill.files.disk import join
 from gristmill.files.document import Document
 from gristmill.job.job import COPY, JobSpec
@@ -66,14 +66,15 @@ def note(root: str, files: Files, pins: tuple[Pin, ...]) -> None:
 
 
 @contextlib.contextmanager
-def swept(root: str, files: Files) -> Iterator[None]:
+def swept(root: str, files: Files, lease: Lease) -> Iterator[None]:
     """Afterwards, copies that nobody needs any more are removed: all of them once a result is published, unless it has
-    dead letters, which are scored again from there. The caller has the lease.
+    dead letters, which are scored again from there. Nothing is if the sink is another run's by then.
     """
     try:
         yield
     finally:
-        _sweep(root, files, generations.held_inputs(root, files))
+        if lease.held():
+            _sweep(root, files, generations.held_inputs(root, files))
 
 
 def _sweep(root: str, files: Files, folder: str) -> None:

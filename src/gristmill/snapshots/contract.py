@@ -56,6 +56,10 @@ class Snapshot(Protocol):
         """What reads the rows, in order, with the columns that are wanted. Each may be read once."""
         ...
 
+    def cancel(self) -> None:
+        """End what pieces are reading, in other threads: they then raise whatever they like."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -6,8 +6,9 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -58,20 +59,29 @@ def _written(snapshot: Snapshot, wanted: Wanted, folder: str) -> tuple[str, int]
         schema = pa.schema([schema.field(name) for name in read_of(wanted, schema.names)])
     schema = nullable(holdable(schema, f"{wanted.shown}: a source"))
     schema = pa.schema([f.remove_metadata() for f in schema])
-    write = partial(_piece, folder, schema, wanted)
-    if wanted.rows is None:
-        with ThreadPoolExecutor(machine.cores()) as pool:
-            done = list(pool.map(write, range(len(pieces)), pieces))
-    else:
-        done, left = [], wanted.rows
-        for number, piece in enumerate(pieces):
-            done.append(write(number, partial(_first, piece, left)))
-            left -= done[-1][1]
-            if left <= 0:
-                break
+    stop = threading.Event()
+    write = partial(_piece, folder, schema, wanted, stop)
+    done, left, begun = list[tuple[str, int]](), wanted.rows, list[Future[tuple[str, int]]]()
+    with ThreadPoolExecutor(machine.cores()) as pool:
+        try:
+            if left is None:
+                begun += [pool.submit(write, number, piece) for number, piece in enumerate(pieces)]
+                done = [each.result() for each in begun]
+            for number, piece in enumerate(pieces if left else ()):  # one after the other: the next may not be needed
+                begun.append(pool.submit(write, number, partial(_first, piece, left or 0)))
+                done.append(begun[-1].result())
+                left = (left or 0) - done[-1][1]
+                if left <= 0:
+                    break
+        except BaseException:  # a signal, too: what is under way may take long
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            while wait(begun, timeout=0.1).not_done:
+                snapshot.cancel()
+            raise
     full = [each for each in done if each[1]]
     if not full:
-        _piece(folder, schema, wanted, 0, lambda: iter(()), keep=True)
+        _piece(folder, schema, wanted, stop, 0, lambda: iter(()), keep=True)
     return f"{schema.to_string(show_field_metadata=False)} {[digest for digest, _ in full]}", sum(n for _, n in full)
 
 
@@ -84,7 +94,14 @@ def _first(piece: Piece, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _piece(
-    folder: str, schema: pa.Schema, wanted: Wanted, number: int, piece: Piece, *, keep: bool = False
+    folder: str,
+    schema: pa.Schema,
+    wanted: Wanted,
+    stop: threading.Event,
+    number: int,
+    piece: Piece,
+    *,
+    keep: bool = False,
 ) -> tuple[str, int]:
     """Write one piece as a file, unless it is empty; a digest of its rows, and how many there are."""
     path = os.path.join(folder, f"{number:06d}.table")  # a name that no glob for data matches
@@ -93,6 +110,8 @@ def _piece(
         dictionaries: Any = worth_a_dictionary(schema)
         with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=dictionaries) as writer:
             for rows in _grouped(piece()):
+                if stop.is_set():
+                    return "", 0
                 try:
                     rows = fitted(rows, schema)
                 except Lossy as e:

@@ -88,5 +88,8 @@ class Saved:
         except (pa.ArrowException, OSError) as e:
             raise BadSource(f"{self._wanted.shown}: {os.path.basename(path)} cannot be read: {e}") from e
 
+    def cancel(self) -> None:
+        """No read takes long."""
+
     def close(self) -> None:
         """Nothing is held."""

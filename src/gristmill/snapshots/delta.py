@@ -76,7 +76,7 @@ class Version:
             files = self._listed()
         except self._errors as e:
             raise self._said(e) from e
-        return files if files is not None and whole(files, self.schema) else None
+        return files if files is not None and whole(self._wanted, files, self.schema) else None
 
     def _listed(self) -> list[DataFile] | None:
         """The files with the values of their partition; None if a value is not the same as text."""
@@ -106,6 +106,9 @@ class Version:
                 yield pa.record_batch(arrays, names=batch.schema.names).select(names)
         except self._errors as e:
             raise self._said(e) from e
+
+    def cancel(self) -> None:
+        """It ends with the batch at hand."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -110,5 +110,8 @@ class Rows:
         except (duckdb.Error, pa.ArrowException, OSError) as e:  # the latter two from within a stream
             raise BadSource(f"{self._wanted.shown}: DuckDB says: {self._words(e)}") from e
 
+    def cancel(self) -> None:
+        self._db.interrupt()
+
     def close(self) -> None:
         self._db.close()

@@ -79,7 +79,7 @@ class Taken:
         if any(task.delete_files or str(task.file.file_format).rpartition(".")[2] != "PARQUET" for task in tasks):
             return None
         files = [DataFile(_local(task.file.file_path)) for task in tasks]
-        return files if whole(files, self.schema) else None
+        return files if whole(self._wanted, files, self.schema) else None
 
     def pieces(self) -> Sequence[Piece]:
         return [self._read]
@@ -89,6 +89,9 @@ class Taken:
             yield from self._scan.to_arrow_batch_reader()
         except (ValueError, OSError) as e:
             raise BadSource(f"{self._wanted.shown}: {self._wanted.words(e)}") from e
+
+    def cancel(self) -> None:
+        """It ends with the batch at hand."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -10,27 +10,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.job.job import Source
-from gristmill.snapshots.contract import DataFile
+from gristmill.snapshots.contract import DataFile, Wanted
 from gristmill.sources import paths
 
 AT_ONCE = 16
 _ID = b"PARQUET:field_id"
 
 
-def whole(files: Sequence[DataFile], schema: pa.Schema) -> bool:
+def whole(wanted: Wanted, files: Sequence[DataFile], schema: pa.Schema) -> bool:
     """Whether each file has just the columns of a table that are not constant in it, of the same types: columns may
-    have been added, renamed or widened since it was written.
+    have been added, renamed or widened since it was written. Files that only the client's options open are not asked.
     """
-    if not files:
-        return True
+    if not files or (wanted.place.options and any("://" in file.uri for file in files)):
+        return not files
     storage, listed = paths.resolve(Source(tuple(file.uri for file in files)))
     constant = {paths.redact(file.uri): file.constant for file in files}
 
     def alike(path: str) -> bool:
         with paths.open_input(storage, path) as opened:
             found = pq.read_schema(opened)
-        wanted = {f.name: f for f in schema if f.name not in constant[path]}
-        return set(found.names) == set(wanted) and all(_same(f, wanted[f.name]) for f in found)
+        own = {f.name: f for f in schema if f.name not in constant[path]}
+        return set(found.names) == set(own) and all(_same(f, own[f.name]) for f in found)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return all(pool.map(alike, [file.path for file in listed]))

@@ -48,7 +48,7 @@ class Pinned:
 
     storage: Storage
     files: tuple[SourceFile, ...]
-    kinds: Mapping[str, Mapping[str, pa.DataType]]
+    kinds: Mapping[str, dict[str, pa.DataType]]
     pins: tuple[Pin, ...]
 
 
@@ -62,7 +62,7 @@ class Pinning:
         self._source, self._folder = source, folder
         self._asked = wanted(source)
         known = {pin.id: pin for pin in pins}
-        self._pins = [known.get(asked.id) for asked in self._asked]
+        self._pins = [self._usable(known.get(asked.id)) for asked in self._asked]
         self._open: list[Snapshot | None] = []
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
@@ -70,24 +70,36 @@ class Pinning:
                 self._open.append(None if self._copy(pin) else _opened(asked, pin))
             stack.pop_all()
 
+    def _usable(self, pin: Pin | None) -> Pin | None:
+        """A pin that still leads to its rows: by its version, or by the copy if that is here."""
+        return pin if pin is not None and (pin.version or self._copy(pin)) else None
+
     def _copy(self, pin: Pin | None) -> bool:
         return pin is not None and bool(pin.copy) and os.path.isdir(os.path.join(self._folder, pin.copy))
 
     def pinned(self, tell: Tell) -> Pinned:
-        """The files. `tell` gets a line on each store."""
+        """The files; `tell` gets a line on each store. Then the stores are let go: a transaction that stays open for as
+        long as a run takes keeps a server from tidying up, and a file from being written.
+        """
+        try:
+            return self._pinned(tell)
+        finally:
+            self.close()
+
+    def _pinned(self, tell: Tell) -> Pinned:
         storage, files, pins = Storage(), list[SourceFile](), list[Pin]()
-        kinds: dict[str, Mapping[str, pa.DataType]] = {}
-        for asked, pin, snapshot in zip(self._asked, self._pins, self._open, strict=True):
+        kinds: dict[str, dict[str, pa.DataType]] = {}
+        for asked, pin, snapshot in zip(self._asked, self._pins, list(self._open), strict=True):
             if snapshot is None and not self._copy(pin):  # another run has removed it since
-                snapshot, pin = _opened(asked, None), None
+                pin = self._usable(pin)
+                snapshot = _opened(asked, pin)
+                self._open.append(snapshot)
             found = None if snapshot is None else snapshot.files()
-            if found is not None and (there := self._listed(asked, found)) is not None:
+            if found is not None and (there := self._listed(found)) is not None:
                 assert snapshot is not None and snapshot.schema is not None
                 told, copy = f"read at {snapshot.told}", ""
-                schema = snapshot.schema
-                for file in there[1]:
-                    names = next(f.constant for f in found if _path(f) == file.path)
-                    kinds[file.path] = {name: schema.field(name).type for name in names}
+                types = {field.name: field.type for field in snapshot.schema}
+                kinds.update({_path(file): {name: types[name] for name in file.constant} for file in found})
             else:
                 told, copy = self._copied(asked, pin, snapshot)
                 there = self._held(copy)
@@ -113,19 +125,18 @@ class Pinning:
     def _held(self, copy: str) -> tuple[Storage, list[SourceFile]]:
         return paths.resolve(Source((f"{HELD}{copy}",), storage={HELD: self._folder}))
 
-    def _listed(self, asked: Wanted, found: Sequence[DataFile]) -> tuple[Storage, list[SourceFile]] | None:
-        """The store's own files as a source lists them; None if there are none, or a client's options open them."""
-        remote = any("://" in file.uri for file in found)
-        if not found or (remote and asked.place.options):
+    def _listed(self, found: Sequence[DataFile]) -> tuple[Storage, list[SourceFile]] | None:
+        """The store's own files as a source lists them; None if there are none, which a copy has the columns of."""
+        if not found:
             return None
-        by_uri = {file.uri: file for file in found}
-        storage, listed = paths.resolve(Source(tuple(sorted(by_uri))))
+        storage, listed = paths.resolve(Source(tuple(sorted(file.uri for file in found))))
         by_path = {_path(file): file for file in found}
         return storage, [replace(file, folders=_folders(by_path[file.path])) for file in listed]
 
     def close(self) -> None:
         """Let go of the stores."""
-        for snapshot in self._open:
+        held, self._open = self._open, []
+        for snapshot in held:
             if snapshot is not None:
                 snapshot.close()
 

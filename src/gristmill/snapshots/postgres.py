@@ -4,6 +4,7 @@ own that all see one snapshot; anything else by one statement. Rows come by bina
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,7 @@ class Rows:
         self._wanted = wanted
         given = {"connect_timeout": CONNECT, "application_name": "gristmill", **wanted.place.options}
         self._info = self._psycopg.conninfo.make_conninfo(wanted.place.uri, **given)
+        self._running: set[int] = set()  # the server's processes that are reading
         self._held = self._connected()
         try:
             self._held.execute(_BEGIN)
@@ -166,9 +168,15 @@ class Rows:
     def _read(self, sql: str) -> Iterator[pa.RecordBatch]:
         try:
             with self._reading() as cursor:
-                cursor.execute(sql)
-                for batch in cursor.fetch_record_batch():
-                    yield self._batch(batch)
+                cursor.execute("SELECT pg_backend_pid()")
+                process = cursor.fetchone()[0]
+                self._running.add(process)
+                try:
+                    cursor.execute(sql)
+                    for batch in cursor.fetch_record_batch():
+                        yield self._batch(batch)
+                finally:
+                    self._running.discard(process)
         except (self._adbc.Error, pa.ArrowException, OSError) as e:  # the latter two from within a stream
             raise self._said(e) from e
 
@@ -180,6 +188,11 @@ class Rows:
             except pa.ArrowException as e:
                 raise BadSource(f"{self._wanted.shown}: column {name!r}: {e}: cast it in a query") from e
         return pa.record_batch(arrays, names=list(self._columns))
+
+    def cancel(self) -> None:
+        with contextlib.suppress(self._psycopg.Error):  # the server is away, and so are its statements
+            for process in list(self._running):
+                self._held.execute("SELECT pg_cancel_backend(%s)", (process,))
 
     def close(self) -> None:
         self._held.close()

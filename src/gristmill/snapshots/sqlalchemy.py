@@ -4,6 +4,7 @@ Python values.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -144,6 +145,11 @@ class Rows:
         except self._sa.exc.DBAPIError as e:
             words = self._wanted.words(e.orig or e)
             raise BadSource(f"{self._wanted.shown}: the database says: {words}") from e
+
+    def cancel(self) -> None:
+        """By the driver, if it can: it ends with the batch at hand otherwise."""
+        with contextlib.suppress(Exception):
+            self._db.connection.dbapi_connection.cancel()
 
     def close(self) -> None:
         self._db.close()

@@ -109,6 +109,9 @@ class Rows:
     def _said(self, error: BaseException) -> BadSource:
         return BadSource(f"{self._wanted.shown}: SQLite says: {self._wanted.words(error)}")
 
+    def cancel(self) -> None:
+        self._db.interrupt()
+
     def close(self) -> None:
         self._db.close()
 

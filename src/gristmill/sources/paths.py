@@ -26,6 +26,7 @@ _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
 _QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
 _IGNORED_ENDS = (".tmp", ".crc")
+_LOG = "_delta_log"
 _TOLD = 3  # files with two names that a note lists
 _SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
 _BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
@@ -97,6 +98,12 @@ def resolve(source: Source, tell: Callable[[str], None] | None = None) -> tuple[
         try:
             root, listed = _files(known.listing, path, redact(uri))
             start = _length(root)
+            folder = bool(mount.prefix) and root == path != listed[0][0]
+            if folder and source.format is None and known.listing.look(f"{path}/{_LOG}") is not None:
+                raise BadSource(
+                    f"{redact(uri)}: is a Delta table, whose files are not all its rows: give its address as "
+                    f"delta+{redact(uri)}; or format='parquet' (--source-format parquet) for all files in it"
+                )
             for inner, entry in met.new(listed, listed[0][0] == path, again):
                 public = known.public(inner)
                 file = SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:]))

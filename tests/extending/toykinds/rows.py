@@ -55,5 +55,8 @@ class Read:
     def _read(self) -> Iterator[pa.RecordBatch]:
         yield from self._rows.to_batches()
 
+    def cancel(self) -> None:
+        """No read takes long."""
+
     def close(self) -> None:
         """Nothing is held."""

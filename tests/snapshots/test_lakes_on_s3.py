@@ -1,0 +1,72 @@
+"""Delta tables in a real object store: read where they are, or copied where their client needs options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import gristmill as gm
+from s3server import KEY, SECRET, S3Server
+
+
+@pytest.fixture(scope="module")
+def server(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """SeaweedFS with one bucket, `box`."""
+    started = S3Server(weed, tmp_path_factory.mktemp("s3"))
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def same(batch: dict[str, Any]) -> dict[str, Any]:
+    """One column of each row."""
+    return {"double": batch["id"] * 2}
+
+
+@pytest.fixture
+def options(server: S3Server) -> dict[str, str]:
+    """What the Delta client needs to reach the server, with one table there, whose first file is not its rows."""
+    lake = pytest.importorskip("deltalake")
+    about = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": f"http://{server.address}",
+             "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}  # fmt: skip
+    place = "s3://box/lake/table"
+    lake.write_deltalake(place, pa.table({"id": [1, 2], "day": ["a", "b"]}), storage_options=about, mode="overwrite")
+    rows = pa.table({"id": [3, 4], "day": ["a", None]})
+    lake.write_deltalake(
+        place, rows, storage_options=about, mode="overwrite", schema_mode="overwrite", partition_by=["day"]
+    )
+    return about
+
+
+def read(source: Any, sink: Path) -> list[dict[str, Any]]:
+    """The rows of a source by their ids."""
+    report = gm.apply(source, str(sink), fn=same, keep=["id", "day"], returns={"double": "int64"})
+    return report.read().to_table().sort_by("id").to_pylist()
+
+
+WANTED = [{"id": 3, "day": "a", "double": 6}, {"id": 4, "day": None, "double": 8}]
+
+
+def test_a_table_whose_client_has_options_is_copied(options: dict[str, str], tmp_path: Path) -> None:
+    """Others know these options by other names."""
+    source = gm.source("delta+s3://box/lake/table", storage=options)
+    assert read(source, tmp_path / "out") == WANTED
+    texts = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in text for text in texts)
+
+
+def test_a_table_is_read_where_it_is(options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By credentials of the environment, which the workers have, too."""
+    for name, value in options.items():
+        monkeypatch.setenv(name, value)
+    assert read("delta+s3://box/lake/table", tmp_path / "out") == WANTED
+    assert not list((tmp_path / "out").glob("_gristmill/inputs/*.snapshot"))
+    with pytest.raises(gm.BadSource, match=r"table: is a Delta table, .*: give its address as delta\+s3://box/lake"):
+        read("s3://box/lake/table", tmp_path / "no")
+    with pytest.raises(gm.BadSource, match="cannot be read as a Delta table"):
+        read("delta+s3://box/lake/other", tmp_path / "no")
