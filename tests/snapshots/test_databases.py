@@ -78,6 +78,28 @@ def test_the_types_of_postgres(pg: Any, postgres: str, tmp_path: Path) -> None:
     assert found.to_pylist() == [{name: about[2] for name, about in columns.items()}, dict.fromkeys(columns)]
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["'infinity'::timestamptz", "'-infinity'::timestamp", "timestamp '294276-12-31'", "'infinity'::date",
+     "'24:00:00'::time", "ARRAY['infinity'::date]"],
+)  # fmt: skip
+def test_times_that_arrow_does_not_hold(value: str, postgres: str, tmp_path: Path) -> None:
+    """They are refused, not changed."""
+    pytest.importorskip("adbc_driver_postgresql")
+    with pytest.raises(gm.BadSource, match=r"column 'x' has infinity, or a time that .* does not hold: give null"):
+        read(gm.source(postgres, query=f"SELECT {value} AS x"), tmp_path / "no", "x")
+
+
+def test_arrays_of_arrays(postgres: str, tmp_path: Path) -> None:
+    """Lists have one dimension here: others are refused, not flattened."""
+    pytest.importorskip("adbc_driver_postgresql")
+    with pytest.raises(gm.BadSource, match=r"more than one dimension in 'x': ask for to_json"):
+        read(gm.source(postgres, query="SELECT '{{1,2},{3,4}}'::int[] AS x"), tmp_path / "no", "x")
+    query = "SELECT to_json('{{1,2},{3,4}}'::int[]) AS x, '{}'::int[] AS none"
+    found = read(gm.source(postgres, query=query), tmp_path / "out", "x", "none")
+    assert found.to_pylist() == [{"x": "[[1,2],[3,4]]", "none": []}]
+
+
 def test_a_big_table_is_read_in_ranges(pg: Any, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Side by side, each row once, at one snapshot; what is deleted leaves ranges empty."""
     from gristmill.snapshots import postgres as kind
@@ -217,6 +239,9 @@ def test_the_types_of_duckdb(tmp_path: Path) -> None:
     assert [found[n] for n in names] == [2**64 - 1, "1 day", "12:00:00+02", "101", "b", [("k", 1)],
         dt.datetime(2025, 12, 31, 18, 30, tzinfo=dt.timezone.utc), [1.5, None]]  # fmt: skip
     assert str(found["ns"]).startswith("2026-01-01 00:00:00.123456")
+    for value in ("'infinity'::TIMESTAMP", "'-infinity'::DATE"):
+        with pytest.raises(gm.BadSource, match="column 'x' has infinity"):
+            read(gm.source(f"duckdb://{tmp_path}/a.duckdb", query=f"SELECT {value} AS x"), tmp_path / "no", "x")
     with pytest.raises(gm.BadJob, match=r"column 'u' is .*union.*cannot hold a union: cast it"):
         read(f"duckdb://{tmp_path}/a.duckdb#odd", tmp_path / "no", "id")
 

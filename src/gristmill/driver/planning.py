@@ -173,7 +173,8 @@ def resolve(
         sink_format = partitioned(sink_format, job.sink.partition_by)
     if source.data is None and not source.uri[0].startswith(HELD) and is_snapshot(source):
         pinned = pinned or _pinned(source, held_data)
-        fs, listed, stored, doubled = pinned.storage, list(pinned.files), dict(pinned.kinds), list[str]()
+        fs, listed, doubled = pinned.storage, list(pinned.files), list[str]()
+        stored: Mapping[str, Kinds] = pinned.kinds
         source = replace(source, format="parquet", storage={})
     else:
         fs, listed, stored, doubled = _listed(source)

@@ -14,9 +14,11 @@ from gristmill.job.snapshots import near, table_of
 from gristmill.process.startup import imported
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.sql import selected
+from gristmill.snapshots.times import checked
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open for writing
 BATCH_ROWS = 65_536
+_BOUNDS = {"timestamp": (2 - 2**63, 2**63 - 2), "date": (2 - 2**31, 2**31 - 2)}  # what is at the ends is infinity
 _AS_TEXT = (
     "INTERVAL",
     "TIME WITH TIME ZONE",
@@ -106,7 +108,10 @@ class Rows:
     def _read(self) -> Iterator[pa.RecordBatch]:
         duckdb = imported("duckdb")
         try:
-            yield from self._db.sql(self._sql).to_arrow_reader(BATCH_ROWS)
+            for batch in self._db.sql(self._sql).to_arrow_reader(BATCH_ROWS):
+                for name, values in zip(batch.schema.names, batch.columns, strict=True):
+                    checked(self._wanted, name, values, _BOUNDS)
+                yield batch
         except (duckdb.Error, pa.ArrowException, OSError) as e:  # the latter two from within a stream
             raise BadSource(f"{self._wanted.shown}: DuckDB says: {self._words(e)}") from e
 

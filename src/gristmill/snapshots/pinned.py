@@ -48,7 +48,7 @@ class Pinned:
 
     storage: Storage
     files: tuple[SourceFile, ...]
-    kinds: Mapping[str, dict[str, pa.DataType]]
+    kinds: Mapping[str, Mapping[str, pa.DataType]]
     pins: tuple[Pin, ...]
 
 
@@ -88,7 +88,7 @@ class Pinning:
 
     def _pinned(self, tell: Tell) -> Pinned:
         storage, files, pins = Storage(), list[SourceFile](), list[Pin]()
-        kinds: dict[str, dict[str, pa.DataType]] = {}
+        kinds: dict[str, Mapping[str, pa.DataType]] = {}
         for asked, pin, snapshot in zip(self._asked, self._pins, list(self._open), strict=True):
             if snapshot is None and not self._copy(pin):  # another run has removed it since
                 pin = self._usable(pin)

@@ -11,12 +11,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
 from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.sql import read_of, selected
+from gristmill.snapshots.times import checked
 from gristmill.stores.postgres import CONNECT
 from gristmill.stores.sql import quoted
 
@@ -24,6 +26,13 @@ RANGE = 128 << 20  # bytes of a table that are read by one statement, and become
 _TEXTS = frozenset(("json", "jsonb", "name"))  # as they are, but not as these types
 _SAME = _TEXTS | {"int2", "int4", "int8", "float4", "float8", "bool", "text", "varchar", "bpchar", "bytea", "date",
                   "time", "timestamp", "timestamptz"}  # fmt: skip
+# From 4713 BC on. What the driver gives for infinity, and for times too late for it, has wrapped around below that.
+_BOUNDS = {
+    "timestamp": (-210_866_803_200_000_000, 2**63 - 1),
+    "date": (-2_440_588, 2**31 - 1),
+    "time": (0, 86_399_999_999),
+}
+_DEEP = "gristmill: of more dimensions"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -47,10 +56,13 @@ _: type[SnapshotKind] = Postgres  # for mypy
 
 @dataclass(frozen=True)
 class Column:
-    """How a column is asked for, with {} for its name, and the type that it becomes; None for the one it comes in."""
+    """How a column is asked for, with {} for its name, the type that it becomes (None for the one it comes in), and
+    whether it holds arrays, which the driver would flatten if they have more than one dimension.
+    """
 
     asked: str
     kind: pa.DataType | None = None
+    array: bool = False
 
 
 class Rows:
@@ -144,7 +156,10 @@ class Rows:
         return pa.schema([(n, _typed(empty[n].combine_chunks(), c).type) for n, c in self._columns.items()])
 
     def _statement(self) -> str:
-        return selected(self._wanted, list(self._columns), {name: c.asked for name, c in self._columns.items()})
+        asked = {name: c.asked for name, c in self._columns.items()}
+        deep = [f"coalesce(array_ndims({quoted(name)}) > 1, false)" for name, c in self._columns.items() if c.array]
+        more = [f"{' OR '.join(deep)} AS {quoted(_DEEP)}"] if deep else []
+        return selected(self._wanted, list(self._columns), asked, more)
 
     # ------------------------------------------------ rows
 
@@ -182,9 +197,16 @@ class Rows:
 
     def _batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = []
+        if _DEEP in batch.schema.names and pc.any(batch.column(_DEEP)).as_py():
+            names = [name for name, column in self._columns.items() if column.array]
+            raise BadSource(
+                f"{self._wanted.shown}: arrays of more than one dimension in {', '.join(map(repr, names))}: ask for "
+                "to_json(…) of them in a query"
+            )
         for name, column in self._columns.items():
             try:
                 arrays.append(_typed(batch.column(name), column))
+                checked(self._wanted, name, arrays[-1], _BOUNDS)
             except pa.ArrowException as e:
                 raise BadSource(f"{self._wanted.shown}: column {name!r}: {e}: cast it in a query") from e
         return pa.record_batch(arrays, names=list(self._columns))
@@ -235,9 +257,9 @@ def _column(about: Any, kind: str, sort: str, element: str, element_sort: str) -
         size = about._fmod if about._fmod > 0 else 0
         return Column("{}::real[]", pa.list_(pa.float32(), size) if size else pa.list_(pa.float32()))
     if element in _SAME - _TEXTS:
-        return Column("{}")
+        return Column("{}", array=True)
     if element:
-        return Column("{}::text[]")
+        return Column("{}::text[]", array=True)
     if sort == "c" or kind == "record":
         return Column("to_json({})::text")
     return Column("{}::text")

@@ -9,9 +9,14 @@ from gristmill.job.snapshots import Wanted, table_of
 from gristmill.stores.sql import quoted
 
 
-def selected(wanted: Wanted, there: Sequence[str] | None = None, as_: Mapping[str, str] | None = None) -> str:
+def selected(
+    wanted: Wanted,
+    there: Sequence[str] | None = None,
+    as_: Mapping[str, str] | None = None,
+    more: Sequence[str] = (),
+) -> str:
     """A statement for the rows that are wanted, with those of its columns. `there` are the columns that it has, and
-    `as_` expressions for some of them, with {} for the column.
+    `as_` expressions for some of them, with {} for the column; `more` are further expressions.
     """
     if wanted.query is not None:
         rows = f"(\n{wanted.query.strip().rstrip(';')}\n) AS q"  # a comment may end the query
@@ -20,7 +25,7 @@ def selected(wanted: Wanted, there: Sequence[str] | None = None, as_: Mapping[st
     if there is None:
         return f"SELECT * FROM {rows}"
     columns = [f"{(as_ or {}).get(n, '{}').format(quoted(n))} AS {quoted(n)}" for n in read_of(wanted, there)]
-    return f"SELECT {', '.join(columns)} FROM {rows}"
+    return f"SELECT {', '.join([*columns, *more])} FROM {rows}"
 
 
 def read_of(wanted: Wanted, there: Sequence[str]) -> list[str]:
