@@ -281,6 +281,11 @@ def test_what_is_no_database(tmp_path: Path) -> None:
             read(f"{scheme}://{tmp_path}/a.txt#rows", tmp_path / "no")
     with pytest.raises(gm.MissingExtra, match="needs a package for this database"):
         read("mysql+nodriver://host/db#rows", tmp_path / "no")
+    with pytest.raises(gm.BadSource, match="did you mean 'duckdb'"):
+        read(f"duckbd://{tmp_path}/a.duckdb#rows", tmp_path / "no")
+    (tmp_path / "a.sqlite").touch()
+    with pytest.raises(gm.BadSource, match="is read as sqlite://FILE#TABLE, or with a query"):
+        read(str(tmp_path / "a.sqlite"), tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
 
@@ -323,13 +328,30 @@ def test_dead_letters_are_scored_again_from_the_copy(tmp_path: Path, monkeypatch
     assert len(copies) == 1
     with contextlib.closing(sqlite3.connect(file)) as db, db:
         db.execute("DELETE FROM rows")
-    with pytest.raises(gm.PlanChanged, match="the store that is the source holds other rows now"):
+    with pytest.raises(gm.PlanChanged, match="the store that is the source holds other rows now") as told:
         job.run()
+    assert "--append" not in str(told.value) and "--restart" in str(told.value)
     assert list((tmp_path / "out").glob("_gristmill/inputs/*.snapshot")) == copies
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", 100)
     report = gm.retry_dead(job, accept_code_change=True)
     assert (report.rows_ok, report.rows_dead) == (20, 0)
     assert not list((tmp_path / "out").glob("_gristmill/inputs/*.snapshot"))
+
+
+def test_what_a_killed_run_was_copying_is_removed(tmp_path: Path) -> None:
+    """By the next run, with copies that nobody needs; tables in memory beside them stay."""
+    file, sink = tmp_path / "a.sqlite", tmp_path / "out"
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        db.execute("CREATE TABLE rows (id INTEGER)")
+        db.execute("INSERT INTO rows VALUES (1)")
+    read(f"sqlite://{file}#rows", sink, "id")
+    inputs = sink / "_gristmill" / "inputs"
+    for name in ("half.tmp", "old.snapshot"):
+        (inputs / name).mkdir()
+        (inputs / name / "000000.table").write_bytes(b"cut")
+    (inputs / "memory.table").touch()
+    read(f"sqlite://{file}#rows", sink, "id")
+    assert sorted(os.listdir(inputs)) == ["memory.table", "snapshots.json"]
 
 
 def test_verify_of_a_source_that_was_copied(tmp_path: Path) -> None:

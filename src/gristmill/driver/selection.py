@@ -22,6 +22,7 @@ from gristmill.files.contract import Files
 from gristmill.fingerprint import digests as fingerprint
 from gristmill.fingerprint.digests import Fingerprint
 from gristmill.fingerprint.loadedmodules import changed
+from gristmill.job.job import HELD
 from gristmill.models.bulk import under_way
 from gristmill.shards.shard import Selection
 
@@ -337,8 +338,8 @@ def _ways(held: Held, begun: Generation | None, r: Resolved, accepts: bool = Fal
     if held.latest is not None:
         result = Difference.result(held, r)
         known = result.known(held)
-        # A table in memory is one file; other rows make another file.
-        if kind is None and result.fresh and not result.grown and r.job.source.data is None:
+        # A table in memory, or one that was copied from a store, is one file; other rows make another file.
+        if kind is None and result.fresh and not result.grown and not all(p.startswith(HELD) for p in result.stored):
             found.append("put it back, then --append (append=True) to score only the new files")
         if kind is None and result.grown:
             found.append("--append (append=True) to score only the new files")

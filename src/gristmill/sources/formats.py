@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SOURCES", "by_bytes", "damaged", "format_options", "reading", "source_format", "suffix_of"]
 
 _COMPRESSED = (".gz", ".zst", ".bz2")
+_DATABASES = {".duckdb": "duckdb", ".ddb": "duckdb", **dict.fromkeys((".sqlite", ".sqlite3", ".db"), "sqlite")}
 _ZIPPED = "a .zip file may hold several files: unzip it, or name one of them, as zip://NAME::file:///PATH"
 
 SOURCES: Registry[type[SourceFormat]] = Registry(
@@ -149,6 +150,8 @@ def _unknown(suffix: str) -> str:
         )
     if suffix == ".zip":
         return _ZIPPED
+    if suffix in _DATABASES:
+        return f"a file of a database is read as {_DATABASES[suffix]}://FILE#TABLE, or with a query"
     alike = difflib.get_close_matches(suffix, [s for of in suffixes.values() for s in of], n=1, cutoff=0.7)
     hint = f"did you mean {alike[0]}? " if alike else ""
     what = f"suffix {suffix!r} is not a known format" if suffix else "there is no suffix to tell the format by"

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged
+from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged, did_you_mean
 from gristmill.fingerprint.digests import written
 from gristmill.job.job import HELD, Source
+from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.job.uris import local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, NamedListing
@@ -202,6 +203,9 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
         raise
     except Exception as e:
         cause = redact(" ".join(str(e).split()))
+        if "Protocol not known" in cause:
+            names = (*SNAPSHOTS.ours, *SNAPSHOTS.aliases, *sorted(_ARROW_SCHEMES))
+            cause += f"; stores that are read are {', '.join(SNAPSHOTS.ours)}{did_you_mean(scheme, names)}"
         raise BadSource(f"{redact(uri)}: cannot be opened: {cause or type(e).__name__}") from e
 
 
