@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import subprocess
+import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import wells
+from scored import job
 
 import gristmill as gm
 
@@ -66,6 +70,37 @@ def test_rows_appended_to_a_table_are_appended_to_the_result(lake: Any, tmp_path
     report = gm.apply(str(place), sink, fn=same, keep=["id"], append=True)
     assert sorted(report.read().to_table()["id"].to_pylist()) == [1, 2, 3]
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
+
+
+def test_an_interrupted_run_goes_on_at_its_version(lake: Any, tmp_path: Path) -> None:
+    """Though the table was overwritten meanwhile; what it read can be verified while the files are there."""
+    with wells.delta("", tmp_path) as well:
+        well.fill(wells.rows(0, 120))
+        running, sink = begun(well), tmp_path / "out"
+        try:
+            until = time.monotonic() + 60
+            while len(list(sink.glob("_gristmill/g*/receipts/*.json"))) < 2:
+                assert running.poll() is None and time.monotonic() < until
+                time.sleep(0.02)
+        finally:
+            running.kill()
+            running.wait()
+        lake.write_deltalake(str(tmp_path / "well"), wells.table(wells.rows(500, 510)), mode="overwrite")
+        report = job(well.address, str(sink), {}, 0.1).run()
+    assert report.shards_resumed > 0
+    assert sorted(gm.read(str(sink)).to_table()["id"].to_pylist()) == list(range(120))
+    told = subprocess.run(
+        [sys.executable, "-m", "gristmill", "verify", str(sink), "--source"], capture_output=True, text=True
+    )
+    assert told.returncode == 0 and "unchanged" in told.stdout, told.stdout + told.stderr
+
+
+def begun(well: wells.Well) -> subprocess.Popen[bytes]:
+    """The suite's job, in a process of its own."""
+    sink = str(Path(well.address.partition("://")[2]).parent / "out")
+    about = {"address": well.address, "sink": sink, "storage": {}, "pause": 0.1}
+    code = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}; import scored; scored.run(**{about!r})"
+    return subprocess.Popen([sys.executable, "-c", code])
 
 
 def test_partitions_of_all_types(lake: Any, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class Rows:
         self._wanted = wanted
         given = {"connect_timeout": CONNECT, "application_name": "gristmill", **wanted.place.options}
         self._info = self._psycopg.conninfo.make_conninfo(wanted.place.uri, **given)
+        self._idle: list[Reader] = []
         self._running: set[int] = set()  # the server's processes that are reading
         self._held = self._connected()
         try:
@@ -150,9 +151,10 @@ class Rows:
         return {name: _column(there[name], *kinds[there[name].type_code]) for name in names}
 
     def _schema(self) -> pa.Schema:
-        with self._reading() as cursor:
-            cursor.execute(f"{self._statement()} LIMIT 0")
-            empty = pa.Table.from_batches([], cursor.fetch_record_batch().schema)
+        with self._reading() as reader:
+            reader.cursor.execute(f"{self._statement()} LIMIT 0")
+            found = reader.cursor.fetch_record_batch()
+            empty = pa.Table.from_batches(list(found), found.schema)
         return pa.schema([(n, _typed(empty[n].combine_chunks(), c).type) for n, c in self._columns.items()])
 
     def _statement(self) -> str:
@@ -163,8 +165,19 @@ class Rows:
 
     # ------------------------------------------------ rows
 
-    def _reading(self) -> Reading:
-        return Reading(self._adbc, self._info, self._snapshot)
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Reader]:
+        """A connection that sees the snapshot and that nobody else reads by; one that failed is closed."""
+        try:
+            reader = self._idle.pop()
+        except IndexError:
+            reader = Reader(self._adbc, self._info, self._snapshot)
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        self._idle.append(reader)
 
     def files(self) -> Sequence[DataFile] | None:
         return None
@@ -182,16 +195,14 @@ class Rows:
 
     def _read(self, sql: str) -> Iterator[pa.RecordBatch]:
         try:
-            with self._reading() as cursor:
-                cursor.execute("SELECT pg_backend_pid()")
-                process = cursor.fetchone()[0]
-                self._running.add(process)
+            with self._reading() as reader:
+                self._running.add(reader.process)
                 try:
-                    cursor.execute(sql)
-                    for batch in cursor.fetch_record_batch():
+                    reader.cursor.execute(sql)
+                    for batch in reader.cursor.fetch_record_batch():
                         yield self._batch(batch)
                 finally:
-                    self._running.discard(process)
+                    self._running.discard(reader.process)
         except (self._adbc.Error, pa.ArrowException, OSError) as e:  # the latter two from within a stream
             raise self._said(e) from e
 
@@ -217,31 +228,31 @@ class Rows:
                 self._held.execute("SELECT pg_cancel_backend(%s)", (process,))
 
     def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
         self._held.close()
 
 
-class Reading:
+class Reader:
     """A connection that sees the exported snapshot."""
 
     def __init__(self, adbc: Any, info: str, snapshot: str) -> None:
-        self._adbc, self._info, self._snapshot = adbc, info, snapshot
-
-    def __enter__(self) -> Any:
-        self._connection = self._adbc.connect(self._info, autocommit=True)
-        self._cursor = self._connection.cursor()
+        self._connection = adbc.connect(info, autocommit=True)
+        self.cursor = self._connection.cursor()
         try:
-            self._cursor.execute(_BEGIN)
-            self._cursor.execute(f"SET TRANSACTION SNAPSHOT '{self._snapshot}'")
+            self.cursor.execute(_BEGIN)
+            self.cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
             # Rows in the order of the table's pages, so that a copy that is made again is the same.
-            self._cursor.execute("SET LOCAL synchronize_seqscans = off")
-            self._cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
+            self.cursor.execute("SET LOCAL synchronize_seqscans = off")
+            self.cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
+            self.cursor.execute("SELECT pg_backend_pid()")
+            self.process: int = self.cursor.fetchone()[0]
         except BaseException:
-            self.__exit__()
+            self.close()
             raise
-        return self._cursor
 
-    def __exit__(self, *_: object) -> None:
-        self._cursor.close()
+    def close(self) -> None:
+        self.cursor.close()
         self._connection.close()
 
 
