@@ -58,7 +58,7 @@ class Source:
     columns: Annotated[tuple[str, ...] | None, Help("Read only these columns")] = None
     query: Annotated[
         str | None,
-        Help("The rows are what this query of the database gives that the source names", "SQL", usual=True),
+        Help("The rows are what this query of the database gives that the source names", "SQL"),
     ] = None
     where: Annotated[
         str | None,
