@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ class Shop:
     address: Callable[[str], str]
     seen: Callable[[str], dict[int, Row] | None]
     clear: Callable[[str], None]
+    lose: Callable[[str], None]  # what an operator does who removes the row with id 3
 
     def staging(self, folder: Path) -> dict[str, str]:
         """What a sink that is this store says of its folder: nothing, if the store is a file."""
@@ -47,7 +50,11 @@ def duckdb(server: str, folder: Path) -> Iterator[Shop]:
     def clear(table: str) -> None:
         file.unlink(missing_ok=True)
 
-    yield Shop("duckdb", lambda table: f"duckdb://{file}#{table}", seen, clear)
+    def lose(table: str) -> None:
+        with client.connect(str(file)) as db:
+            db.execute(f"DELETE FROM {table} WHERE id = 3")
+
+    yield Shop("duckdb", lambda table: f"duckdb://{file}#{table}", seen, clear, lose)
 
 
 @contextmanager
@@ -70,7 +77,11 @@ def sqlite(server: str, folder: Path) -> Iterator[Shop]:
         for path in folder.glob("shop.sqlite*"):
             path.unlink()
 
-    yield Shop("sqlite", lambda table: f"sqlite://{file}#{table}", seen, clear)
+    def lose(table: str) -> None:
+        with closing(sqlite3.connect(file)) as db, db:
+            db.execute(f"DELETE FROM {table} WHERE id = 3")
+
+    yield Shop("sqlite", lambda table: f"sqlite://{file}#{table}", seen, clear, lose)
 
 
 @contextmanager
@@ -93,8 +104,19 @@ def lmdb(server: str, folder: Path) -> Iterator[Shop]:
         for path in folder.glob(f"{table}*"):
             path.unlink()
 
+    def lose(table: str) -> None:
+        script = (
+            "import lmdb, msgpack, sys\n"
+            "from gristmill.stores.lmdb import MARKS\n"
+            "db = lmdb.open(sys.argv[1], subdir=False, map_size=1 << 30)\n"
+            "with db.begin(write=True) as t:\n"
+            "    found = [k for k, v in t.cursor() if k != MARKS and msgpack.unpackb(v).get('id') == 3]\n"
+            "    assert [t.delete(k) for k in found] == [True]\n"
+        )
+        subprocess.run([sys.executable, "-c", script, str(folder / table)], check=True)  # a process opens a file once
+
     assert client.version() >= (0, 9)
-    yield Shop("lmdb", lambda table: f"lmdb://{folder}/{table}", seen, clear)
+    yield Shop("lmdb", lambda table: f"lmdb://{folder}/{table}", seen, clear, lose)
 
 
 @contextmanager
@@ -116,7 +138,10 @@ def postgres(server: str, folder: Path) -> Iterator[Shop]:
             db.execute(f"DROP SCHEMA {schema} CASCADE")
             db.execute(f"CREATE SCHEMA {schema}")
 
-        yield Shop("postgresql", lambda table: f"{server}#{schema}.{table}", seen, clear)
+        def lose(table: str) -> None:
+            db.execute(f"DELETE FROM {schema}.{table} WHERE id = 3")
+
+        yield Shop("postgresql", lambda table: f"{server}#{schema}.{table}", seen, clear, lose)
         db.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
@@ -137,7 +162,14 @@ def redis(server: str, folder: Path) -> Iterator[Shop]:
             rows = [msgpack.unpackb(value) for one in found for value in one.values()]
             return {row["id"]: row for row in rows}
 
-        yield Shop("redis", lambda table: f"{server}/3#{table}", seen, lambda table: db.flushdb())
+        def lose(table: str) -> None:
+            at, buckets = db.hmget(table, "at", "buckets")
+            for n in range(int(buckets)):
+                for key, value in db.hgetall(f"{at.decode()}:{n}").items():
+                    if msgpack.unpackb(value)["id"] == 3:
+                        db.hdel(f"{at.decode()}:{n}", key)
+
+        yield Shop("redis", lambda table: f"{server}/3#{table}", seen, lambda table: db.flushdb(), lose)
         db.flushdb()
 
 

@@ -137,6 +137,39 @@ def test_appended_rows_come_once(shop: Shop, tmp_path: Path) -> None:
     assert shop.seen("scores") == wanted(range(40))
 
 
+@pytest.mark.parametrize("mode", ["replace", "upsert", "append"])
+def test_rows_that_went_missing(shop: Shop, tmp_path: Path, mode: str) -> None:
+    """`verify` tells, also of rows of earlier nights; `deliver` brings them again, unless others would be repeated; a
+    run does so where the rows are the sink's alone.
+    """
+    if mode not in deliveries.STORES.get(shop.name).modes:
+        return
+    address, sink = shop.address("scores"), str(tmp_path / "out")
+    made = gm.to(address, mode=mode, key="id")
+    for night in range(2):
+        write(tmp_path / "in", 10 * night, 10 * (night + 1))
+        job(tmp_path, on_new_files="append", deliver=[made]).run()
+    found = wanted(range(20))
+    for command in ("deliver", "run"):
+        shop.lose("scores")
+        assert shop.seen("scores") == {i: row for i, row in found.items() if i != 3}
+        nightly = job(tmp_path, on_new_files="append", deliver=[made])
+        verdict = gm.verify(nightly)
+        assert not verdict.ok and any("holds 19 rows, but 20 were" in line for line in verdict.lines)
+        if mode == "append":
+            with pytest.raises(gm.RunFailed, match="would repeat the others"):
+                gm.deliver(sink, made)
+            return
+        gm.deliver(sink, made) if command == "deliver" else nightly.run()
+        if command == "run" and mode == "upsert":  # what others removed from a table that is not the sink's alone
+            assert 3 not in (shop.seen("scores") or {})
+            return
+        assert shop.seen("scores") == found
+        assert gm.verify(nightly).ok
+    assert gm.deliver(sink, made).rows == 20
+    assert shop.seen("scores") == found
+
+
 def test_upserted_by_key(shop: Shop, first: str, nights: Path, tmp_path: Path) -> None:
     """Rows of other sinks stay; those of this one change and come; with delete, those of no key here go."""
     address = shop.address("scores")

@@ -73,12 +73,15 @@ def delivered(at: Opened, report: Report) -> Report:
     return replace(report, deliveries=tuple(found), seconds=seconds, notes=tuple(at.log.notes))
 
 
-def _made(result: Publication, wanted: Sequence[Delivery]) -> list[Delivered]:
+def _made(result: Publication, wanted: Sequence[Delivery], asked: bool = False) -> list[Delivered]:
+    """The receipts. What is missing in a store is brought again where its rows are this sink's alone, or if that is
+    `asked` for: rows of others may have been taken out on purpose.
+    """
     done: list[Delivered] = []
     failed: list[GristmillError] = []
     for delivery in wanted:
         try:
-            done.append(deliveries.deliver(result, delivery))
+            done.append(deliveries.deliver(result, delivery, asked or delivery.mode == "replace"))
         except GristmillError as e:
             failed.append(e)
     if not failed:
@@ -102,7 +105,7 @@ def deliver(
         for delivery in wanted:
             with _before(delivery), contextlib.closing(deliveries.opened(delivery)) as store:
                 deliveries.check(delivery, deliveries.Result.of(result), store)
-        return _made(result, wanted)
+        return _made(result, wanted, asked=True)
 
 
 def _note(root: str, files: Files, wanted: Sequence[Delivery]) -> None:

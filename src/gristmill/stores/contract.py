@@ -36,9 +36,9 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     """What a store says of the rows that its readers see: the sink that they are from, and the generation (its number,
     and the name of its folder, which is unique). It is written in the same atomic step as they become visible.
 
-    `generations` are those whose rows are delivered, `rows` how many of them this delivery brought, `key` the columns
-    that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup` gives back
-    the values as they were.
+    `generations` are those whose rows are delivered, `rows` how many of them this delivery brought, `again` how often
+    the same was brought once more as rows were missing, `key` the columns that tell rows apart, `schema` the Arrow
+    schema (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were.
     """
 
     sink: str
@@ -50,6 +50,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     rows: int
     schema: str
     at: str = ""
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,17 @@ class Load:
         """The name of the staging place of this generation: letters, digits and underscores, at most 40. What is
         brought in another mode or by another key has another.
         """
-        how = hashlib.sha256("\0".join((self.mode, *self.key)).encode()).hexdigest()[:6]
+        again = (str(self.mark.again),) * bool(self.mark.again)
+        how = hashlib.sha256("\0".join((self.mode, *self.key, *again)).encode()).hexdigest()[:6]
         return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
 
     def of(self, rows: int) -> Load:
         """The load with the number of its rows in the mark."""
         return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows))
+
+    def after(self, found: Mark) -> Load:
+        """The same load once more, in place of what is found."""
+        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, again=found.again + 1))
 
 
 @dataclass(frozen=True)
@@ -198,4 +204,5 @@ def is_there(found: Mark | None, wanted: Mark, shown: str) -> bool:
         )
     if found.name != wanted.name:  # a copy of the sink that went its own way
         return False
-    return wanted.mode == "append" or (found.mode, found.key) == (wanted.mode, wanted.key)
+    same = (found.mode, found.key) == (wanted.mode, wanted.key)
+    return wanted.mode == "append" or (same and found.again >= wanted.again)

@@ -152,16 +152,19 @@ class Loading:
         """Let go of what the store holds, until there is more to bring."""
         self._store.close()
 
-    def finish(self, live: Sequence[Live]) -> Delivered:
-        """Deliver the published result, whatever is left of that, and return the receipt. Raises BadJob for keys that
-        repeat, SinkBusy if a later generation is live, StoreUnavailable, RunFailed if rows are missing in the store.
+    def finish(self, live: Sequence[Live], anew: bool = False) -> Delivered:
+        """Deliver the published result, whatever is left of that, and return the receipt. With `anew` it is brought
+        once more if rows of it are missing. Raises BadJob for keys that repeat, SinkBusy if a later generation is live,
+        StoreUnavailable, RunFailed if rows are missing in the store.
         """
         files = self.wanted(live)
         load = self._load = self._load.of(sum(f.rows for f in files))
         found = self._store.live(load.mark.sink)
         if found is not None and is_there(found, load.mark, self._delivery.shown):
-            self._store.drop(load, this=True)
-            return self._receipt(found)
+            if not (anew and self._lacks(found, live)):
+                self._store.drop(load, this=True)
+                return self._receipt(found)
+            load = self._load = load.after(found)
         check(self._delivery, self._result, self._store)
         if load.key:
             self._refuse_repeated(files)
@@ -176,6 +179,18 @@ class Loading:
         self._store.publish(load)
         self._store.drop(load, this=True)
         return self._receipt(load.mark)
+
+    def _lacks(self, found: Mark, live: Sequence[Live]) -> bool:
+        """Whether rows of this result are missing in the store. Raises RunFailed for a mode in which they cannot be
+        brought again.
+        """
+        wrong = lacking(self._store, found, live, self._result, self._delivery.shown)
+        if wrong is not None and found.mode == "append":
+            raise RunFailed(
+                f"{wrong}: which ones cannot be told, and appending all of them would repeat the others: deliver to "
+                "another place, or with mode replace"
+            )
+        return wrong is not None
 
     def _only(self, files: Sequence[Live]) -> None:
         """Begin the staging place anew if it has parts that are not of this result: a shard was scored again."""
@@ -271,12 +286,12 @@ def refuse_repeated(rows: Any, key: Sequence[str], shown: str) -> None:
         )
 
 
-def deliver(found: Publication, delivery: Delivery) -> Delivered:
+def deliver(found: Publication, delivery: Delivery, anew: bool = False) -> Delivered:
     """Bring a published result to a store; see `Loading.finish`. The caller holds the sink's lease."""
     result = Result.of(found)
     store = opened(delivery)
     try:
-        return Loading(delivery, result, store).finish(found.live())
+        return Loading(delivery, result, store).finish(found.live(), anew)
     finally:
         store.close()
 
@@ -292,12 +307,42 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
             return [f"{receipt.to}: holds generation {mark.generation}, and {receipt.generation} was delivered last"]
         if mark.rows != receipt.rows:
             return [f"{receipt.to}: its mark says {mark.rows:,} rows, and the receipt {receipt.rows:,}"]
-        count = store.count(None)
-        if (mark.mode == "replace" and count != mark.rows) or count < mark.rows:
-            return [f"{receipt.to}: holds {count:,} rows, but {mark.rows:,} were delivered"]
-        return []
+        wrong = lacking(store, mark, found.live(), Result.of(found), receipt.to)
+        way = "" if mark.mode == "append" else ": gristmill deliver brings them again"
+        return [] if wrong is None else [wrong + way]
     finally:
         store.close()
+
+
+def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, shown: str) -> str | None:
+    """What a store lacks of a result that was delivered to it, as a line; None if it has as many rows as it must. One
+    that is appended to, or updated by key, may have more, of others.
+    """
+    count, rows = store.count(None), [f for f in live if f.role == "rows" and f.generation in mark.generations]
+    if mark.mode == "replace":
+        wanted, right = mark.rows, count == mark.rows
+    elif mark.mode == "append":
+        wanted = sum(f.rows for f in rows)
+        right = count >= wanted
+    else:
+        wanted = mark.rows
+        if right := count >= wanted:  # else there is no need to look which keys repeat in several generations
+            wanted = _distinct(result, rows, mark.key)
+            right = count >= wanted
+    return None if right else f"{shown}: holds {count:,} rows, but {wanted:,} were delivered"
+
+
+def _distinct(result: Result, live: Sequence[Live], key: Sequence[str]) -> int:
+    """How many keys some files have."""
+    duckdb = imported("duckdb")
+    rows = dataset_of(result.generation.root, result.generation.files, live, result.about)
+    names = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}"' for name in key)
+    with tempfile.TemporaryDirectory(prefix="gristmill-") as spill:
+        config = {"memory_limit": KEY_MEMORY, "temp_directory": spill, "threads": min(4, os.cpu_count() or 1)}
+        with duckdb.connect(":memory:", config=config) as connection:
+            connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
+            found = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {names} FROM given)").fetchone()
+    return int(found[0]) if found else 0
 
 
 def renewed(receipt: Delivered) -> Delivery:
