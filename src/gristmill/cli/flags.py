@@ -246,6 +246,7 @@ def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
     names none, or gives the flag itself.
     """
     given = {parameter.name: parameter.opts[0] for parameter in parameters}
+    own = {opt.removeprefix("--").replace("-", "_"): opt for p in parameters for opt in p.opts if opt.startswith("--")}
     told = []
     for name in dict.fromkeys(re.findall(r"(?<![\w.'\"/-])([a-z_]+)=", _OTHERS.sub(" ", message))):
         homes = [(s, cls) for s, classes in SECTIONS.items() for cls in classes if name in options_of(cls)]
@@ -255,7 +256,8 @@ def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
         place = (name,) if section == "job" else (section, name)
         kinds: list[Any] = [get_origin(part) for part in options_of(cls)[name].types]
         inside = ".NAME" if Mapping in kinds else ""
-        way = given.get(f"at_{section}__{name}") or (f"--set {'.'.join(place)}{inside}=…" if "sets" in given else "")
+        anyhow = f"--set {'.'.join(place)}{inside}=…" if "sets" in given else ""
+        way = given.get(f"at_{section}__{name}") or own.get(name) or anyhow
         if way and way.split("=")[0] not in message:
             told.append(f"{name}= is {way}")
     return f"\n(for this command: {', '.join(told)})" if told else ""

@@ -189,6 +189,12 @@ class Sink:
                 f"sink {self.uri}: files of this kind are not written: give one named .parquet or .jsonl, or a folder "
                 f"({self.uri}/ is one)"
             )
+        if self.uri.lower().endswith(".npy") and self.format is None and is_local(self.uri):
+            folder = self.uri[:-4]
+            raise BadJob(
+                f"sink {self.uri}: vectors are written as a folder of npy files: sink {folder}/ with --format npy "
+                "(format='npy')"
+            )
         if file_named(self.uri):
             self._one_file()
         if self.merge and self.partition_by:

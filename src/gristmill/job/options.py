@@ -70,7 +70,7 @@ class Running:
     batch_timeout: Annotated[
         float,
         Range("give seconds, more than 0", above=0),
-        Help("Seconds that a model call may take; 20 times the slowest call so far, if that is longer", "SECONDS"),
+        Help("Seconds that a model call may take (600); 20 times the slowest so far, if that is longer", "SECONDS"),
     ] = 600.0
     worker_memory: Annotated[
         int | None, size(100 << 20), Help("Bytes at which a worker is replaced by a fresh one", "BYTES")

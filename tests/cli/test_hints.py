@@ -1,0 +1,34 @@
+"""Ways out that errors name, as the command that failed takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.cli.app import main
+
+
+def test_the_flag_of_a_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`deliver` has a --key of its own; it is no option of the sink there."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
+    gm.apply("rows.parquet", "out", fn=lambda batch: {"y": batch["id"]}, keep=["id"], workers=0)
+    assert main(["deliver", "out", "sqlite://s.sqlite#t", "--mode", "upsert"]) == 2
+    said = capsys.readouterr().err
+    assert "(for this command: key= is --key)" in said, said
+    assert main(["deliver", "out", "sqlite://s.sqlite#t", "--mode", "upsert", "--key", "id"]) == 0
+    assert main(["deliver", "out", "sqlite://s.sqlite#t", "--set", "sink.key=id"]) == 2
+    assert "--set applies to a job only" in capsys.readouterr().err
+
+
+def test_a_sink_named_as_a_numpy_file() -> None:
+    """It would be a folder of Parquet files."""
+    with pytest.raises(gm.BadJob, match=r"sink vec/ with --format npy"):
+        gm.sink("vec.npy")
+    assert gm.sink("vec.npy", format="npy").format == "npy"
