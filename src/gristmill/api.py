@@ -516,18 +516,19 @@ def _told(text: str) -> None:
 def lookup(at: Any, key: Sequence[str] | str | None = None, *, storage: Mapping[str, Any] | None = None) -> Lookup:
     """Look rows up by key, where a result was delivered or in a sink: `.get(key)` is the row as a dict, or None;
     `.get_many(keys)` a list of them, all of one published generation. When a next one is published, it is used.
+    `.nearest(vector, k)` are the rows whose vectors are nearest, with their `_distance`.
 
     `at` is a store's address (`lmdb:///FILE`, `redis://HOST/0#prefix`, `duckdb:///FILE#table`, …), a `gm.to(…)`, or a
     sink, as in `read`. `key` names the columns to look up by: by default those of the delivery, or of the sink. Several
     threads may use it; close it, or use it in a `with` statement. Raises BadSource if nothing is published there.
     """
     from gristmill.job.delivery import Delivery, is_store
-    from gristmill.stores.lookup import Lookup, in_sink, in_store
+    from gristmill.stores.lookup import in_sink, in_store
 
     columns = (key,) if isinstance(key, str) else tuple(key or ())
     if isinstance(at, Delivery) or (isinstance(at, str) and is_store(at)):
-        return Lookup(in_store(at, columns))
-    return Lookup(in_sink(*_place(at, storage, BadSource), columns))
+        return in_store(at, columns)
+    return in_sink(*_place(at, storage, BadSource), columns)
 
 
 @named("compare")

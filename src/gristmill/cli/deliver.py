@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -19,6 +20,10 @@ from gristmill.job.delivery import Delivery, is_store
 from gristmill.job.secret import secrets_in
 from gristmill.job.uris import redact
 from gristmill.observe import units
+from gristmill.stores.contract import DISTANCE, Metric
+
+if TYPE_CHECKING:
+    from gristmill.stores.lookup import Lookup
 
 DELIVER = """
 gristmill deliver scores/ duckdb:///data/scores.duckdb#scores
@@ -78,33 +83,79 @@ LOOKUP = """
 gristmill lookup lmdb:///data/scores.lmdb 17 42
 gristmill lookup scores/ 17 --key id
 gristmill lookup duckdb:///data/scores.duckdb#scores 'tt0111161' --json
+gristmill lookup usearch:///data/emb.usearch --nearest question.npy -k 5
 """
 
 
 @click.command(cls=Command, examples=LOOKUP)
 @click.argument("target", metavar="SINK|STORE")
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@click.argument("keys", metavar="[KEY...]", nargs=-1)
 @words.option("--key", "columns", multiple=True, metavar="A,B",
               help="The columns to look up by (default: the delivery's); of several, a key is a JSON list")  # fmt: skip
+@words.option("--nearest", metavar="FILE.npy|JSON",
+              help="Instead of keys: the rows nearest to a vector (a JSON list), or to each of a file")  # fmt: skip
+@words.option("-k", "count", type=click.IntRange(1), default=10, show_default=True, help="How many rows are nearest")
+@words.option("--column", help="The column of vectors (default: the only one)")
+@words.option("--metric", type=click.Choice(get_args(Metric)), help="How far apart vectors are (default: the index's)")
 @words.sets
 @words.variables
 @words.as_json
 @words.debug
-def lookup(target: str, keys: tuple[str, ...], columns: tuple[str, ...], **given: Any) -> int:
-    """Show the published row of each key, as JSON lines, all of one generation. Exits 1 if one has none."""
-    from gristmill.stores.lookup import Lookup, in_sink, in_store
+def lookup(target: str, keys: tuple[str, ...], columns: tuple[str, ...], nearest: str | None, **given: Any) -> int:
+    """Show the published row of each key, or the rows nearest to a vector, as JSON lines, all of one generation. Exits
+    1 if a key has no row.
+    """
+    from gristmill.stores.lookup import in_sink, in_store
 
+    if bool(keys) == (nearest is not None):
+        raise BadJob("lookup: give keys, or --nearest with a vector")
     by = listed(columns)
-    reader = in_store(target, by) if is_store(target) else in_sink(*place(target, given), by)
-    with Lookup(reader) as looking:
+    with in_store(target, by) if is_store(target) else in_sink(*place(target, given), by) as looking:
+        if nearest is not None:
+            return _nearest(looking, nearest, redact(target), **given)
         rows = looking.get_many([_key(text) for text in keys])
-    for row in rows:
-        if row is not None:
-            sys.stdout.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
+    _write(row for row in rows if row is not None)
     missing = [text for text, row in zip(keys, rows, strict=True) if row is None]
     if missing:
         say(f"{redact(target)}: has no row for {', '.join(missing)}")
     return 1 if missing else 0
+
+
+def _write(rows: Iterable[Mapping[str, Any]]) -> None:
+    for row in rows:
+        sys.stdout.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
+
+
+def _nearest(
+    looking: Lookup, given: str, shown: str, count: int, column: str | None, metric: Metric | None, **_: Any
+) -> int:
+    """Rows nearest to each vector; of several, a row says which of them it is near to."""
+    vectors = _vectors(given)
+    several = vectors.ndim == 2
+    if several:
+        found = looking.nearest_many(vectors, count, column=column, metric=metric)
+    else:
+        found = [looking.nearest(vectors, count, column=column, metric=metric)]
+    for number, near in enumerate(found):
+        _write({"_vector": number, **row} if several else row for row in near)
+    if found:
+        say(f"{shown}: {units.plural(sum(map(len, found)), 'row')}, {DISTANCE} is {found[0].metric}")
+    return 0
+
+
+def _vectors(given: str) -> Any:
+    """Vectors as typed: a JSON list, or a file of numbers as numpy saves them, or of JSON."""
+    import numpy as np
+
+    try:
+        if given.endswith(".npy"):
+            return np.load(given, allow_pickle=False)
+        if not given.lstrip().startswith("["):
+            with open(given, encoding="utf-8") as file:
+                given = file.read()
+        return np.asarray(json.loads(given), np.float32)
+    except (OSError, ValueError, TypeError) as e:
+        raise BadJob(f"--nearest {given[:80]}: give a JSON list of numbers, or a .npy file: {e}") from None
 
 
 def _key(text: str) -> Any:

@@ -13,16 +13,40 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from gristmill.errors import RunFailed, SinkBusy
 from gristmill.files.document import Document
 from gristmill.job.delivery import Mode, Place
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
-__all__ = ["Load", "Mark", "Mode", "Part", "Place", "Reader", "Store", "StoreKind", "StoreUnavailable", "is_there"]
+__all__ = [
+    "DISTANCE",
+    "Load",
+    "Mark",
+    "Metric",
+    "Mode",
+    "Near",
+    "Part",
+    "Place",
+    "Reader",
+    "Search",
+    "Searcher",
+    "Store",
+    "StoreKind",
+    "StoreUnavailable",
+    "is_there",
+]
+
+DISTANCE = "_distance"  # what is added to a row that is near
+Row = dict[str, Any]
+Metric = Literal["cosine", "l2", "ip"]
+"""How far apart two vectors are: 1 - their cosine; the length of their difference; their inner product, negated. Less
+is nearer.
+"""
 
 
 class StoreUnavailable(RunFailed):
@@ -159,13 +183,48 @@ class Reader(Protocol):
     Arrow's `as_py` gives them. Threads may share it.
     """
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
         """For each key (a value for each key column) its row, or None; all of one generation, whose mark is given.
         Values are cast to the key columns' types. Raises BadSource if nothing is published there.
         """
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What is asked of a Searcher: to each of `vectors` (a matrix of float32, a row each, finite) the `k` nearest.
+    `column` is the one to look in, `metric` how to compare; None for what there is.
+    """
+
+    vectors: np.ndarray
+    k: int
+    column: str | None = None
+    metric: Metric | None = None
+
+
+@dataclass(frozen=True)
+class Near:
+    """What was found: for each vector asked for its rows, nearest first, and how far each is by `metric`; all of one
+    generation, whose mark is given.
+    """
+
+    mark: Mark | None
+    metric: Metric
+    rows: list[list[Row]]
+    distances: list[list[float]]
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """A Reader that also finds the rows whose vectors are nearest to one."""
+
+    def nearest(self, search: Search) -> Near:
+        """At most k rows for each vector; rows whose vector is null are near to none. Raises BadJob for a column or a
+        metric that is not there, and for vectors of another length, BadSource if nothing is published.
+        """
+        ...
 
 
 class StoreKind(Protocol):

@@ -5,6 +5,7 @@ only, and whoever finds it taken waits a while.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,25 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gristmill.arrow.schemas import plain, unwritable
+from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.startup import imported
-from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import (
+    Load,
+    Mark,
+    Mode,
+    Near,
+    Place,
+    Reader,
+    Search,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+)
 from gristmill.stores.gate import Gate
-from gristmill.stores.lookup import asked, keyed, restored
+from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
 from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
 HOLD = 2.0  # seconds after which a file is let go between two transactions, so that readers get at it
@@ -281,7 +295,9 @@ class FileReader:
         self._schema = schema or "main"
         self._gate = Gate(place.path, place.shown, PATIENCE)
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    @contextlib.contextmanager
+    def _table_there(self) -> Iterator[tuple[Any, str, Mark | None]]:
+        """A connection in a transaction, the table in SQL, and its mark."""
         duckdb, place = imported("duckdb"), self._place
         if not os.path.exists(place.path):
             raise BadSource(f"{place.shown}: there is no such file: deliver a result there first")
@@ -291,20 +307,31 @@ class FileReader:
             try:
                 connection.begin()
                 transaction = Transaction(connection, self._schema)
-                there = transaction.columns(table)
-                if not there:
+                if not transaction.columns(table):
                     raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
-                mark = self._mark(transaction)
-                types = {f.name: f.type for f in connection.table(table).limit(0).to_arrow_table().schema}
-                wanted = keyed(place.shown, self._key or (mark.key if mark else ()), types)
-                asked_for = asked(keys, wanted, place.shown)
-                connection.register("asked", asked_for)
-                same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)
-                found = connection.sql(f"SELECT t.* FROM {table} AS t SEMI JOIN asked AS a ON {same}").to_arrow_table()
-                connection.unregister("asked")
+                yield connection, table, self._mark(transaction)
             except duckdb.Error as e:
                 raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        with self._table_there() as (connection, table, mark):
+            types = {f.name: f.type for f in connection.table(table).limit(0).to_arrow_table().schema}
+            wanted = keyed(self._place.shown, self._key or (mark.key if mark else ()), types)
+            asked_for = asked(keys, wanted, self._place.shown)
+            connection.register("asked", asked_for)
+            same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)
+            found = connection.sql(f"SELECT t.* FROM {table} AS t SEMI JOIN asked AS a ON {same}").to_arrow_table()
+            connection.unregister("asked")
         return mark, restored(found, asked_for, mark)
+
+    def nearest(self, search: Search) -> Near:
+        """Every vector is read."""
+        with self._table_there() as (connection, table, mark):
+            rows = connection.sql(f"SELECT * FROM {table}").to_arrow_reader(SCANNED)
+            schema = decode_schema(mark.schema) if mark is not None else rows.schema
+            column = searched(columns_in(schema), search, self._place.shown)
+            near = nearest_of_all((_as_delivered(batch, mark) for batch in rows), column, search, self._place.shown)
+        return dataclasses.replace(near, mark=mark)
 
     def _mark(self, transaction: Transaction) -> Mark | None:
         marks = f"{quoted(self._schema)}.{quoted(MARKS)}"
@@ -316,3 +343,9 @@ class FileReader:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _as_delivered(batch: pa.RecordBatch, mark: Mark | None) -> pa.RecordBatch:
+    table = pa.Table.from_batches([batch])
+    made = table if mark is None else delivered(table, mark)
+    return made.combine_chunks().to_batches()[0] if made.num_rows else batch

@@ -7,7 +7,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -18,9 +19,13 @@ from gristmill.errors import BadJob, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.job.delivery import STORES, Delivery, place_of
 from gristmill.result.reading import rows_of
-from gristmill.stores.contract import Mark, Reader
+from gristmill.stores.contract import DISTANCE, Mark, Metric, Near, Reader, Row, Search, Searcher
+from gristmill.stores.vectors import columns_in, nearest_of_all, search_of, searched
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+SCANNED = 16_384  # rows that are held in memory together when all are looked at
 
 
 def keyed(shown: str, key: Sequence[str], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
@@ -93,11 +98,24 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return pa.chunked_array([pa.array(column.to_pylist(), kind)])
 
 
+class Neighbours(list[Row]):
+    """The rows nearest to a vector, nearest first, each with its `_distance` by `metric`: cosine is 1 - the cosine, l2
+    the length of the difference, ip the inner product, negated. `generation` is theirs.
+    """
+
+    def __init__(self, near: Near, which: int) -> None:
+        found = zip(near.rows[which], near.distances[which], strict=True)
+        super().__init__({**row, DISTANCE: distance} for row, distance in found)
+        self.metric: Metric = near.metric
+        self.generation: int | None = None if near.mark is None else near.mark.generation
+
+
 class Lookup:
     """Rows by key, always of one published generation, and of the next one when there is one. See `gm.lookup`."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, shown: str) -> None:
         self._reader = reader
+        self._shown = shown
 
     def get(self, key: Any) -> Row | None:
         """The row of a key, as a dict; None if there is none. A key of several columns is a tuple, in their order."""
@@ -106,6 +124,35 @@ class Lookup:
     def get_many(self, keys: Iterable[Any]) -> list[Row | None]:
         """The row of each key, or None, in the order of the keys; all of one generation."""
         return self._reader.find([_tuple(key) for key in keys])[1]
+
+    def nearest(
+        self, vector: ArrayLike, k: int = 10, *, column: str | None = None, metric: Metric | None = None
+    ) -> Neighbours:
+        """The `k` rows whose vectors are nearest to `vector`, nearest first, each with its `_distance`. `column` has
+        the vectors: it may be left out if it is the only one that has. `metric` is cosine, l2 or ip: by default that of
+        the index, or cosine. Raises BadJob for a store that finds rows by key only.
+        """
+        return self._near(vector, k, column, metric, dimensions=1)[0]
+
+    def nearest_many(
+        self, vectors: ArrayLike, k: int = 10, *, column: str | None = None, metric: Metric | None = None
+    ) -> list[Neighbours]:
+        """The same for each row of a matrix, all of one generation."""
+        return self._near(vectors, k, column, metric, dimensions=2)
+
+    def _near(
+        self, given: Any, k: int, column: str | None, metric: Metric | None, *, dimensions: int
+    ) -> list[Neighbours]:
+        if not isinstance(self._reader, Searcher):
+            raise BadJob(
+                f"{self._shown}: finds rows by key only: deliver the result to a store of vectors, for example "
+                "usearch://FILE or postgresql://…"
+            )
+        search = search_of(given, k, column, metric, dimensions, self._shown)
+        if not len(search.vectors):
+            return []
+        near = self._reader.nearest(search)
+        return [Neighbours(near, number) for number in range(len(search.vectors))]
 
     @property
     def generation(self) -> int | None:
@@ -130,15 +177,15 @@ def _tuple(key: Any) -> tuple[Any, ...]:
     return tuple(key) if isinstance(key, (tuple, list)) else (key,)
 
 
-def in_store(at: str | Delivery, key: tuple[str, ...]) -> Reader:
-    """A reader of a store. Raises BadJob, BadSource, MissingExtra."""
+def in_store(at: str | Delivery, key: tuple[str, ...]) -> Lookup:
+    """In a store. Raises BadJob, BadSource, MissingExtra."""
     place = place_of(at)
-    return STORES.get(place.store).reader(place, key)
+    return Lookup(STORES.get(place.store).reader(place, key), place.shown)
 
 
-def in_sink(root: str, files: Files, key: tuple[str, ...]) -> Reader:
-    """A reader of a sink's own files, which reads what may hold the keys each time."""
-    return Published(root, files, key)
+def in_sink(root: str, files: Files, key: tuple[str, ...]) -> Lookup:
+    """In a sink's own files: what may hold the keys is read each time."""
+    return Lookup(Published(root, files, key), root)
 
 
 class Published:
@@ -160,6 +207,14 @@ class Published:
         some = [pc.field(name).isin(asked_for.column(name).combine_chunks()) for name in wanted]
         found = rows.to_table(filter=functools.reduce(lambda a, b: a & b, some)) if keys else rows.schema.empty_table()
         return _as_mark(result), restored(found, asked_for, None)
+
+    def nearest(self, search: Search) -> Near:
+        """Every vector is read."""
+        result = published(self._root, self._files)
+        rows = rows_of(result)
+        column = searched(columns_in(rows.schema), search, self._root)
+        batches = rows.scanner(batch_size=SCANNED, batch_readahead=2).to_batches()
+        return replace(nearest_of_all(batches, column, search, self._root), mark=_as_mark(result))
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -18,10 +19,24 @@ from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
-from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores import pgvector
+from gristmill.stores.contract import (
+    Load,
+    Mark,
+    Metric,
+    Mode,
+    Near,
+    Place,
+    Reader,
+    Search,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+)
 from gristmill.stores.lookup import asked, keyed
 from gristmill.stores.pgcopy import copied
 from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+from gristmill.stores.vectors import metric_of, searched
 
 CONNECT = 10  # seconds to wait for a server
 LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
@@ -260,10 +275,12 @@ class Server:
 
 
 def _method(how: Any, kind: pa.DataType) -> tuple[str, str]:
-    """An index's method and operators: `hnsw`, `{kind: hnsw, ops: vector_l2_ops}`."""
+    """An index's method and operators: `hnsw`, `{kind: hnsw, metric: l2}`, `{kind: hnsw, ops: halfvec_l2_ops}`."""
     about = {"kind": how} if isinstance(how, str) else dict(how) if isinstance(how, Mapping) else {"kind": "btree"}
     method = str(about.get("kind", "btree"))
-    ops = about.get("ops", "vector_cosine_ops" if method in ("hnsw", "ivfflat") and is_list(kind) else "")
+    ops = about.get("ops", "")
+    if not ops and method in ("hnsw", "ivfflat") and is_list(kind):
+        ops = pgvector.OPERATORS[metric_of(about.get("metric", "cosine"), "index")]
     if not (method.isidentifier() and (not ops or str(ops).isidentifier())):
         raise BadJob(f"index {how!r}: give a method of Postgres, such as btree or hnsw")
     return method, f" {ops}" if ops else ""
@@ -336,6 +353,33 @@ def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:
 # ---------------------------------------------------------------- looking up
 
 
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class There:
+    """The table that is read: how it is named in SQL, its columns, its mark, and the schema that was delivered."""
+
+    table: str
+    columns: Mapping[str, str]
+    mark: Mark | None
+    schema: pa.Schema
+
+    def kind(self, name: str) -> pa.DataType | None:
+        """The type that a column was delivered with; None for one of others."""
+        return self.schema.field(name).type if name in self.schema.names else None
+
+    @property
+    def listed(self) -> str:
+        """The columns in SQL, of the table `t`, as they are read."""
+        return ", ".join(f"t.{quoted(n)}{_read_as(kind)}" for n, kind in self.columns.items())
+
+    def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        """Rows of these columns, as they were delivered."""
+        made = {n: _restored([row[i] for row in found], self.kind(n)) for i, n in enumerate(self.columns)}
+        return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
+
+
 class ServerReader:
     """Looks rows up in a table."""
 
@@ -346,6 +390,14 @@ class ServerReader:
         self._connection: Any = None
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        return self._reading(lambda session: self._found(session, keys))
+
+    def nearest(self, search: Search) -> Near:
+        """By an index of pgvector, if there is one for this metric; else every vector is read."""
+        return self._reading(lambda session: self._nearest(session, search))
+
+    def _reading(self, what: Callable[[Transaction], Found]) -> Found:
+        """Under one snapshot, over a connection that is made anew if it was lost."""
         psycopg = require("psycopg", "postgres", self._place.shown)
         with self._lock:
             for attempt in range(2):
@@ -355,7 +407,7 @@ class ServerReader:
                         self._connection = _connected(self._place)
                         self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                     with self._connection.transaction():
-                        return self._found(Transaction(self._connection), keys)
+                        return what(Transaction(self._connection))
                 except psycopg.errors.UndefinedTable:
                     raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first") from None
                 except psycopg.Error as e:
@@ -364,32 +416,40 @@ class ServerReader:
                         raise StoreUnavailable(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
         raise AssertionError("unreachable")
 
+    def _there(self, session: Transaction) -> There:
+        schema, _, name = self._place.name.rpartition(".")
+        before = f"{quoted(schema)}." if schema else ""
+        table = f"{before}{quoted(name)}"
+        # Before the snapshot is taken: no other table gets this name until the transaction is over.
+        session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
+        mark = self._mark(session, f"{before}{quoted(MARKS)}")
+        return There(table, session.columns(table), mark, decode_schema(mark.schema) if mark else pa.schema([]))
+
     def _found(
         self, session: Transaction, keys: Sequence[tuple[Any, ...]]
     ) -> tuple[Mark | None, list[dict[str, Any] | None]]:
-        schema, _, name = self._place.name.rpartition(".")
-        before = f"{quoted(schema)}." if schema else ""
-        table, marks, shown = f"{before}{quoted(name)}", f"{before}{quoted(MARKS)}", self._place.shown
-        # Before the snapshot is taken: no other table gets this name until the transaction is over.
-        session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
-        columns = session.columns(table)
-        mark = self._mark(session, marks)
-        types = decode_schema(mark.schema) if mark is not None else pa.schema([])
-        kinds = {n: types.field(n).type if n in types.names else pa.string() for n in columns}
-        wanted = keyed(shown, self._key or (mark.key if mark else ()), kinds)
+        there, shown = self._there(session), self._place.shown
+        kinds = {n: there.kind(n) or pa.string() for n in there.columns}
+        wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown)
         if not keys:
-            return mark, []
-        given = ", ".join(f"?::{_base(columns[n])}[]" for n in wanted)
+            return there.mark, []
+        given = ", ".join(f"?::{_base(there.columns[n])}[]" for n in wanted)
         same = " AND ".join(f"t.{quoted(n)} = a.k{i}" for i, n in enumerate(wanted))
-        listed = ", ".join(f"t.{quoted(n)}{_read_as(columns[n])}" for n in columns)
         heads = ", ".join(f"k{i}" for i in range(len(wanted)))
-        sql = f"SELECT {listed} FROM {table} AS t JOIN unnest({given}) AS a({heads}) ON {same}"
-        rows = session.run(sql, *(asked_for.column(n).to_pylist() for n in wanted))
-        made = {n: _restored([row[i] for row in rows], kinds[n], n in types.names) for i, n in enumerate(columns)}
-        found = [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
+        sql = f"SELECT {there.listed} FROM {there.table} AS t JOIN unnest({given}) AS a({heads}) ON {same}"
+        found = there.rows(session.run(sql, *(asked_for.column(n).to_pylist() for n in wanted)))
         by_key = {tuple(row[n] for n in wanted): row for row in found}
-        return mark, [by_key.get(k) for k in zip(*(asked_for.column(n).to_pylist() for n in wanted), strict=True)]
+        return there.mark, [by_key.get(k) for k in zip(*(asked_for.column(n).to_pylist() for n in wanted), strict=True)]
+
+    def _nearest(self, session: Transaction, search: Search) -> Near:
+        there, shown = self._there(session), self._place.shown
+        widths = {n: int(kind[7:-1]) for n, kind in there.columns.items() if kind.startswith("vector(")}
+        column = searched(widths, search, shown)
+        metric: Metric = search.metric or pgvector.indexed_by(session, there.table, column) or "cosine"
+        found = pgvector.nearest(session, f"{there.table} AS t", f"t.{quoted(column)}", there.listed, search, metric)
+        rows = [there.rows([row[1:] for row in one]) for one in found]
+        return Near(there.mark, metric, rows, [[float(row[0]) for row in one] for one in found])
 
     def _mark(self, session: Transaction, marks: str) -> Mark | None:
         if not session.columns(marks):
@@ -419,9 +479,9 @@ def _read_as(kind: str) -> str:
     return "::text" if kind in ("json", "jsonb") else ""
 
 
-def _restored(values: list[Any], kind: pa.DataType, delivered: bool) -> list[Any]:
+def _restored(values: list[Any], kind: pa.DataType | None) -> list[Any]:
     """Postgres's values as they were delivered."""
-    if not delivered:
+    if kind is None:
         return values
     bare, t = plain(kind), pa.types
     if t.is_nested(bare) and any(isinstance(v, str) for v in values):

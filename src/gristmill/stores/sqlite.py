@@ -6,6 +6,7 @@ were.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import threading
@@ -21,9 +22,21 @@ from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
-from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
-from gristmill.stores.lookup import asked, keyed
+from gristmill.stores.contract import (
+    Load,
+    Mark,
+    Mode,
+    Near,
+    Place,
+    Reader,
+    Search,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+)
+from gristmill.stores.lookup import SCANNED, asked, keyed
 from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
 OURS = "gm_"  # what the names of our indices begin with
@@ -169,6 +182,12 @@ class Transaction:
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql, values).fetchall()
 
+    def many(self, sql: str, at_once: int) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows of a query, some at a time."""
+        cursor = self._connection.execute(sql)
+        while rows := cursor.fetchmany(at_once):
+            yield rows
+
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         names, marks = ", ".join(map(quoted, schema.names)), ", ".join("?" * len(schema.names))
         sql, rows = f"INSERT INTO {table} ({names}) VALUES ({marks})", 0
@@ -295,6 +314,38 @@ def _restored(values: list[Any], kind: pa.DataType) -> pa.Array:
     return from_json(texts, bare)
 
 
+@dataclasses.dataclass(frozen=True)
+class There:
+    """The table that is read: how it is named in SQL, its columns, its mark, and the schema that was delivered."""
+
+    table: str
+    names: Sequence[str]
+    mark: Mark | None
+    schema: pa.Schema
+
+    def kind(self, name: str) -> pa.DataType | None:
+        """The type that a column was delivered with; None for one of others."""
+        return self.schema.field(name).type if name in self.schema.names else None
+
+    def columns(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The values of each column, as they were delivered."""
+        made = {}
+        for at, name in enumerate(self.names):
+            kind, values = self.kind(name), [row[at] for row in rows]
+            made[name] = values if kind is None else _restored(values, kind)
+        return made
+
+    def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        """Rows as they were delivered."""
+        made = {n: c.to_pylist() if isinstance(c, pa.Array) else c for n, c in self.columns(found).items()}
+        return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
+
+    def batches(self, transaction: Transaction) -> Iterator[pa.RecordBatch]:
+        """All rows, of the columns that were delivered."""
+        for rows in transaction.many(f"SELECT * FROM {self.table}", SCANNED):
+            yield pa.RecordBatch.from_pydict({n: c for n, c in self.columns(rows).items() if self.kind(n) is not None})
+
+
 class FileReader:
     """Looks rows up in a table of a file, through a connection of each thread."""
 
@@ -314,40 +365,49 @@ class FileReader:
         return found
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        with self._snapshot() as transaction:
+            there = self._there(transaction)
+            return there.mark, self._found(transaction, there, keys)
+
+    def nearest(self, search: Search) -> Near:
+        """Every vector is read."""
+        with self._snapshot() as transaction:
+            there = self._there(transaction)
+            column = searched(columns_in(there.schema), search, self._place.shown)
+            near = nearest_of_all(there.batches(transaction), column, search, self._place.shown)
+        return dataclasses.replace(near, mark=there.mark)
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[Transaction]:
         try:
             connection = self._connection()
             connection.execute("BEGIN")
             try:
-                return self._found(Transaction(connection, self._place), keys)
+                yield Transaction(connection, self._place)
             finally:
                 connection.execute("ROLLBACK")
         except sqlite3.Error as e:
             raise StoreUnavailable(f"{self._place.shown}: SQLite says: {self._place.words(e)}") from e
 
-    def _found(
-        self, transaction: Transaction, keys: Sequence[tuple[Any, ...]]
-    ) -> tuple[Mark | None, list[dict[str, Any] | None]]:
-        table, shown = quoted(self._place.name), self._place.shown
+    def _there(self, transaction: Transaction) -> There:
+        table = quoted(self._place.name)
         names = list(transaction.columns(table))
         if not names:
-            raise BadSource(f"{shown}: has no such table: deliver a result there first")
+            raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
         mark = self._mark(transaction)
-        schema = None if mark is None else decode_schema(mark.schema)
-        kinds = {n: schema.field(n).type if schema is not None and n in schema.names else pa.string() for n in names}
-        wanted = keyed(shown, self._key or (mark.key if mark else ()), kinds)
+        return There(table, names, mark, decode_schema(mark.schema) if mark is not None else pa.schema([]))
+
+    def _found(
+        self, transaction: Transaction, there: There, keys: Sequence[tuple[Any, ...]]
+    ) -> list[dict[str, Any] | None]:
+        shown, kinds = self._place.shown, {n: there.kind(n) or pa.string() for n in there.names}
+        wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown)
         columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
-        sql = f"SELECT * FROM {table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 1"
+        sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 1"
         rows = [next(iter(transaction.run(sql, *key)), None) for key in zip(*columns, strict=True)]
-        there = [row for row in rows if row is not None]
-        made = {
-            name: _restored([row[at] for row in there], kinds[name]).to_pylist()
-            if schema is not None and name in schema.names
-            else [row[at] for row in there]
-            for at, name in enumerate(names)
-        }
-        found = iter([dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)])
-        return mark, [None if row is None else next(found) for row in rows]
+        found = iter(there.rows([row for row in rows if row is not None]))
+        return [None if row is None else next(found) for row in rows]
 
     def _mark(self, transaction: Transaction) -> Mark | None:
         if not transaction.columns(quoted(MARKS)):

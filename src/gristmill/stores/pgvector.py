@@ -1,0 +1,41 @@
+"""Searching vectors in Postgres, with the extension pgvector: its operators are our metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill.stores.contract import Metric, Search
+from gristmill.stores.sql import Session
+
+OPERATORS: dict[Metric, str] = {"cosine": "vector_cosine_ops", "l2": "vector_l2_ops", "ip": "vector_ip_ops"}
+_SIGNS: dict[Metric, str] = {"cosine": "<=>", "l2": "<->", "ip": "<#>"}
+EF = (100, 1000)  # candidates that HNSW looks at: at least, where pgvector's default is 40, and at most, as it allows
+
+
+def indexed_by(session: Session, table: str, column: str) -> Metric | None:
+    """The metric of an index of a column; None if there is no such index."""
+    found = session.run(
+        "SELECT o.opcname FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0] "
+        "JOIN pg_opclass o ON o.oid = x.indclass[0] "
+        "WHERE x.indrelid = to_regclass(?) AND a.attname = ? AND x.indisvalid",
+        *(table, column),
+    )
+    names = {row[0] for row in found}
+    return next((metric for metric, ops in OPERATORS.items() if ops in names), None)
+
+
+def nearest(
+    session: Session, table: str, column: str, listed: str, search: Search, metric: Metric
+) -> list[list[tuple[Any, ...]]]:
+    """For each vector the nearest rows: the distance, then the columns listed."""
+    session.run("SELECT set_config('hnsw.ef_search', ?, true)", str(min(EF[1], max(EF[0], 2 * search.k))))
+    version = session.run("SELECT extversion FROM pg_extension WHERE extname = 'vector'")[0][0]
+    if tuple(int(part) for part in version.split(".")[:2]) >= (0, 8):  # goes on where filters leave fewer than k
+        session.run("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
+    sql = f"SELECT {column} {_SIGNS[metric]} ?::vector AS d, {listed} FROM {table} ORDER BY d LIMIT ?"
+    found = (session.run(sql, _text(vector), search.k) for vector in search.vectors.tolist())
+    return [[row for row in one if row[0] is not None and row[0] == row[0]] for one in found]
+
+
+def _text(vector: list[float]) -> str:
+    return f"[{','.join(map(repr, vector))}]"

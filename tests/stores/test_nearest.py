@@ -1,0 +1,162 @@
+"""The rows nearest to a vector: as numpy finds them by looking at every one, whatever the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.cli import main
+
+ROWS, WIDTH, K = 5_000, 64, 10
+METRICS = ("cosine", "l2", "ip")
+
+
+def as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The model answers with the vectors that it is given."""
+    return batch
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    """Of several lengths, so that metrics differ."""
+    random = np.random.default_rng(7)
+    return (random.normal(size=(ROWS, WIDTH)) * random.uniform(0.5, 2, (ROWS, 1))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def sink(vectors: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A published result of these vectors, and of a row that has none."""
+    folder = tmp_path_factory.mktemp("vectors")
+    column = pa.array([*vectors.tolist(), None], pa.list_(pa.float32(), WIDTH))
+    rows = pa.table({"id": pa.array(range(ROWS + 1), pa.int64()), "embedding": column})
+    pq.write_table(rows, folder / "in.parquet", row_group_size=1_000)
+    model = gm.model(as_it_is, batch_format="arrow")
+    gm.Job(str(folder / "in.parquet"), model, gm.sink(str(folder / "out")), workers=0, shard_rows=1_000).run()
+    return str(folder / "out")
+
+
+def truth(vectors: np.ndarray, queries: np.ndarray, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows nearest to each query, and how far they are."""
+    all_of, asked = vectors.astype(np.float64), queries.astype(np.float64)
+    if metric == "l2":
+        found = np.linalg.norm(all_of[None] - asked[:, None], axis=2)
+    else:
+        found = -(asked @ all_of.T)
+        if metric == "cosine":
+            found = 1 + found / np.linalg.norm(all_of, axis=1) / np.linalg.norm(asked, axis=1)[:, None]
+    order = np.argsort(found, axis=1)[:, :K]
+    return order, np.take_along_axis(found, order, 1)
+
+
+@pytest.fixture(scope="module")
+def queries() -> np.ndarray:
+    """Vectors that are in no row."""
+    return np.random.default_rng(8).normal(size=(20, WIDTH)).astype(np.float32)
+
+
+def address(store: str, folder: Path) -> str:
+    """A file for a store."""
+    return f"{store}://{folder}/found" + ("#rows" if store in ("duckdb", "sqlite") else "")
+
+
+@pytest.fixture(params=["sink", "duckdb", "sqlite"])
+def exact(request: pytest.FixtureRequest, sink: str, tmp_path: Path) -> str:
+    """Where every vector is looked at."""
+    if request.param == "sink":
+        return sink
+    to = address(request.param, tmp_path)
+    gm.deliver(sink, to)
+    return to
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_vector_looked_at(exact: str, vectors: np.ndarray, queries: np.ndarray, metric: Any) -> None:
+    """Exactly what numpy finds, with the distances; one vector and several give the same."""
+    rows, far = truth(vectors, queries, metric)
+    with gm.lookup(exact) as lookup:
+        found = lookup.nearest_many(queries, K, metric=metric)
+        assert [[row["id"] for row in one] for one in found] == rows.tolist()
+        np.testing.assert_allclose([[row["_distance"] for row in one] for one in found], far, atol=1e-5)
+        assert [row["id"] for row in lookup.nearest(queries[0].tolist(), K, metric=metric)] == rows[0].tolist()
+        assert found[0].metric == metric and found[0].generation == 1
+        np.testing.assert_array_equal(np.float32(found[0][0]["embedding"]), vectors[rows[0, 0]])
+        assert lookup.nearest(vectors[3], 1)[0]["id"] == 3
+        assert len(lookup.nearest(queries[0], ROWS + 10)) == ROWS  # the row without a vector is near to none
+
+
+def recall(found: list[Any], rows: np.ndarray) -> float:
+    """The share of the nearest rows that were found."""
+    both = zip(found, rows.tolist(), strict=True)
+    return float(np.mean([len({row["id"] for row in one} & set(wanted)) / K for one, wanted in both]))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_pgvector_by_its_index(postgres: str, sink: str, vectors: np.ndarray, queries: np.ndarray, metric: str) -> None:
+    """Of the metric of the index, which is used; by another metric every vector is looked at."""
+    import psycopg
+
+    to = f"{postgres}#near_{metric}"
+    gm.deliver(sink, to, key="id", index={"embedding": {"kind": "hnsw", "metric": metric}})
+    rows, far = truth(vectors, queries, metric)
+    with gm.lookup(to) as lookup:
+        found = lookup.nearest_many(queries, K)
+        assert found[0].metric == metric and recall(found, rows) >= 0.95
+        assert lookup.get(3)["embedding"] == vectors[3].tolist()
+        np.testing.assert_allclose(found[0][0]["_distance"], far[0, 0], atol=1e-4)
+        assert len(lookup.nearest(queries[0], 300)) == 300
+        other: Any = "l2" if metric != "l2" else "ip"
+        assert recall(lookup.nearest_many(queries, K, metric=other), truth(vectors, queries, other)[0]) == 1
+    with psycopg.connect(postgres) as db:
+        scans = db.execute(
+            "SELECT idx_scan FROM pg_stat_user_indexes WHERE relname = %s AND indexrelname LIKE '%%embedding%%'",
+            [f"near_{metric}"],
+        ).fetchall()
+        assert scans and scans[0][0] > 0
+
+
+def test_what_cannot_be_searched_is_told(sink: str, tmp_path: Path) -> None:
+    """A store of keys, vectors of another length, a column that has none, a k that is no number of rows."""
+    gm.deliver(sink, address("lmdb", tmp_path), key="id")
+    with gm.lookup(address("lmdb", tmp_path)) as lookup, pytest.raises(gm.BadJob, match="finds rows by key only"):
+        lookup.nearest([0.0] * WIDTH)
+    with gm.lookup(sink) as lookup:
+        for call, told in (
+            (lambda: lookup.nearest([1.0, 2.0]), "has vectors of 64 numbers, and this one has 2"),
+            (lambda: lookup.nearest(np.zeros((2, WIDTH))), "several: nearest_many"),
+            (lambda: lookup.nearest([float("nan")] * WIDTH), "NaN or infinity"),
+            (lambda: lookup.nearest(["a"]), "a vector is a list of numbers"),
+            (lambda: lookup.nearest([0.0] * WIDTH, 0), "k is 0"),
+            (lambda: lookup.nearest([0.0] * WIDTH, column="embeding"), "did you mean 'embedding'"),
+            (lambda: lookup.nearest([0.0] * WIDTH, column="id"), "no column of vectors 'id'"),
+            (lambda: lookup.nearest([0.0] * WIDTH, metric="cosin"), "metric is 'cosin'"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(gm.BadJob, match=told):
+                call()
+        assert lookup.nearest_many([]) == []
+
+
+def test_from_the_command_line(
+    sink: str, vectors: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vector as JSON, one or several in a file of numpy; keys or vectors, not both."""
+
+    def shown(*words: str) -> list[dict[str, Any]]:
+        assert main(["lookup", sink, *words]) == 0
+        printed = capsys.readouterr()
+        assert "_distance is l2" in printed.err or "_distance is cosine" in printed.err
+        return [json.loads(line) for line in printed.out.splitlines()]
+
+    one = shown("--nearest", json.dumps(vectors[5].tolist()), "-k", "3", "--metric", "l2")
+    assert one[0]["id"] == 5 and len(one) == 3 and one[0]["_distance"] == pytest.approx(0, abs=1e-3)
+    np.save(tmp_path / "q.npy", vectors[:2])
+    several = shown("--nearest", str(tmp_path / "q.npy"), "-k", "1", "--column", "embedding")
+    assert [(row["_vector"], row["id"]) for row in several] == [(0, 0), (1, 1)]
+    assert main(["lookup", sink, "3", "--nearest", "[1]"]) == 2
+    assert main(["lookup", sink, "--nearest", str(tmp_path / "none.npy")]) == 2
