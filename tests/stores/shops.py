@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import gristmill as gm
 
@@ -71,7 +74,8 @@ def sqlite(server: str, folder: Path) -> Iterator[Shop]:
             db.row_factory = sqlite3.Row
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table]).fetchall():
                 return None
-            return {row["id"]: dict(row) for row in db.execute(f'SELECT * FROM "{table}"')}
+            rows = db.execute(f'SELECT * FROM "{table}"')
+            return {row["id"]: {**row, "v": np.frombuffer(row["v"], "<f4").tolist()} for row in rows}
 
     def clear(table: str) -> None:
         for path in folder.glob("shop.sqlite*"):
@@ -132,7 +136,8 @@ def postgres(server: str, folder: Path) -> Iterator[Shop]:
         def seen(table: str) -> dict[int, Row] | None:
             if not db.execute("SELECT to_regclass(%s) AS found", [f"{schema}.{table}"]).fetchone()["found"]:
                 return None
-            return {row["id"]: row for row in db.execute(f"SELECT * FROM {schema}.{table}").fetchall()}
+            rows = db.execute(f"SELECT * FROM {schema}.{table}").fetchall()
+            return {row["id"]: {**row, "v": json.loads(row["v"])} for row in rows}
 
         def clear(table: str) -> None:
             db.execute(f"DROP SCHEMA {schema} CASCADE")
@@ -173,6 +178,50 @@ def redis(server: str, folder: Path) -> Iterator[Shop]:
         db.flushdb()
 
 
+@contextmanager
+def indexfile(name: str, folder: Path) -> Iterator[Shop]:
+    """A file a table, which the library opens as its own."""
+    from gristmill.job.delivery import STORES
+    from gristmill.stores.indexread import opened
+
+    engine: Any = STORES.get(name).engine
+
+    def seen(table: str) -> dict[int, Row] | None:
+        to = gm.to(f"{name}://{folder}/{table}?key=id")
+        file = opened(to.place, engine, index=True)
+        if file is None:
+            return None
+        with gm.lookup(to) as lookup:
+            keys = [key.decode() for _, batch in file.numbered() for key in batch["k"].to_pylist()]
+            assert own(str(folder / table)) == len(keys)
+            return {row["id"]: row for row in lookup.get_many(keys)}
+
+    def own(path: str) -> int:
+        if name == "usearch":
+            from usearch.index import Index
+
+            return len(Index.restore(path, view=True))
+        import faiss
+
+        return int(faiss.read_index(path).ntotal)
+
+    def clear(table: str) -> None:
+        for path in folder.glob(f"{table}*"):
+            path.unlink()
+
+    yield Shop(name, lambda table: f"{name}://{folder}/{table}", seen, clear)
+
+
+def usearch(server: str, folder: Path) -> Any:
+    """Index files of USearch."""
+    return indexfile("usearch", folder)
+
+
+def faiss(server: str, folder: Path) -> Any:
+    """Index files of FAISS."""
+    return indexfile("faiss", folder)
+
+
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
 SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "duckdb": duckdb,
@@ -180,4 +229,6 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "lmdb": lmdb,
     "postgresql": postgres,
     "redis": redis,
+    "usearch": usearch,
+    "faiss": faiss,
 }

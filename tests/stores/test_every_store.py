@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,9 +26,17 @@ from gristmill.stores import delivery as deliveries
 ROWS = 40
 
 
+UNIT = np.eye(4, dtype=np.float32)  # vectors that are 1 long, whatever a store makes of them
+
+
 def scored(batch: dict[str, Any], times: int = 1) -> dict[str, Any]:
-    """A number and a text for each row."""
-    return {"y": batch["x"] * times, "label": [f"n{times}" for _ in batch["x"]]}
+    """A number, a text and a vector for each row."""
+    return {"y": batch["x"] * times, "label": [f"n{times}" for _ in batch["x"]], "v": vectors(batch)}
+
+
+def vectors(batch: dict[str, Any]) -> np.ndarray:
+    """A vector for each row."""
+    return UNIT[(batch["x"] * 4).astype(int) % 4]
 
 
 def write(folder: Path, first: int, last: int) -> None:
@@ -41,13 +50,13 @@ def write(folder: Path, first: int, last: int) -> None:
 def job(folder: Path, times: int = 1, **options: Any) -> gm.Job:
     """The rows of the folder `in`, in the sink `out`, in shards of ten, here."""
     sink = options.pop("sink", None) or gm.sink(str(folder / "out"), keep=["id"])
-    model = gm.model(scored, times=times, returns={"y": "float64", "label": "string"})
+    model = gm.model(scored, times=times, returns={"y": "float64", "label": "string", "v": "float32[4]"})
     return gm.Job(str(folder / "in"), model, sink, workers=0, shard_rows=10, **options)
 
 
 def wanted(ids: Any, times: int = 1) -> dict[int, dict[str, Any]]:
     """The rows of such a job."""
-    return {i: {"id": i, "y": i / 4 * times, "label": f"n{times}"} for i in ids}
+    return {i: {"id": i, "y": i / 4 * times, "label": f"n{times}", "v": UNIT[i % 4].tolist()} for i in ids}
 
 
 @pytest.fixture(params=list(shops.SHOPS), scope="session")
@@ -393,10 +402,10 @@ def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: P
     job(tmp_path, deliver=[made]).run()
 
     def more(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"y": batch["x"], "label": ["a"] * len(batch["x"]), "certainty": batch["x"]}
+        return {"y": batch["x"], "label": ["a"] * len(batch["x"]), "v": vectors(batch), "certainty": batch["x"]}
 
     def other(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"y": [f"text {x}" for x in batch["x"]], "label": ["a"] * len(batch["x"])}
+        return {"y": [f"text {x}" for x in batch["x"]], "label": ["a"] * len(batch["x"]), "v": vectors(batch)}
 
     def with_(fn: Any, name: str, to: gm.Delivery) -> gm.Job:
         return gm.Job(str(tmp_path / "in"), fn, gm.sink(str(tmp_path / name), keep="id"), workers=0, deliver=[to])
@@ -408,7 +417,7 @@ def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: P
     assert shop.seen("scores") == wanted(range(10))
     assert not list((tmp_path / "more").glob("*.parquet"))
     with_(more, "more", replace(made, evolve=True)).run()
-    assert shop.seen("scores")[4] == {"id": 4, "y": 1.0, "label": "a", "certainty": 1.0}
+    assert shop.seen("scores")[4] == {"id": 4, "y": 1.0, "label": "a", "v": UNIT[0].tolist(), "certainty": 1.0}
 
 
 def test_a_sink_that_is_a_store(shop: Shop, tmp_path: Path) -> None:

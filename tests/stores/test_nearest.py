@@ -121,6 +121,46 @@ def test_pgvector_by_its_index(postgres: str, sink: str, vectors: np.ndarray, qu
         assert scans and scans[0][0] > 0
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("store", ["usearch", "faiss"])
+def test_index_files(
+    store: str, sink: str, vectors: np.ndarray, queries: np.ndarray, metric: Any, tmp_path: Path
+) -> None:
+    """By the metric of the index, and no other; rows by key, also the one that is in no index."""
+    to = address(store, tmp_path)
+    gm.deliver(sink, to, key="id", index={"embedding": {"kind": "hnsw", "metric": metric}})
+    rows, far = truth(vectors, queries, metric)
+    with gm.lookup(to) as lookup:
+        found = lookup.nearest_many(queries, K)
+        assert found[0].metric == metric and found[0].generation == 1 and recall(found, rows) >= 0.95
+        by_id = {row["id"]: row["_distance"] for row in found[0]}
+        np.testing.assert_allclose([by_id[i] for i in rows[0] if i in by_id], [
+            d for i, d in zip(rows[0], far[0], strict=True) if i in by_id
+        ], atol=1e-4)  # fmt: skip
+        assert lookup.get(3) == {"id": 3, "embedding": vectors[3].tolist()}
+        assert lookup.get_many([ROWS, ROWS + 1]) == [{"id": ROWS, "embedding": None}, None]
+        assert len(lookup.nearest(queries[0], 200)) == 200
+        with pytest.raises(gm.BadJob, match=f"is an index by {metric}"):
+            lookup.nearest(queries[0], metric="l2" if metric != "l2" else "ip")
+
+
+def test_a_flat_index_looks_at_every_vector(
+    sink: str, vectors: np.ndarray, queries: np.ndarray, tmp_path: Path
+) -> None:
+    """FAISS has one, which finds exactly what numpy does; a library that has none says what it has."""
+    gm.deliver(sink, address("faiss", tmp_path), key="id", index={"embedding": "flat"})
+    with gm.lookup(address("faiss", tmp_path)) as lookup:
+        assert recall(lookup.nearest_many(queries, K), truth(vectors, queries, "cosine")[0]) == 1
+    for index, told in (
+        ({"embedding": "flat"}, "is 'flat': it must be one of hnsw"),
+        ({"embedding": {"expansion": 3}}, "has no option 'expansion'"),
+        ({"embedding": {"metric": "cosin"}}, "metric is 'cosin': it must be one of cosine, l2, ip"),
+        ({"id": "hnsw"}, "no column of vectors 'id'"),
+    ):
+        with pytest.raises(gm.BadJob, match=told):
+            gm.deliver(sink, address("usearch", tmp_path), key="id", index=index)
+
+
 def test_what_cannot_be_searched_is_told(sink: str, tmp_path: Path) -> None:
     """A store of keys, vectors of another length, a column that has none, a k that is no number of rows."""
     gm.deliver(sink, address("lmdb", tmp_path), key="id")

@@ -50,17 +50,19 @@ from gristmill.sources.parquet import ParquetSource
 from gristmill.sources.text import BinarySource, TextSource
 from gristmill.stores.contract import StoreKind
 from gristmill.stores.duckdb import DuckDB
+from gristmill.stores.faiss import Faiss
 from gristmill.stores.lmdb import Lmdb
 from gristmill.stores.postgres import Postgres
 from gristmill.stores.redis import Redis
 from gristmill.stores.sqlite import SQLite
+from gristmill.stores.usearch import USearch
 
 SOURCES: tuple[type[SourceFormat], ...] = (
     *(ParquetSource, JsonlSource, OpenAIBatchSource, CsvSource, TsvSource, TextSource, BinarySource),
 )
 SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink, OpenAIBatchSink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
-STORES: tuple[type[StoreKind], ...] = (DuckDB, SQLite, Lmdb, Postgres, Redis)
+STORES: tuple[type[StoreKind], ...] = (DuckDB, SQLite, Lmdb, Postgres, Redis, USearch, Faiss)
 SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
     *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
     sqlalchemy.SQLAlchemy,

@@ -7,8 +7,6 @@ Keys are the texts of the key column; values are rows as MessagePack maps (packi
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import threading
 import weakref
@@ -21,26 +19,13 @@ import pyarrow.compute as pc
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
-from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
 from gristmill.process.startup import imported
-from gristmill.stores.contract import (
-    Load,
-    Mark,
-    Mode,
-    Part,
-    Place,
-    Reader,
-    Store,
-    StoreKind,
-    StoreUnavailable,
-    is_there,
-)
-from gristmill.stores.gate import Gate
+from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lookup import keyed
-from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, slices, unpacking
+from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs, whole
+from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, unpacking
 
-PATIENCE = 20.0  # seconds to wait for another deliverer's last step
 MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used
 LONGEST = 511  # bytes of a key, as LMDB is built
@@ -61,12 +46,8 @@ class Lmdb:
     def open(place: Place) -> Store:
         """The file, which is made by the first delivery."""
         _package(place)
-        folder = os.path.dirname(place.path)
-        if not os.path.isdir(folder):
-            raise BadJob(f"{place.shown}: there is no folder {folder}: make it, or give another path")
-        if os.path.isdir(place.path):
-            raise BadJob(f"{place.shown}: is a folder, and a result is one file: give the path of a file")
-        return File(place)
+        checked(place)
+        return OneFile(place, Sorted(place))
 
     @staticmethod
     def reader(place: Place, key: tuple[str, ...]) -> Reader:
@@ -82,61 +63,19 @@ def _package(place: Place) -> Any:
     return require("lmdb", "lmdb", place.shown)
 
 
-class File:
-    """An LMDB file as a store. What is staged are files of keys and values, in a hidden folder beside it."""
+class Sorted:
+    """Rows sorted by key."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._folder, self._name = os.path.split(place.path)
-        self._gate = Gate(place.path, place.shown, PATIENCE)
-
-    # ------------------------------------------------ before
 
     def check(self, load: Load) -> None:
         check_packed(load.schema, load.key, self._place.shown)
 
-    def live(self, sink: str) -> Mark | None:
-        return next((mark for mark in _marks(self._place) if mark.sink == sink), None)
+    def staged(self, load: Load) -> pa.Schema:
+        return _RUN
 
-    # ------------------------------------------------ staging
-
-    def _place_of(self, stage: str) -> str:
-        return os.path.join(self._folder, f".{self._name}.{stage}")
-
-    def _runs(self, load: Load) -> dict[str, str]:
-        """The staged files by the parts' ids."""
-        folder = self._place_of(load.stage)
-        found = {}
-        for name in LOCAL.names(folder):
-            if name.endswith(".arrow"):
-                with pa.memory_map(os.path.join(folder, name)) as file:
-                    found[pa.ipc.open_file(file).schema.metadata[b"part"].decode()] = os.path.join(folder, name)
-        return found
-
-    def staged(self, load: Load) -> Mapping[str, int]:
-        return {part: _rows(path) for part, path in self._runs(load).items()}
-
-    def stage(self, load: Load, parts: Sequence[Part]) -> None:
-        for part in parts:
-            self._stage(load, part)
-
-    def _stage(self, load: Load, part: Part) -> None:
-        folder = self._place_of(load.stage)
-        target = os.path.join(folder, hashlib.sha256(part.id.encode()).hexdigest()[:24] + ".arrow")
-        if os.path.exists(target):
-            return
-        os.makedirs(folder, exist_ok=True)
-        about = {"part": part.id}
-        with open(f"{target}.tmp", "wb") as out:
-            with pa.ipc.new_file(out, _RUN.with_metadata(about)) as writer:
-                for batch in part.batches():
-                    for piece in slices(batch):
-                        writer.write_batch(self._run(piece, load).replace_schema_metadata(about))
-            LOCAL.sync(out)
-        os.replace(f"{target}.tmp", target)  # a part is whole, or not there
-        LOCAL.sync_folder(folder)
-
-    def _run(self, batch: pa.RecordBatch, load: Load) -> pa.RecordBatch:
+    def kept(self, batch: pa.RecordBatch, load: Load) -> pa.RecordBatch:
         keys = packed_keys([batch.column(name) for name in load.key])
         lengths = pc.min_max(pc.binary_length(keys)).as_py()
         if lengths["max"] is not None and (lengths["max"] > LONGEST or lengths["min"] == 0):
@@ -146,45 +85,22 @@ class File:
             )
         return pa.record_batch([keys, packed_rows(batch)], schema=_RUN)
 
-    def count(self, load: Load | None) -> int:
-        if load is not None:
-            return sum(_rows(path) for path in self._runs(load).values())
+    def published(self) -> tuple[list[Mark], int]:
         environment = opened(self._place)
-        return 0 if environment is None else int(environment.stat()["entries"]) - 1
+        return ([], 0) if environment is None else (_marks_in(environment, self._place), _entries(environment))
 
-    # ------------------------------------------------ the atomic step
-
-    def publish(self, load: Load) -> None:
-        self._gate.hold()  # of two deliverers, the second looks after the first has renamed
-        try:
-            if not is_there(self.live(load.mark.sink), load.mark, self._place.shown):
-                self._replace(load)
-        finally:
-            self._gate.release()
-
-    def _replace(self, load: Load) -> None:
-        folder = self._place_of(load.stage)
-        os.makedirs(folder, exist_ok=True)
-        made = os.path.join(folder, "new.lmdb")
+    def build(self, path: str, load: Load, runs: Sequence[str], marks: bytes) -> int:
         with contextlib.suppress(FileNotFoundError):
-            os.remove(made)
-        others = [] if _whole(load) else [m for m in _marks(self._place) if m.sink != load.mark.sink]
-        marks = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)]).encode()
-        rows = _built(made, self._sorted(load, folder), marks, self._place)
-        if _whole(load) and rows != load.mark.rows:
-            raise RunFailed(f"{self._place.shown}: {rows:,} rows were written of {load.mark.rows:,}: run again")
-        LOCAL.settle([made])
-        os.replace(made, self._place.path)
-        LOCAL.sync_folder(self._folder)
+            os.remove(path)
+        return _built(path, self._sorted(load, runs, os.path.dirname(path)), marks, self._place)
 
-    def _sorted(self, load: Load, folder: str) -> Iterator[pa.RecordBatch]:
+    def _sorted(self, load: Load, runs: Sequence[str], folder: str) -> Iterator[pa.RecordBatch]:
         """Keys and values of the whole new file, in the order of the keys."""
-        runs = list(self._runs(load).values())
         config = {"memory_limit": SORT_MEMORY, "temp_directory": os.path.join(folder, "spilled"), "threads": 2}
         with imported("duckdb").connect(":memory:", config=config) as db:
-            db.register("staged", pa.RecordBatchReader.from_batches(_RUN, _read(runs)))
+            db.register("staged", pa.RecordBatchReader.from_batches(_RUN, read_runs(runs)))
             live = opened(self._place)
-            if _whole(load) or live is None:
+            if whole(load) or live is None:
                 yield from db.sql("SELECT k, v FROM staged ORDER BY k").to_arrow_reader(COMMITTED)
                 return
             db.execute("CREATE TEMP TABLE new AS SELECT k, v FROM staged")
@@ -192,33 +108,9 @@ class File:
             kept = "SELECT k, v FROM live ANTI JOIN new USING (k)"
             yield from db.sql(f"SELECT k, v FROM new UNION ALL {kept} ORDER BY k").to_arrow_reader(COMMITTED)
 
-    def drop(self, load: Load, *, this: bool = False) -> None:
-        kept = None if this else os.path.basename(self._place_of(load.stage))
-        for name in os.listdir(self._folder):
-            if name.startswith(f".{self._name}.{load.places}") and name != kept:
-                LOCAL.remove_folder(os.path.join(self._folder, name))
 
-    def close(self) -> None:
-        self._gate.release()
-
-
-def _whole(load: Load) -> bool:
-    """Whether the result is all that is to be there."""
-    return load.mode == "replace" or load.delete
-
-
-def _rows(path: str) -> int:
-    with pa.memory_map(path) as source:
-        reader = pa.ipc.open_file(source)
-        return sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
-
-
-def _read(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    for path in paths:
-        with pa.memory_map(path) as source:
-            reader = pa.ipc.open_file(source)
-            for number in range(reader.num_record_batches):
-                yield reader.get_batch(number).replace_schema_metadata(None)
+def _entries(environment: Any) -> int:
+    return int(environment.stat()["entries"]) - 1
 
 
 def _held(environment: Any) -> Iterator[pa.RecordBatch]:
@@ -247,7 +139,7 @@ def _built(path: str, rows: Iterator[pa.RecordBatch], marks: bytes, place: Place
             with made.begin(write=True) as transaction:
                 transaction.put(MARKS, marks)
             made.sync(True)
-            return int(made.stat()["entries"]) - 1
+            return _entries(made)
     except lmdb.Error as e:
         raise StoreUnavailable(f"{place.shown}: LMDB says: {place.words(e)}") from e
 
@@ -276,17 +168,12 @@ def opened(place: Place) -> Any:
         return found
 
 
-def _marks(place: Place) -> list[Mark]:
-    environment = opened(place)
-    return [] if environment is None else _marks_in(environment, place)
-
-
 def _marks_in(environment: Any, place: Place) -> list[Mark]:
     with environment.begin() as transaction:
         data = transaction.get(MARKS)
     if data is None:
         raise BadJob(f"{place.shown}: is an LMDB file that gristmill did not write: give another path")
-    return [Mark.load(json.dumps(body).encode(), place.shown) for body in json.loads(data)]
+    return marks_of(data, place.shown)
 
 
 @dataclass(frozen=True)

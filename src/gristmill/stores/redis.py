@@ -36,7 +36,16 @@ from gristmill.stores.contract import (
     is_there,
 )
 from gristmill.stores.lookup import keyed
-from gristmill.stores.packing import check_packed, gathered, joined, key_bytes, packed_keys, packed_rows, unpacking
+from gristmill.stores.packing import (
+    check_packed,
+    crc32s,
+    gathered,
+    joined,
+    key_bytes,
+    packed_keys,
+    packed_rows,
+    unpacking,
+)
 
 BUCKET = 100  # rows a hash: under 128, the server keeps it as one compact block
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
@@ -285,7 +294,7 @@ def _marks(data: bytes | None, place: Place) -> list[Mark]:
 def commands(batch: pa.RecordBatch, key: Sequence[str], at: str, buckets: int) -> pa.Array:
     """HSET commands for a batch's rows, as the bytes that are sent, one for each hash that they are in."""
     keys = packed_keys([batch.column(name) for name in key])
-    number = numbers(keys) % np.uint32(buckets)
+    number = crc32s(keys) % np.uint32(buckets)
     order = np.argsort(number, kind="stable")
     number, index = number[order], pa.array(order)
     fields = joined(*_bulk(keys.take(index)), *_bulk(packed_rows(batch).take(index)))
@@ -310,33 +319,6 @@ def _bulk(values: pa.Array) -> list[Any]:
     length = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
     line = pa.scalar(b"\r\n", pa.binary())
     return [pa.scalar(b"$", pa.binary()), length, line, values, line]
-
-
-def numbers(keys: pa.Array) -> np.ndarray:
-    """crc32 of each key, as zlib computes it: one step a byte, over all keys that are as long."""
-    _, edges, data = keys.buffers()
-    starts = np.frombuffer(edges, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    held = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
-    found = np.full(len(keys), 0xFFFFFFFF, np.uint32)
-    at, past = starts[:-1].copy(), starts[1:]
-    active = np.flatnonzero(at < past)
-    while len(active):
-        low = (found[active] ^ held[at[active]]) & np.uint32(0xFF)
-        found[active] = _STEP[low] ^ (found[active] >> np.uint32(8))
-        at[active] += 1
-        active = active[at[active] < past[active]]
-    return np.asarray(found ^ np.uint32(0xFFFFFFFF))
-
-
-def _steps() -> np.ndarray:
-    """The table of crc32 (polynomial 0xEDB88320)."""
-    table: np.ndarray = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(0xEDB88320), table >> np.uint32(1))
-    return np.asarray(table, np.uint32)
-
-
-_STEP = _steps()
 
 
 @dataclass(frozen=True)

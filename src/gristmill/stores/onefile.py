@@ -1,0 +1,176 @@
+"""Stores in which a result is one file: it is built beside the old one and given its name, and never changed again.
+Readers keep the file that they have open, and look whether there is another. Staged parts are Arrow files in a hidden
+folder beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from gristmill.errors import BadJob, RunFailed
+from gristmill.files.disk import LOCAL
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there
+from gristmill.stores.gate import Gate
+from gristmill.stores.packing import slices
+
+PATIENCE = 20.0  # seconds to wait for another deliverer's last step
+
+
+class Format(Protocol):
+    """What one kind of file does otherwise than others."""
+
+    def check(self, load: Load) -> None:
+        """As a store's."""
+        ...
+
+    def staged(self, load: Load) -> pa.Schema:
+        """The columns of rows as they are staged."""
+        ...
+
+    def kept(self, batch: pa.RecordBatch, load: Load) -> pa.RecordBatch:
+        """Rows as they are staged. Raises RunFailed for values that cannot be held."""
+        ...
+
+    def published(self) -> tuple[list[Mark], int]:
+        """The marks in the file that is published, and its rows; none if there is no file. Raises BadJob for a file of
+        somebody else.
+        """
+        ...
+
+    def build(self, path: str, load: Load, runs: Sequence[str], marks: bytes) -> int:
+        """Write a new file, of the staged rows and, unless `whole(load)`, the published ones of other keys; how many
+        rows it has. Whatever lies at the path is of an attempt that was interrupted.
+        """
+        ...
+
+
+def whole(load: Load) -> bool:
+    """Whether the result is all that is to be there."""
+    return load.mode == "replace" or load.delete
+
+
+def checked(place: Place) -> None:
+    """Raises BadJob for a path at which no file can be."""
+    folder = os.path.dirname(place.path)
+    if not os.path.isdir(folder):
+        raise BadJob(f"{place.shown}: there is no folder {folder}: make it, or give another path")
+    if os.path.isdir(place.path):
+        raise BadJob(f"{place.shown}: is a folder, and a result is one file: give the path of a file")
+
+
+class OneFile:
+    """A file as a store."""
+
+    def __init__(self, place: Place, form: Format) -> None:
+        self._place = place
+        self._form = form
+        self._folder, self._name = os.path.split(place.path)
+        self._gate = Gate(place.path, place.shown, PATIENCE)
+
+    def check(self, load: Load) -> None:
+        self._form.check(load)
+
+    def live(self, sink: str) -> Mark | None:
+        return next((mark for mark in self._form.published()[0] if mark.sink == sink), None)
+
+    # ------------------------------------------------ staging
+
+    def _place_of(self, stage: str) -> str:
+        return os.path.join(self._folder, f".{self._name}.{stage}")
+
+    def _runs(self, load: Load) -> dict[str, str]:
+        """The staged files by the parts' ids."""
+        folder = self._place_of(load.stage)
+        found = {}
+        for name in LOCAL.names(folder):
+            if name.endswith(".arrow"):
+                with pa.memory_map(os.path.join(folder, name)) as file:
+                    found[pa.ipc.open_file(file).schema.metadata[b"part"].decode()] = os.path.join(folder, name)
+        return found
+
+    def staged(self, load: Load) -> Mapping[str, int]:
+        return {part: _rows(path) for part, path in self._runs(load).items()}
+
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._stage(load, part)
+
+    def _stage(self, load: Load, part: Part) -> None:
+        folder = self._place_of(load.stage)
+        target = os.path.join(folder, hashlib.sha256(part.id.encode()).hexdigest()[:24] + ".arrow")
+        if os.path.exists(target):
+            return
+        os.makedirs(folder, exist_ok=True)
+        about = {"part": part.id}
+        schema = self._form.staged(load).with_metadata(about)
+        with open(f"{target}.tmp", "wb") as out:
+            with pa.ipc.new_file(out, schema) as writer:
+                for batch in part.batches():
+                    for piece in slices(batch):
+                        writer.write_batch(self._form.kept(piece, load).replace_schema_metadata(about))
+            LOCAL.sync(out)
+        os.replace(f"{target}.tmp", target)  # a part is whole, or not there
+        LOCAL.sync_folder(folder)
+
+    def count(self, load: Load | None) -> int:
+        if load is not None:
+            return sum(_rows(path) for path in self._runs(load).values())
+        return self._form.published()[1]
+
+    # ------------------------------------------------ the atomic step
+
+    def publish(self, load: Load) -> None:
+        self._gate.hold()  # of two deliverers, the second looks after the first has renamed
+        try:
+            if not is_there(self.live(load.mark.sink), load.mark, self._place.shown):
+                self._replace(load)
+        finally:
+            self._gate.release()
+
+    def _replace(self, load: Load) -> None:
+        folder = self._place_of(load.stage)
+        os.makedirs(folder, exist_ok=True)
+        made = os.path.join(folder, "new")
+        others = [] if whole(load) else [m for m in self._form.published()[0] if m.sink != load.mark.sink]
+        marks = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)]).encode()
+        rows = self._form.build(made, load, list(self._runs(load).values()), marks)
+        if whole(load) and rows != load.mark.rows:
+            raise RunFailed(f"{self._place.shown}: {rows:,} rows were written of {load.mark.rows:,}: run again")
+        LOCAL.settle([made])
+        os.replace(made, self._place.path)
+        LOCAL.sync_folder(self._folder)
+
+    def drop(self, load: Load, *, this: bool = False) -> None:
+        kept = None if this else os.path.basename(self._place_of(load.stage))
+        for name in os.listdir(self._folder):
+            if name.startswith(f".{self._name}.{load.places}") and name != kept:
+                LOCAL.remove_folder(os.path.join(self._folder, name))
+
+    def close(self) -> None:
+        self._gate.release()
+
+
+def _rows(path: str) -> int:
+    with pa.memory_map(path) as source:
+        reader = pa.ipc.open_file(source)
+        return sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
+
+
+def read_runs(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of staged files."""
+    for path in paths:
+        with pa.memory_map(path) as source:
+            reader = pa.ipc.open_file(source)
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number).replace_schema_metadata(None)
+
+
+def marks_of(data: bytes, shown: str) -> list[Mark]:
+    """Marks as `OneFile` has them written into a file."""
+    return [Mark.load(json.dumps(body).encode(), shown) for body in json.loads(data)]
