@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,13 @@ class Shop:
     seen: Callable[[str], dict[int, Row] | None]
     clear: Callable[[str], None]
     lose: Callable[[str], None]  # what an operator does who removes the row with id 3
+    odd: Mapping[str, Any] = field(default_factory=dict)  # options of a delivery that gives vectors back as they were
+    files: str = ""  # a folder for the sink's files, if the store is not a file itself
 
     def staging(self, folder: Path) -> dict[str, str]:
         """What a sink that is this store says of its folder: nothing, if the store is a file."""
-        return {} if self.name not in SERVERS else {"staging": str(folder / "staging")}
+        at = self.files or (str(folder / "staging") if self.name in SERVERS else "")
+        return {"staging": at} if at else {}
 
 
 @contextmanager
@@ -222,6 +226,30 @@ def faiss(server: str, folder: Path) -> Any:
     return indexfile("faiss", folder)
 
 
+@contextmanager
+def qdrant(server: str, folder: Path) -> Iterator[Shop]:
+    """A folder in the client's local mode, which has the calls of a server, not its engine."""
+    from qdrant_client import QdrantClient
+
+    home = folder / "qdrant"
+
+    def seen(table: str) -> dict[int, Row] | None:
+        client = QdrantClient(path=str(home))
+        try:
+            if not any(alias.alias_name == table for alias in client.get_aliases().aliases):
+                return None
+            found, _ = client.scroll(table, limit=10_000, with_vectors=True)
+            return {p.payload["id"]: {**p.payload, **(p.vector or {})} for p in found}
+        finally:
+            client.close()
+
+    def clear(table: str) -> None:
+        shutil.rmtree(home, ignore_errors=True)
+
+    odd = {"index": {"vector": {"metric": "l2"}}}  # by cosine, vectors are made 1 long
+    yield Shop("qdrant", lambda table: f"qdrant://{home}#{table}", seen, clear, odd, str(folder / "staging"))
+
+
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
 SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "duckdb": duckdb,
@@ -231,4 +259,5 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "redis": redis,
     "usearch": usearch,
     "faiss": faiss,
+    "qdrant": qdrant,
 }

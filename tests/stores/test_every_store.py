@@ -307,7 +307,7 @@ def test_odd_values_come_back_as_they_were(shop: Shop, tmp_path: Path) -> None:
         try:
             gm.Job(
                 rows, gm.model(same, batch_format="arrow"), gm.sink(str(tmp_path / "out")), workers=0,
-                deliver=[gm.to(shop.address("odd"), key="id")],
+                deliver=[gm.to(shop.address("odd"), key="id", **shop.odd)],
             ).run()  # fmt: skip
             break
         except gm.BadJob as e:

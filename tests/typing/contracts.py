@@ -53,6 +53,7 @@ from gristmill.stores.duckdb import DuckDB
 from gristmill.stores.faiss import Faiss
 from gristmill.stores.lmdb import Lmdb
 from gristmill.stores.postgres import Postgres
+from gristmill.stores.qdrant import Qdrant
 from gristmill.stores.redis import Redis
 from gristmill.stores.sqlite import SQLite
 from gristmill.stores.usearch import USearch
@@ -62,7 +63,7 @@ SOURCES: tuple[type[SourceFormat], ...] = (
 )
 SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink, OpenAIBatchSink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
-STORES: tuple[type[StoreKind], ...] = (DuckDB, SQLite, Lmdb, Postgres, Redis, USearch, Faiss)
+STORES: tuple[type[StoreKind], ...] = (DuckDB, SQLite, Lmdb, Postgres, Redis, USearch, Faiss, Qdrant)
 SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
     *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
     sqlalchemy.SQLAlchemy,

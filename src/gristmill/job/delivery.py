@@ -35,9 +35,10 @@ STORES: "Registry[type[StoreKind]]" = Registry(
         "redis": "gristmill.stores.redis:Redis",
         "usearch": "gristmill.stores.usearch:USearch",
         "faiss": "gristmill.stores.faiss:Faiss",
+        "qdrant": "gristmill.stores.qdrant:Qdrant",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
-    aliases={"postgres": "postgresql", "rediss": "redis", "valkey": "redis", "valkeys": "redis"},
+    aliases={"postgres": "postgresql", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "qdrants": "qdrant"},
 )
 STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
 _FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf", "spark"})

@@ -1,0 +1,509 @@
+"""Qdrant: a collection a generation, and an alias, which is the name that applications use, set to it in one step.
+
+What a collection is, is in its own metadata: the parts that it has, the marks of its sinks, and, once another is about
+to take its place, that it is replaced. Points have ids by their keys, so that bringing a part twice is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.arrow.schemas import plain
+from gristmill.commit.generation import decode_schema
+from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.process.extras import require
+from gristmill.sinks.jsonread import from_json
+from gristmill.sinks.jsontext import json_lines
+from gristmill.stores.contract import (
+    Load,
+    Mark,
+    Metric,
+    Mode,
+    Near,
+    Part,
+    Place,
+    Reader,
+    Row,
+    Search,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+    is_there,
+)
+from gristmill.stores.lookup import keyed
+from gristmill.stores.onefile import marks_of, whole
+from gristmill.stores.packing import check_packed, key_bytes, packed_keys
+from gristmill.stores.vectors import Indexed, indexed, matrix_of, searched
+
+AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
+TIMEOUT = 60  # seconds for an answer
+PATIENCE = 600.0  # seconds to wait until a server has indexed what was loaded
+GRACE = 1.0  # seconds for which what is replaced stays, for searches that have begun
+EXPANSION = 128  # candidates that a search looks at
+_METRICS: dict[Metric, str] = {"cosine": "Cosine", "l2": "Euclid", "ip": "Dot"}
+_FORMAT = {"_gristmill": 1}  # in a collection's metadata: a server that is too old does not keep it
+T = TypeVar("T")
+
+
+class Qdrant:
+    """`qdrant://HOST:6333#name` (`qdrants://` by TLS), or `qdrant:///FOLDER#name` for a folder in the local mode of the
+    client, which is for tests. The API key is `?api_key=`, or in `options`.
+    """
+
+    name: ClassVar[str] = "qdrant"
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "upsert")
+    keyed: ClassVar[bool] = True
+    embedded: ClassVar[bool] = False
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The collections, over a connection that is made now."""
+        store = Collections(place)
+        store.names()
+        return store
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """One client, which threads share."""
+        return ServerReader(place, key)
+
+
+_: type[StoreKind] = Qdrant  # for mypy
+
+
+# ---------------------------------------------------------------- the client
+
+_local: dict[str, tuple[Any, int]] = {}  # folders that are open in this process, and by how many
+_opening = threading.RLock()  # of folders; their client is of one thread at a time
+
+
+class Client:
+    """The library's client, opened when it is used."""
+
+    def __init__(self, place: Place) -> None:
+        require("qdrant_client", "qdrant", place.shown)
+        if not place.name:
+            raise BadJob(f"{place.shown}: name a collection: {place.shown.partition('#')[0]}#passages")
+        self._place = place
+        self._about = urlsplit(place.uri)
+        self._client: Any = None
+        self._lock: Any = contextlib.nullcontext() if self.remote else _opening
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is a server."""
+        return bool(self._about.hostname)
+
+    def call(self, name: str, *values: Any, **options: Any) -> Any:
+        """A call of the client. Raises StoreUnavailable, and Gone for a collection that is not there."""
+        from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
+
+        try:
+            with self._lock:
+                if self._client is None:
+                    self._client = self._server() if self.remote else self._folder()
+                return getattr(self._client, name)(*values, **options)
+        except UnexpectedResponse as e:
+            if e.status_code == 404:
+                raise Gone(self._place.shown) from e
+            raise StoreUnavailable(f"{self._place.shown}: Qdrant says: {self._place.words(e)}") from e
+        except (ApiException, ResponseHandlingException) as e:
+            raise StoreUnavailable(f"{self._place.shown}: cannot be reached: {self._place.words(e)}") from e
+        except (ValueError, RuntimeError) as e:
+            if not self.remote and "not found" in str(e):
+                raise Gone(self._place.shown) from e
+            raise StoreUnavailable(f"{self._place.shown}: Qdrant says: {self._place.words(e)}") from e
+
+    def _server(self) -> Any:
+        from qdrant_client import QdrantClient
+
+        said = {"timeout": TIMEOUT, **dict(parse_qsl(self._about.query)), **self._place.options}
+        secure = self._about.scheme == "qdrants"
+        given = {"host": self._about.hostname, "port": self._about.port or 6333, "https": secure}
+        if self._about.path.strip("/"):
+            given["prefix"] = self._about.path.strip("/")
+        return QdrantClient(**given, **said, check_compatibility=False)
+
+    def _folder(self) -> Any:
+        from qdrant_client import QdrantClient
+
+        path = self._place.path
+        client, users = _local.get(path) or (QdrantClient(path=path, force_disable_check_same_thread=True), 0)
+        _local[path] = client, users + 1
+        return client
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+            if client is None:
+                return
+            if not self.remote:
+                _, users = _local.pop(self._place.path)
+                if users > 1:
+                    _local[self._place.path] = client, users - 1
+                    return
+            client.close()
+
+
+class Gone(RunFailed):
+    """A collection that is not there, or no longer."""
+
+
+def _target(client: Client, alias: str) -> str | None:
+    """The collection that an alias is set to."""
+    return next((a.collection_name for a in client.call("get_aliases").aliases if a.alias_name == alias), None)
+
+
+def _about(client: Client, collection: str) -> dict[str, Any]:
+    """The metadata of a collection."""
+    return client.call("get_collection", collection).config.metadata or {}
+
+
+def _marks(about: Mapping[str, Any], shown: str) -> list[Mark]:
+    return marks_of(about["marks"].encode(), shown) if "marks" in about else []
+
+
+# ---------------------------------------------------------------- delivering
+
+
+class Collections:
+    """An alias, and the collections of its generations, as a store."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._client = Client(place)
+
+    def names(self) -> list[str]:
+        """All collections."""
+        return [found.name for found in self._client.call("get_collections").collections]
+
+    def check(self, load: Load) -> None:
+        shown = self._place.shown
+        about = self._vectors(load)
+        check_packed(load.schema, load.key, shown)
+        for field in load.schema:
+            if pa.types.is_nested(field.type) and "decimal" in str(field.type):
+                raise BadJob(
+                    f"{shown}: column {field.name!r} is {field.type}, and Qdrant has no decimals in lists and structs: "
+                    "cast them to text in a step, or drop it (drop=)"
+                )
+        kind = load.schema.field(about.column).type
+        if plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind).value_type == pa.float64():
+            raise BadJob(
+                f"{shown}: column {about.column!r} is {kind}, and Qdrant has vectors of float32: cast it in a step"
+            )
+        if load.target in self.names():
+            raise BadJob(
+                f"{shown}: {load.target!r} is a collection, and the name has to be an alias, which is set to a new "
+                "collection by each delivery: give another name"
+            )
+        there = None if whole(load) else _target(self._client, load.target)
+        if there is not None:
+            found = self._client.call("get_collection", there).config.params.vectors
+            own = {name: (vector.size, vector.distance.value) for name, vector in found.items()}
+            if own != {about.column: (about.width, _METRICS[about.metric])}:
+                told = ", ".join(f"{name}: {size} numbers, {distance}" for name, (size, distance) in own.items())
+                raise BadJob(
+                    f"{shown}: has other vectors ({told}): replace them (mode='replace'), or give another name"
+                )
+
+    def _vectors(self, load: Load) -> Indexed:
+        return indexed(load, self._place.shown, ("hnsw",), ("metric", "connectivity", "expansion_add"))
+
+    def live(self, sink: str) -> Mark | None:
+        there = _target(self._client, self._place.name)
+        found = [] if there is None else _marks(_about(self._client, there), self._place.shown)
+        return next((mark for mark in found if mark.sink == sink), None)
+
+    # ------------------------------------------------ staging
+
+    def staged(self, load: Load) -> Mapping[str, int]:
+        try:
+            return dict(_about(self._client, load.stage).get("parts", {}))
+        except Gone:
+            return {}
+
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        there = dict(self.staged(load))
+        if load.stage not in self.names():
+            self._create(load, load.stage)
+        for part in parts:
+            if part.id not in there:
+                for batch in part.batches():
+                    self._bring(load, batch)
+                there[part.id] = part.rows
+        self._client.call("update_collection", load.stage, metadata={"parts": there})
+
+    def _create(self, load: Load, name: str) -> None:
+        from qdrant_client import models
+
+        about = self._vectors(load)
+        given = {"m": about.options.get("connectivity"), "ef_construct": about.options.get("expansion_add")}
+        params = models.VectorParams(
+            size=about.width,
+            distance=models.Distance(_METRICS[about.metric]),
+            hnsw_config=models.HnswConfigDiff(**{n: v for n, v in given.items() if v is not None}),
+        )
+        said = {**_FORMAT, "target": load.target, "column": about.column}
+        self._client.call("create_collection", name, vectors_config={about.column: params}, metadata=said)
+        if "_gristmill" not in _about(self._client, name):
+            raise StoreUnavailable(
+                f"{self._place.shown}: the server keeps no metadata of collections: Qdrant 1.16 does"
+            )
+
+    def _bring(self, load: Load, batch: pa.RecordBatch) -> None:
+        from qdrant_client import models
+
+        about = self._vectors(load)
+        values, valid = matrix_of(batch.column(about.column), where := f"{self._place.shown}: column {about.column!r}")
+        if not np.isfinite(values[valid]).all():
+            raise RunFailed(
+                f"{where} has a vector with NaN or infinity in it, to which nothing is near: drop such rows"
+            )
+        rest = _texts(pa.Table.from_batches([batch]).drop_columns([about.column]))
+        payloads = [json.loads(line) for piece in json_lines(rest) for line in bytes(piece).splitlines()]
+        vectors = [{about.column: v} if there else {} for v, there in zip(values.tolist(), valid.tolist(), strict=True)]
+        made = ids(packed_keys([batch.column(name) for name in load.key]).to_pylist(), _integers(load.schema, load.key))
+        points = [
+            models.PointStruct(id=i, vector=vector, payload=payload)
+            for i, vector, payload in zip(made, vectors, payloads, strict=True)
+        ]
+        self._put(load.stage, points)
+
+    def _put(self, name: str, points: Sequence[Any]) -> None:
+        for first in range(0, len(points), AT_ONCE):
+            some = list(points[first : first + AT_ONCE])
+            self._client.call("upsert", name, some, wait=True)
+
+    def count(self, load: Load | None) -> int:
+        name = self._place.name if load is None else load.stage
+        try:
+            return int(self._client.call("count", name, exact=True).count)
+        except Gone:
+            return 0
+
+    # ------------------------------------------------ the atomic step
+
+    def publish(self, load: Load) -> None:
+        before = _target(self._client, load.target)
+        there = [] if before is None else _marks(_about(self._client, before), self._place.shown)
+        found = next((mark for mark in there if mark.sink == load.mark.sink), None)
+        if is_there(found, load.mark, self._place.shown):
+            return
+        if load.stage not in self.names():  # no rows
+            self._create(load, load.stage)
+        at = load.stage if whole(load) or before is None else self._merged(load, before)
+        others = [] if whole(load) else [m for m in there if m.sink != load.mark.sink]
+        said = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)])
+        self._client.call("update_collection", at, metadata={"marks": said})
+        self._indexed(at)
+        if before is not None:
+            self._client.call("update_collection", before, metadata={"replaced": at})
+        self._client.call("update_collection_aliases", _switch(load.target, at, before))
+
+    def _merged(self, load: Load, before: str) -> str:
+        """The published points and the staged ones together, in a collection of their own."""
+        name = f"{load.stage}_m"
+        self._client.call("delete_collection", name)  # of an attempt over other points
+        self._create(load, name)
+        for source in (before, load.stage):
+            for points in self._points(source):
+                self._put(name, points)
+        return name
+
+    def _points(self, name: str) -> Iterator[list[Any]]:
+        from qdrant_client import models
+
+        at: Any = None
+        while True:
+            said = {"limit": AT_ONCE, "offset": at, "with_payload": True, "with_vectors": True}
+            found, at = self._client.call("scroll", name, **said)
+            yield [models.PointStruct(id=p.id, vector=p.vector or {}, payload=p.payload) for p in found]
+            if at is None:
+                return
+
+    def _indexed(self, name: str) -> None:
+        """Wait until what was loaded is indexed; a search finds it before, slowly."""
+        until = time.monotonic() + PATIENCE
+        while self._client.call("get_collection", name).status == "yellow" and time.monotonic() < until:
+            time.sleep(0.2)
+
+    def drop(self, load: Load, *, this: bool = False) -> None:
+        live = _target(self._client, load.target)
+        for name in self.names():
+            if name == live or not name.startswith("gm_"):
+                continue
+            about = _about(self._client, name)
+            if about.get("target") != load.target:
+                continue
+            if "replaced" in about and self._client.remote:
+                time.sleep(GRACE)
+            if "replaced" in about or (name.startswith(load.places) and (this or name != load.stage)):
+                self._client.call("delete_collection", name)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _texts(rows: pa.Table) -> pa.Table:
+    """Decimals as texts: JSON's numbers would be read as floats."""
+    for at, field in enumerate(rows.schema):
+        if pa.types.is_decimal(plain(field.type)):
+            rows = rows.set_column(at, field.name, rows.column(at).cast(plain(field.type)).cast(pa.string()))
+    return rows
+
+
+def _switch(alias: str, to: str, before: str | None) -> list[Any]:
+    """What sets an alias to another collection, in one step."""
+    from qdrant_client import models
+
+    made = models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=to, alias_name=alias))
+    if before is None:
+        return [made]
+    return [models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)), made]
+
+
+def _integers(schema: pa.Schema, key: Sequence[str]) -> bool:
+    return len(key) == 1 and bool(pa.types.is_integer(schema.field(key[0]).type))
+
+
+def ids(keys: Sequence[bytes], integers: bool) -> list[Any]:
+    """The points' ids: a key that is a natural number itself, any other a UUID by its hash."""
+    return [
+        int(key) if integers and not key.startswith(b"-") else str(uuid.UUID(bytes=hashlib.sha256(key).digest()[:16]))
+        for key in keys
+    ]
+
+
+# ---------------------------------------------------------------- looking up
+
+
+@dataclass(frozen=True)
+class Known:
+    """The collection that is read: its name, its mark and schema, its key columns, and the vectors that it has."""
+
+    name: str
+    mark: Mark
+    schema: pa.Schema
+    columns: Mapping[str, pa.DataType]
+    vectors: Mapping[str, Any]
+
+    def row(self, values: Mapping[str, Any], vector: Any) -> Row:
+        """A point as the row that was delivered."""
+        made = {}
+        for field in self.schema:
+            if field.name in self.vectors:
+                found = (vector or {}).get(field.name)
+                made[field.name] = None if found is None else pa.array(found, pa.float32()).to_pylist()
+            elif field.name in values:
+                made[field.name] = _restored(values[field.name], plain(field.type))
+        return {**made, **{name: value for name, value in values.items() if name not in made}}
+
+
+class ServerReader:
+    """Looks points up in the collection that the alias is set to; it is looked at before each answer."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+        self._client = Client(place)
+        self._known: Known | None = None
+
+    def _reading(self, what: Callable[[Known], T]) -> T:
+        """An answer of one collection: if that was replaced and removed meanwhile, of the next one."""
+        while True:
+            known = self._now()
+            try:
+                return what(known)
+            except Gone:
+                self._known = None
+
+    def _now(self) -> Known:
+        there = _target(self._client, self._place.name)
+        if there is None:
+            raise BadSource(f"{self._place.shown}: nothing is published there: deliver a result there first")
+        known = self._known
+        if known is None or known.name != there:
+            try:
+                about = self._client.call("get_collection", there)
+            except Gone:
+                return self._now()
+            known = self._known = self._read(there, about.config)
+        return known
+
+    def _read(self, name: str, config: Any) -> Known:
+        marks = _marks(config.metadata or {}, self._place.shown)
+        if not marks:
+            raise BadJob(f"{self._place.shown}: is an alias of a collection that gristmill did not write: {name}")
+        mark = marks[0]
+        if self._key and self._key != mark.key:
+            raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
+        schema = decode_schema(mark.schema)
+        columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
+        return Known(name, mark, schema, columns, config.params.vectors)
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
+        return self._reading(lambda known: (known.mark, self._found(known, keys)))
+
+    def _found(self, known: Known, keys: Sequence[tuple[Any, ...]]) -> list[Row | None]:
+        if not keys:
+            return []
+        packed = key_bytes(keys, known.columns, self._place.shown)
+        integers = _integers(pa.schema(list(known.columns.items())), list(known.columns))
+        wanted = ids([key or b"" for key in packed], integers and None not in packed)
+        found: dict[Any, Row] = {}
+        for first in range(0, len(wanted), AT_ONCE):
+            some = wanted[first : first + AT_ONCE]
+            points = self._client.call("retrieve", known.name, some, with_payload=True, with_vectors=True)
+            found.update((p.id, known.row(p.payload or {}, p.vector)) for p in points)
+        return [None if key is None else found.get(at) for key, at in zip(packed, wanted, strict=True)]
+
+    def nearest(self, search: Search) -> Near:
+        return self._reading(lambda known: self._nearest(known, search))
+
+    def _nearest(self, known: Known, search: Search) -> Near:
+        from qdrant_client import models
+
+        shown = self._place.shown
+        column = searched({n: v.size for n, v in known.vectors.items()}, search, shown)
+        metric = next(m for m, name in _METRICS.items() if name == known.vectors[column].distance.value)
+        if search.metric not in (None, metric):
+            raise BadJob(f"{shown}: is searched by {metric}, and {search.metric} is asked for: leave metric out")
+        params = models.SearchParams(hnsw_ef=max(EXPANSION, 2 * search.k))
+        said = {"using": column, "limit": search.k, "with_payload": True, "with_vector": True, "params": params}
+        asked = [models.QueryRequest(query=vector, **said) for vector in search.vectors.tolist()]
+        found = [one.points for one in self._client.call("query_batch_points", known.name, asked)]
+        rows = [[known.row(p.payload or {}, p.vector) for p in one] for one in found]
+        return Near(known.mark, metric, rows, [[_distance(p.score, metric) for p in one] for one in found])
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _distance(score: float, metric: Metric) -> float:
+    """Qdrant's scores are the distance, the cosine, and the inner product."""
+    return score if metric == "l2" else 1 - score if metric == "cosine" else -score
+
+
+def _restored(value: Any, kind: pa.DataType) -> Any:
+    """A value of a payload as it was delivered."""
+    if value is None:
+        return None
+    t = pa.types
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_integer(kind) or t.is_boolean(kind):
+        return value
+    if t.is_decimal(kind):
+        return pa.array([value], pa.string()).cast(kind)[0].as_py()
+    return from_json(pa.array([json.dumps(value)], pa.string()), kind)[0].as_py()
