@@ -37,8 +37,9 @@ ORDER = [
     {"parallel"},
     {"dynamic"},
     {"inference"},
+    {"api", "spark"},
     {"aio"},
-    {"api", "batched", "spark"},
+    {"batched"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

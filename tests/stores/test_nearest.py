@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,53 @@ def test_a_flat_index_looks_at_every_vector(
     ):
         with pytest.raises(gm.BadJob, match=told):
             gm.deliver(sink, address("usearch", tmp_path), key="id", index=index)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_qdrant_in_local_mode(
+    vectors: np.ndarray, queries: np.ndarray, metric: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's local mode looks at every vector; by cosine, they come back 1 long."""
+    some = vectors[:300]
+    rows = pa.table({"id": pa.array(range(300)), "embedding": pa.array(some.tolist(), pa.list_(pa.float32(), WIDTH))})
+    to = gm.to(f"qdrant://{tmp_path}/q#near", key="id", index={"embedding": {"metric": metric}})
+    gm.Job(
+        rows, gm.model(as_it_is, batch_format="arrow"), gm.sink(str(tmp_path / "out")), workers=0, deliver=[to]
+    ).run()
+    nearest, far = truth(some, queries, metric)
+    with gm.lookup(to) as lookup:
+        found = lookup.nearest_many(queries, K)
+        assert found[0].metric == metric and [[row["id"] for row in one] for one in found] == nearest.tolist()
+        np.testing.assert_allclose([[row["_distance"] for row in one] for one in found], far, atol=1e-4)
+        length = np.linalg.norm(some[3]) if metric == "cosine" else 1
+        np.testing.assert_allclose(lookup.get(3)["embedding"], some[3] / length, rtol=1e-6)
+        with pytest.raises(gm.BadJob, match=f"is searched by {metric}"):
+            lookup.nearest(queries[0], metric="l2" if metric != "l2" else "ip")
+
+
+def test_coroutines_are_answered_together(sink: str, vectors: np.ndarray, tmp_path: Path) -> None:
+    """Keys that many ask for at once are few calls of the store; a key that is none fails its own call."""
+    to = address("usearch", tmp_path)
+    gm.deliver(sink, to, key="id")
+
+    async def ask() -> None:
+        async with gm.aio.lookup(to) as lookup:
+            calls: list[int] = []
+            whole = lookup._lookup._reader.find
+            lookup._lookup._reader.find = lambda keys: calls.append(len(keys)) or whole(keys)  # type: ignore
+            found = await asyncio.gather(*(lookup.get(n) for n in range(200)), lookup.get_many([7, -1, 8]))
+            assert [row["id"] for row in found[:200]] == list(range(200))
+            assert [row and row["id"] for row in found[200]] == [7, None, 8]
+            assert len(calls) < 50 and sum(calls) == 203
+            good, bad = await asyncio.gather(lookup.get(3), lookup.get("three"), return_exceptions=True)
+            assert good["id"] == 3 and isinstance(bad, gm.BadJob)
+            assert (await lookup.nearest(vectors[5], 1))[0]["id"] == 5
+            assert [one[0]["id"] for one in await lookup.nearest_many(vectors[:2], 1)] == [0, 1]
+            assert await lookup.generation() == 1
+        async with gm.aio.lookup(sink, key="id") as lookup:
+            assert (await lookup.get(4))["id"] == 4
+
+    asyncio.run(ask())
 
 
 def test_what_cannot_be_searched_is_told(sink: str, tmp_path: Path) -> None:

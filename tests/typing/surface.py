@@ -33,6 +33,8 @@ assert_type(gm.verify("out", deep=True).ok, bool)
 assert_type(gm.dead("out"), pa.Table)
 assert_type(gm.deliver("out", "duckdb://s.duckdb#t", mode="upsert", key=["id"]).rows, int)
 assert_type(gm.lookup("lmdb://s.lmdb").get_many(range(3)), list[dict[str, Any] | None])
+assert_type(gm.lookup("usearch://s.usearch").nearest([0.1], 3, metric="l2")[0], dict[str, Any])
+gm.lookup("usearch://s.usearch").nearest([0.1], metric="l3")  # type: ignore[arg-type]
 gm.Job("rows.csv", score, "out", deliver=[gm.to("lmdb://s.lmdb", key="id"), "duckdb://s.duckdb#t"])
 assert_type(gm.compare("a", "b", on="id", min_agreement=0.9).matched, int)
 
@@ -64,3 +66,10 @@ gm.dynamically(bach_size=8)  # type: ignore[call-overload]
 gm.dynamically(batch_size="8")  # type: ignore[call-overload]
 gm.dynamically(pad_tokens={})  # type: ignore[call-overload]
 gm.inference.dynamically(cache=None)  # type: ignore[call-overload]
+
+
+async def looked_up() -> None:
+    """Lookups for coroutines."""
+    async with gm.aio.lookup("lmdb://s.lmdb", key="id") as lookup:
+        assert_type(await lookup.get(3), dict[str, Any] | None)
+        assert_type((await lookup.nearest([0.1]))[0], dict[str, Any])

@@ -1,4 +1,6 @@
-"""`gristmill.aio.dynamically`: concurrent calls of coroutines grouped; the function may be a coroutine function."""
+"""For asyncio: `aio.dynamically` groups concurrent calls of coroutines, of a function that may be a coroutine function;
+`aio.lookup` looks rows up.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from gristmill.aio import inference
+from gristmill.aio.lookups import AsyncLookup, lookup
 from gristmill.dynamic.decorator import Items, decorate
 from gristmill.dynamic.settings import Awaited, PriorityStrategy, with_options
 
-__all__ = ["AsyncBatchProcessor", "PriorityStrategy", "dynamically", "inference"]
+__all__ = ["AsyncBatchProcessor", "AsyncLookup", "PriorityStrategy", "dynamically", "inference", "lookup"]
 
 T = TypeVar("T")
 U = TypeVar("U")

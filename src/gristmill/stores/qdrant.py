@@ -481,7 +481,7 @@ class ServerReader:
         metric = next(m for m, name in _METRICS.items() if name == known.vectors[column].distance.value)
         if search.metric not in (None, metric):
             raise BadJob(f"{shown}: is searched by {metric}, and {search.metric} is asked for: leave metric out")
-        params = models.SearchParams(hnsw_ef=max(EXPANSION, 2 * search.k))
+        params = models.SearchParams(hnsw_ef=max(EXPANSION, 2 * search.k)) if self._client.remote else None
         said = {"using": column, "limit": search.k, "with_payload": True, "with_vector": True, "params": params}
         asked = [models.QueryRequest(query=vector, **said) for vector in search.vectors.tolist()]
         found = [one.points for one in self._client.call("query_batch_points", known.name, asked)]
