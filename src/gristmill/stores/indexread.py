@@ -183,11 +183,11 @@ class FileReader:
         self._key = key
         self._engine = engine
         self._open: Open | None = None
-        self._lock = threading.Lock()
+        self._opening, self._searching = threading.Lock(), threading.Lock()
 
     def _now(self) -> Open:
         """The published file; one thread at a time opens it."""
-        with self._lock:
+        with self._opening:
             try:
                 about = os.stat(self._place.path)
             except FileNotFoundError:
@@ -226,7 +226,7 @@ class FileReader:
         if now.file.search is None:
             nothing: list[Any] = [[] for _ in search.vectors]
             return Near(now.mark, metric, nothing, nothing)
-        with self._lock:
+        with self._searching:
             labels, far = now.file.search(search.vectors, min(search.k, said.vectors))
         rows = [[row for row in now.rows(one[one >= 0].tolist()) if row is not None] for one in labels]
         return Near(now.mark, metric, rows, [f[one >= 0].tolist() for one, f in zip(labels, far, strict=True)])

@@ -148,13 +148,14 @@ def nearest_of_all(batches: Iterable[pa.RecordBatch], column: str, search: Searc
     rows = np.full((len(queries), k), -1)
     kept: list[tuple[int, Row]] = []
     start = 0
-    for piece in _pieces(batches, search.vectors.shape[1]):
+    for piece in _pieces(batches, max(search.vectors.shape)):
         vectors, valid = matrix_of(piece.column(column), f"{shown}: column {column!r}")
         found = distances(vectors.astype(np.float64), queries, metric)
         found = np.where(valid[None, :] & ~np.isnan(found), found, np.inf)
         if (found < best[:, -1:]).any():
-            numbers = np.broadcast_to(np.arange(start, start + len(valid)), found.shape)
-            all_found, all_rows = np.concatenate([best, found], axis=1), np.concatenate([rows, numbers], axis=1)
+            few = np.argpartition(found, min(k, len(valid)) - 1, axis=1)[:, :k]
+            all_found = np.concatenate([best, np.take_along_axis(found, few, 1)], axis=1)
+            all_rows = np.concatenate([rows, few + start], axis=1)
             order = np.argsort(all_found, axis=1, kind="stable")[:, :k]
             best, rows = np.take_along_axis(all_found, order, 1), np.take_along_axis(all_rows, order, 1)
             rows = np.where(np.isinf(best), -1, rows)
@@ -169,8 +170,9 @@ def nearest_of_all(batches: Iterable[pa.RecordBatch], column: str, search: Searc
     return Near(None, metric, [[row for row, _ in one] for one in each], [[d for _, d in one] for one in each])
 
 
-def _pieces(batches: Iterable[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    step = max(1, _AT_ONCE // width)
+def _pieces(batches: Iterable[pa.RecordBatch], each: int) -> Iterator[pa.RecordBatch]:
+    """Batches in pieces that are compared at once, if every row takes so many numbers."""
+    step = max(1, _AT_ONCE // each)
     for batch in batches:
         yield from (batch.slice(at, step) for at in range(0, batch.num_rows, step))
 
