@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Shop:
     address: Callable[[str], str]
     seen: Callable[[str], dict[int, Row] | None]
     clear: Callable[[str], None]
-    lose: Callable[[str], None]  # what an operator does who removes the row with id 3
+    lose: Callable[[str], None] | None  # what an operator does who removes the row with id 3; None: nobody can
     odd: Mapping[str, Any] = field(default_factory=dict)  # options of a delivery that gives vectors back as they were
     files: str = ""  # a folder for the sink's files, if the store is not a file itself
 
@@ -213,7 +213,7 @@ def indexfile(name: str, folder: Path) -> Iterator[Shop]:
         for path in folder.glob(f"{table}*"):
             path.unlink()
 
-    yield Shop(name, lambda table: f"{name}://{folder}/{table}", seen, clear)
+    yield Shop(name, lambda table: f"{name}://{folder}/{table}", seen, clear, None)
 
 
 def usearch(server: str, folder: Path) -> Any:
@@ -246,8 +246,13 @@ def qdrant(server: str, folder: Path) -> Iterator[Shop]:
     def clear(table: str) -> None:
         shutil.rmtree(home, ignore_errors=True)
 
+    def lose(table: str) -> None:
+        client = QdrantClient(path=str(home))
+        client.delete(table, [3])
+        client.close()
+
     odd = {"index": {"vector": {"metric": "l2"}}}  # by cosine, vectors are made 1 long
-    yield Shop("qdrant", lambda table: f"qdrant://{home}#{table}", seen, clear, odd, str(folder / "staging"))
+    yield Shop("qdrant", lambda table: f"qdrant://{home}#{table}", seen, clear, lose, odd, str(folder / "staging"))
 
 
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
