@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gristmill as gm
+from gristmill.job.delivery import STORES
 
 Row = dict[str, Any]
 
@@ -29,7 +30,7 @@ class Shop:
 
     def staging(self, folder: Path) -> dict[str, str]:
         """What a sink that is this store says of its folder: nothing, if the store is a file."""
-        return {} if self.name not in SERVERS else {"staging": str(folder / "staging")}
+        return {} if STORES.get(self.name).embedded else {"staging": str(folder / "staging")}
 
 
 @contextmanager
@@ -173,6 +174,54 @@ def redis(server: str, folder: Path) -> Iterator[Shop]:
         db.flushdb()
 
 
+@contextmanager
+def delta(server: str, folder: Path) -> Iterator[Shop]:
+    """A folder a table."""
+    import shutil
+
+    from deltalake import DeltaTable
+
+    def seen(table: str) -> dict[int, Row] | None:
+        at = folder / table
+        if not DeltaTable.is_deltatable(str(at)):
+            return None
+        return {row["id"]: row for row in DeltaTable(str(at)).to_pyarrow_table().to_pylist()}
+
+    def clear(table: str) -> None:
+        shutil.rmtree(folder / table, ignore_errors=True)
+
+    yield Shop("delta", lambda table: f"delta://{folder}/{table}", seen, clear)
+
+
+@contextmanager
+def iceberg(server: str, folder: Path) -> Iterator[Shop]:
+    """A namespace of a catalog in a SQLite file."""
+    import shutil
+
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchTableError
+
+    about = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.sqlite", "warehouse": f"file://{folder}/lake"}
+    catalog = load_catalog("shop", **about)
+    catalog.create_namespace("nights")
+
+    def seen(table: str) -> dict[int, Row] | None:
+        try:
+            found = catalog.load_table(("nights", table))
+        except NoSuchTableError:
+            return None
+        return {row["id"]: row for row in found.scan().to_arrow().to_pylist()}
+
+    def clear(table: str) -> None:
+        with suppress(NoSuchTableError):
+            catalog.drop_table(("nights", table))
+        shutil.rmtree(folder / "lake" / "nights" / table, ignore_errors=True)
+
+    query = "&".join(f"{name}={value}" for name, value in about.items())
+    yield Shop("iceberg", lambda table: f"iceberg://shop/nights.{table}?{query}", seen, clear)
+    catalog.close()
+
+
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
 SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "duckdb": duckdb,
@@ -180,4 +229,6 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "lmdb": lmdb,
     "postgresql": postgres,
     "redis": redis,
+    "delta": delta,
+    "iceberg": iceberg,
 }

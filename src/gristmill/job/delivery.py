@@ -33,6 +33,8 @@ STORES: "Registry[type[StoreKind]]" = Registry(
         "lmdb": "gristmill.stores.lmdb:Lmdb",
         "postgresql": "gristmill.stores.postgres:Postgres",
         "redis": "gristmill.stores.redis:Redis",
+        "delta": "gristmill.stores.delta:Delta",
+        "iceberg": "gristmill.stores.iceberg:Iceberg",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
     aliases={"postgres": "postgresql", "rediss": "redis", "valkey": "redis", "valkeys": "redis"},
