@@ -222,6 +222,25 @@ def iceberg(server: str, folder: Path) -> Iterator[Shop]:
     catalog.close()
 
 
+@contextmanager
+def lance(server: str, folder: Path) -> Iterator[Shop]:
+    """A folder a database, as LanceDB sees it."""
+    import shutil
+
+    import lancedb
+
+    def seen(table: str) -> dict[int, Row] | None:
+        db = lancedb.connect(str(folder / "lancedb"))
+        if table not in db.list_tables().tables:
+            return None
+        return {row["id"]: row for row in db.open_table(table).to_arrow().to_pylist()}
+
+    def clear(table: str) -> None:
+        shutil.rmtree(folder / "lancedb", ignore_errors=True)
+
+    yield Shop("lance", lambda table: f"lance://{folder}/lancedb#{table}", seen, clear)
+
+
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
 SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "duckdb": duckdb,
@@ -231,4 +250,5 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "redis": redis,
     "delta": delta,
     "iceberg": iceberg,
+    "lance": lance,
 }

@@ -35,6 +35,7 @@ STORES: "Registry[type[StoreKind]]" = Registry(
         "redis": "gristmill.stores.redis:Redis",
         "delta": "gristmill.stores.delta:Delta",
         "iceberg": "gristmill.stores.iceberg:Iceberg",
+        "lance": "gristmill.stores.lance:Lance",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
     aliases={"postgres": "postgresql", "rediss": "redis", "valkey": "redis", "valkeys": "redis"},

@@ -100,6 +100,7 @@ class Table:
 
     name = "Delta Lake"
     suffix = ".parquet"
+    joint = "/"
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -206,7 +207,7 @@ class Table:
         elif new or not _plain(now.table):
             rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
             merged: Any = "merge" if new else None
-            write_deltalake(now.table, rows, mode=mode, schema_mode=merged, commit_properties=said)  # type: ignore[call-overload]
+            write_deltalake(now.table, rows, mode=mode, schema_mode=merged, commit_properties=said)
         else:
             added = [self._added(file, schema) for file in files]
             now.table.create_write_transaction(added, mode, now.table.schema(), commit_properties=said)

@@ -46,8 +46,8 @@ _SIMPLE = {
 
 
 class Iceberg:
-    """`iceberg://CATALOG/namespace.table`: a catalog of pyiceberg's configuration, or one whose properties follow as a query
-    (`?uri=…&warehouse=…`) or are the delivery's `options`.
+    """`iceberg://CATALOG/namespace.table`: a catalog of pyiceberg's configuration, or one whose properties follow as a
+    query (`?uri=…&warehouse=…`) or are the delivery's `options`.
     """
 
     name: ClassVar[str] = "iceberg"
@@ -77,6 +77,7 @@ class Table:
 
     name = "Iceberg"
     suffix = ".parquet"
+    joint = "/"
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -226,8 +227,7 @@ class Table:
 
         if whole and transaction.table_metadata.current_snapshot() is not None:
             transaction.delete(AlwaysTrue(), snapshot_properties=said_of)
-        for path in paths or [None]:
-            rows = schema.empty_table() if path is None else pq.read_table(path).cast(schema)
+        for rows in (pq.read_table(path).cast(schema) for path in paths) if paths else [schema.empty_table()]:
             transaction.append(rows, snapshot_properties=said_of)
 
     def _rewritten(

@@ -56,6 +56,8 @@ class Format(Protocol):
     """As people write it."""
     suffix: str
     """How data files end."""
+    joint: str
+    """What is between the name of a staging place and those of its files: a slash, or a dash where a table is flat."""
 
     def now(self) -> Snapshot | None:
         """The newest version; None if there is no table."""
@@ -105,6 +107,11 @@ class Lake:
     # ------------------------------------------------ before
 
     def check(self, load: Load) -> None:
+        if load.index:
+            raise BadJob(
+                f"{self._place.shown}: index: deliveries to {self._form.name} make none: leave it out, and make it "
+                "there, where it stays"
+            )
         self._columns(self._form.now(), load)
 
     def _columns(self, now: Snapshot | None, load: Load) -> pa.Schema:
@@ -130,8 +137,8 @@ class Lake:
             column = there.get(field.name, pa.field(field.name, own))
             if not holds(column.type, own):
                 raise BadJob(
-                    f"{shown}: column {field.name!r} is {column.type}, which does not hold the result's {field.type} without "
-                    "loss: change the column's type there, or cast the values in a step"
+                    f"{shown}: column {field.name!r} is {column.type}, which does not hold the result's {field.type} "
+                    "without loss: change the column's type there, or cast the values in a step"
                 )
             fields.append(pa.field(field.name, column.type, column.nullable))
         return pa.schema(fields)
@@ -142,12 +149,13 @@ class Lake:
     # ------------------------------------------------ staging
 
     def _staging(self, now: Snapshot | None, load: Load) -> str:
-        """The folder of this generation, which has never been committed."""
+        """What the paths of this generation's files begin with, of which none has ever been committed."""
         times = 0 if now is None else now.committed(load.stage)
-        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}")
+        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}{self._form.joint}")
 
-    def _files(self, folder: str) -> list[Datafile]:
-        names = sorted(name for name in LOCAL.names(folder) if name.endswith(self._form.suffix))
+    def _files(self, staging: str) -> list[Datafile]:
+        folder, first = os.path.split(staging)
+        names = sorted(n for n in LOCAL.names(folder) if n.startswith(first) and n.endswith(self._form.suffix))
         return [self._form.about(os.path.join(folder, name)) for name in names]
 
     def staged(self, load: Load) -> Mapping[str, int]:
@@ -155,15 +163,16 @@ class Lake:
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         now = self._form.now()
-        folder, schema = self._staging(now, load), self._columns(now, load)
+        staging, schema = self._staging(now, load), self._columns(now, load)
         for part in parts:
-            self._stage(folder, schema, part)
+            self._stage(staging, schema, part)
 
-    def _stage(self, folder: str, schema: pa.Schema, part: Part) -> None:
+    def _stage(self, staging: str, schema: pa.Schema, part: Part) -> None:
         name = hashlib.sha256(part.id.encode()).hexdigest()[:24]
-        target, made = os.path.join(folder, name + self._form.suffix), os.path.join(folder, f".{name}.tmp")
+        target, made = f"{staging}{name}{self._form.suffix}", f"{staging}{name}.tmp"
         if os.path.exists(target):
             return
+        folder = os.path.dirname(target)
         os.makedirs(folder, exist_ok=True)
         self._form.write(made, part.id, schema, self._cast(part, schema))
         LOCAL.settle([made])
@@ -214,18 +223,19 @@ class Lake:
             self._gate.release()
 
     def drop(self, load: Load, *, this: bool = False) -> None:
-        folder = self._form.folder()
+        folder, joint = self._form.folder(), self._form.joint
         found = [name for name in LOCAL.names(folder) if name.startswith(load.places)]
         if not found:
             return
         with self._alone():
             now = self._form.now()
             for name in found:
-                stage, _, number = name.rpartition("_")
+                stage, _, number = name.partition(joint)[0].rpartition("_")
                 if now is not None and number.isdigit() and now.committed(stage) >= int(number):
                     continue  # the table's own, also if a later version no longer has it
                 if this or stage != load.stage:
-                    LOCAL.remove_folder(os.path.join(folder, name))
+                    path = os.path.join(folder, name)
+                    (LOCAL.remove_folder if os.path.isdir(path) else LOCAL.remove)(path)
 
     def close(self) -> None:
         self._gate.release()
