@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
 from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.deltastats import statistics
 from gristmill.stores.lake import (
     SIMPLE,
     Datafile,
@@ -37,7 +38,6 @@ APP = "gristmill"  # the application whose version says which marks hold
 OURS = "_gristmill"  # the folder of marks; Delta leaves names alone that begin with _
 LOG = "_delta_log"
 OLD = 86_400.0  # seconds after which marks that do not hold are removed: long after whoever wrote them has committed
-LONGEST = 32  # characters of a text that statistics have whole
 # What a table asks of its writers beyond naming files that hold its columns.
 _PLAIN_FEATURES = frozenset({"timestampNtz", "appendOnly", "invariants"})
 
@@ -147,7 +147,7 @@ class Table:
         deltalake = _package(self._place)
         from deltalake.exceptions import CommitFailedError
 
-        body = json.dumps([json.loads(mark.dump()) for mark in marks]).encode()
+        body = _body([json.loads(mark.dump()) for mark in marks])
         digest = hashlib.sha256(body).hexdigest()[:15]
         LOCAL.make_folder(os.path.join(self.folder(), OURS))
         LOCAL.write_over(os.path.join(self.folder(), OURS, f"{digest}.json"), body)
@@ -233,7 +233,12 @@ class Table:
 
         name = os.path.relpath(file.path, self.folder()).replace(os.sep, "/")
         return AddAction(
-            name, os.path.getsize(file.path), {}, int(time.time() * 1000), True, json.dumps(statistics(file, schema))
+            name,
+            os.path.getsize(file.path),
+            {},
+            int(time.time() * 1000),
+            True,
+            json.dumps(statistics(file.path, schema)),
         )
 
 
@@ -250,6 +255,11 @@ def opened(place: Place) -> Any:
         return None
 
 
+def _body(marks: Sequence[Mapping[str, Any]]) -> bytes:
+    """What a file of marks has, by which it is named."""
+    return json.dumps(marks, sort_keys=True).encode()
+
+
 def marks_of(table: Any, version: int, place: Place) -> tuple[Mark, ...]:
     """The marks that hold. Raises StoreUnavailable if neither their file nor the commit that wrote it is there."""
     digest = f"{version:015x}"
@@ -258,7 +268,7 @@ def marks_of(table: Any, version: int, place: Place) -> tuple[Mark, ...]:
             found = json.load(file)
     except FileNotFoundError:
         said = (entry.get(APP) for entry in table.history())
-        dumped = ((json.dumps(one["marks"]).encode(), one["marks"]) for one in said if isinstance(one, dict))
+        dumped = ((_body(one["marks"]), one["marks"]) for one in said if isinstance(one, dict))
         found = next((marks for body, marks in dumped if hashlib.sha256(body).hexdigest()[:15] == digest), None)
         if found is None:
             raise StoreUnavailable(
@@ -266,38 +276,6 @@ def marks_of(table: Any, version: int, place: Place) -> tuple[Mark, ...]:
                 "deliver to another table"
             ) from None
     return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in found)
-
-
-def statistics(file: Datafile, schema: pa.Schema) -> dict[str, Any]:
-    """What the log says of a data file, from its footer: rows, and of whole numbers, days and short texts the range.
-    Of floats there is none, because a footer does not tell whether there are NaNs.
-    """
-    import pyarrow.parquet as pq
-
-    about = pq.read_metadata(file.path)
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    places = {about.schema.column(n).path: n for n in range(len(about.schema))}
-    for field in schema:
-        place = places.get(field.name)
-        groups = [about.row_group(n) for n in range(about.num_row_groups)]
-        found = [] if place is None else [group.column(place).statistics for group in groups]
-        if not found or any(s is None or not s.has_null_count for s in found):
-            continue
-        nulls[field.name] = sum(s.null_count for s in found)
-        ranges = [s for s in found if s.has_min_max]
-        values = len(ranges) == sum(s.num_values > 0 for s in found) and _ranged(field.type)
-        if values and ranges:
-            least, most = min(s.min for s in ranges), max(s.max for s in ranges)
-            if not isinstance(most, str) or max(len(least), len(most)) <= LONGEST:
-                low[field.name], high[field.name] = (v if isinstance(v, (int, str)) else v.isoformat()
-                                                     for v in (least, most))  # fmt: skip
-    return {"numRecords": file.rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-
-
-def _ranged(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind))
 
 
 def _plain(table: Any) -> bool:

@@ -279,7 +279,7 @@ def _others(db: Any, key: Sequence[str], rows: pa.Table) -> pa.ChunkedArray:
     db.register("there", numbered)
     try:
         sql = f"SELECT n FROM there ANTI JOIN keys USING ({', '.join(names)}) ORDER BY n"
-        return db.execute(sql).to_arrow_table().column("n")
+        return db.sql(sql).to_arrow_table().column("n")
     finally:
         db.unregister("there")
 
