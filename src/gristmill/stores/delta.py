@@ -232,14 +232,8 @@ class Table:
         from deltalake.transaction import AddAction
 
         name = os.path.relpath(file.path, self.folder()).replace(os.sep, "/")
-        return AddAction(
-            name,
-            os.path.getsize(file.path),
-            {},
-            int(time.time() * 1000),
-            True,
-            json.dumps(statistics(file.path, schema)),
-        )
+        said_of = json.dumps(statistics(file.path, schema), ensure_ascii=False)  # deltalake misreads \u escapes
+        return AddAction(name, os.path.getsize(file.path), {}, int(time.time() * 1000), True, said_of)
 
 
 def opened(place: Place) -> Any:
