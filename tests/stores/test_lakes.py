@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import shops
+from apart import Apart
 from test_every_store import ROWS, job, wanted, write
 
 import gristmill as gm
@@ -172,11 +175,71 @@ def test_what_was_staged_and_never_published_goes(shop: shops.Shop, out: str, tm
     assert shop.seen("scores") == wanted(range(ROWS), 3)
 
 
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.long)])
+def test_appending_is_killed_at_any_step(shop: shops.Shop, tmp_path: Path, apart: Apart, kills: int) -> None:
+    """Rows are appended or not, all of them, and once, whatever is repeated; somebody else appends in between."""
+    append = appender(shop, tmp_path)
+    address, how = shop.address("scores"), {"mode": "append", "key": "id"}
+    sinks = {"first": str(tmp_path / "first"), "second": str(tmp_path / "out")}
+    write(tmp_path / "in", 0, 20)
+    job(tmp_path).run()
+    shutil.copytree(tmp_path / "out", tmp_path / "first")
+    write(tmp_path / "in", 20, ROWS)
+    job(tmp_path, on_new_files="append").run()
+
+    def begin() -> None:
+        shop.clear("scores")
+        gm.deliver(sinks["first"], address, **how)
+
+    def count() -> int:
+        return deliveries.opened(gm.to(address, **how)).count(None)
+
+    begin()
+    whole = apart.run("harmed:deliver", sink=sinks["second"], to=address, at=None, **how)
+    assert whole.code == 0 and count() == ROWS, whole.printed
+    lines = int(whole.printed.rpartition("lines ")[2])
+    for at in range(lines // kills // 2, lines, lines // kills):
+        begin()
+        apart.run("harmed:deliver", sink=sinks["second"], to=address, at=at, **how)
+        assert shop.seen("scores") in (wanted(range(20)), wanted(range(ROWS))), f"at line {at}"
+        append(rows(100))
+        gm.deliver(sinks["second"], address, **how)
+        assert gm.deliver(sinks["second"], address, **how).generation == 2
+        assert shop.seen("scores") == {**wanted(range(ROWS)), **theirs(100)}, f"at line {at}"
+        assert count() == ROWS + 1, f"at line {at}"
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_new_columns(shop: shops.Shop, out: str, tmp_path: Path, mode: str) -> None:
+    """Are added on request, and null in the rows that were there."""
+    address = shop.address("scores")
+    gm.deliver(out, address, mode="append", key="id")
+    (tmp_path / "more").mkdir()
+    write(tmp_path / "more" / "in", ROWS, ROWS + 2)
+    made = gm.sink(str(tmp_path / "more" / "out"), keep="id")
+    gm.Job(str(tmp_path / "more" / "in"), gm.model(more, returns=MORE), made, workers=0).run()
+    with pytest.raises(gm.BadJob, match="has no column 'odd', which the result has"):
+        gm.deliver(str(tmp_path / "more" / "out"), address, mode=mode, key="id")
+    gm.deliver(str(tmp_path / "more" / "out"), address, mode=mode, key="id", evolve=True)
+    found = shop.seen("scores")
+    assert [found[ROWS + n]["odd"] for n in (0, 1)] == [[{"a": "ü"}], [{"a": "ü"}]]
+    assert found.keys() == set(range(ROWS + 2)) and found[0] == {**wanted([0])[0], "odd": None}
+
+
+MORE = {"y": "float64", "label": "string", "odd": pa.list_(pa.struct([("a", pa.string())]))}
+
+
+def more(batch: dict[str, Any]) -> dict[str, Any]:
+    """What `scored` gives, and a column of lists."""
+    return {"y": batch["x"], "label": ["a"] * len(batch["x"]), "odd": [[{"a": "ü"}]] * len(batch["x"])}
+
+
 def test_delivered_again_after_others_took_its_place(shop: shops.Shop, out: str, tmp_path: Path) -> None:
     """The same generation of a sink, once that of another has replaced it: with files of its own."""
     made = gm.to(shop.address("scores"), key="id")
     gm.deliver(out, made)
-    write(tmp_path / "other" / "in", 0, 5) if (tmp_path / "other").mkdir() is None else None
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other" / "in", 0, 5)
     job(tmp_path / "other", 5).run()
     gm.deliver(str(tmp_path / "other" / "out"), made)
     assert shop.seen("scores") == wanted(range(5), 5)
@@ -238,7 +301,7 @@ def test_delta_files_by_their_statistics(out: str, tmp_path: Path) -> None:
     assert len(table.file_uris(file_pruning_predicate="id = 25")) == 1
     assert len(table.file_uris(file_pruning_predicate="y > 7.6")) == 1
     assert table.to_pyarrow_table(filters=[("label", "=", "n1"), ("y", ">", 9.0)]).num_rows == 3
-    (mark,) = table.history(1)[0]["gristmill"]["marks"]
+    (mark,) = json.loads(table.history(1)[0]["gristmill"])
     assert (mark["generation"], mark["rows"], mark["key"]) == (1, ROWS, ["id"])
     gm.deliver(again(tmp_path, 2), f"delta://{tmp_path}/scores", key="id")
     assert delta(tmp_path).version() == 1
@@ -414,7 +477,7 @@ def test_lance_indices_stay(tmp_path: Path) -> None:
     assert near["id"][0].as_py() == 5 and set(near["night"].to_pylist()) == {2}
     gm.deliver(str(tmp_path / "out"), to)
     table.optimize.compact_files()
-    table.cleanup_old_versions(older_than=__import__("datetime").timedelta(0), delete_unverified=True)
+    table.cleanup_old_versions(older_than=datetime.timedelta(0), delete_unverified=True)
     version = lance.dataset(path).version
     gm.deliver(str(tmp_path / "out"), to)
     assert lance.dataset(path).version == version
@@ -422,8 +485,6 @@ def test_lance_indices_stay(tmp_path: Path) -> None:
 
 def test_lance_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:
     """Appended rows do not come twice after others have written, compacted and cleaned up."""
-    import datetime
-
     import lance
 
     with shops.lance("", tmp_path) as shop:

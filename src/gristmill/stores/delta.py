@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -147,13 +147,13 @@ class Table:
         deltalake = _package(self._place)
         from deltalake.exceptions import CommitFailedError
 
-        body = _body([json.loads(mark.dump()) for mark in marks])
+        body = json.dumps([json.loads(mark.dump()) for mark in marks]).encode()
         digest = hashlib.sha256(body).hexdigest()[:15]
         LOCAL.make_folder(os.path.join(self.folder(), OURS))
         LOCAL.write_over(os.path.join(self.folder(), OURS, f"{digest}.json"), body)
         times = 0 if now is None else now.committed(load.stage)
         said = deltalake.CommitProperties(
-            custom_metadata={APP: {"marks": json.loads(body)}},
+            custom_metadata={APP: body.decode()},
             max_commit_retries=0,  # another version is looked at before this is tried again
             app_transactions=[
                 deltalake.Transaction(APP, int(digest, 16)),
@@ -249,11 +249,6 @@ def opened(place: Place) -> Any:
         return None
 
 
-def _body(marks: Sequence[Mapping[str, Any]]) -> bytes:
-    """What a file of marks has, by which it is named."""
-    return json.dumps(marks, sort_keys=True).encode()
-
-
 def marks_of(table: Any, version: int, place: Place) -> tuple[Mark, ...]:
     """The marks that hold. Raises StoreUnavailable if neither their file nor the commit that wrote it is there."""
     digest = f"{version:015x}"
@@ -261,9 +256,8 @@ def marks_of(table: Any, version: int, place: Place) -> tuple[Mark, ...]:
         with open(os.path.join(place.path, OURS, f"{digest}.json"), "rb") as file:
             found = json.load(file)
     except FileNotFoundError:
-        said = (entry.get(APP) for entry in table.history())
-        dumped = ((_body(one["marks"]), one["marks"]) for one in said if isinstance(one, dict))
-        found = next((marks for body, marks in dumped if hashlib.sha256(body).hexdigest()[:15] == digest), None)
+        said = (entry[APP] for entry in table.history() if isinstance(entry.get(APP), str))
+        found = next((json.loads(s) for s in said if hashlib.sha256(s.encode()).hexdigest()[:15] == digest), None)
         if found is None:
             raise StoreUnavailable(
                 f"{place.shown}: {OURS}/{digest}.json is missing there, which says what was delivered: restore it, or "

@@ -59,9 +59,7 @@ class Iceberg:
     def open(place: Place) -> Store:
         """The table, which is made by the first delivery; its namespace has to be there."""
         form = Table(place)
-        folder = form.folder()
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        return Lake(place, form, folder)
+        return Lake(place, form, form.folder())
 
     @staticmethod
     def reader(place: Place, key: tuple[str, ...]) -> Reader:
@@ -183,8 +181,8 @@ class Table:
     def _properties(self, now: Snapshot | None, load: Load, marks: Sequence[Mark]) -> dict[str, str]:
         """The marks, and how often which staging places were committed, of those that are still there."""
         known = {} if now is None else json.loads(now.table.properties.get(PLACES, "{}"))
-        names = set(LOCAL.names(self.folder()))
-        places = {stage: n for stage, n in known.items() if f"{stage}_{n}" in names}
+        there = {name.rpartition("_")[0] for name in LOCAL.names(self.folder())}
+        places = {stage: n for stage, n in known.items() if stage in there}
         places[load.stage] = known.get(load.stage, 0) + 1
         return {MARKS: json.dumps([json.loads(mark.dump()) for mark in marks]), PLACES: json.dumps(places)}
 

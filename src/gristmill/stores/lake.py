@@ -102,7 +102,7 @@ class Lake:
     def __init__(self, place: Place, form: Format, lock: str) -> None:
         self._place = place
         self._form = form
-        self._gate = Gate(lock, place.shown, PATIENCE)
+        self._lock, self._gate = lock, Gate(lock, place.shown, PATIENCE)
 
     # ------------------------------------------------ before
 
@@ -216,6 +216,7 @@ class Lake:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """No other deliverer on this machine commits or removes files meanwhile."""
+        os.makedirs(os.path.dirname(self._lock), exist_ok=True)
         self._gate.hold()
         try:
             yield

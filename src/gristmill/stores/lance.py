@@ -56,7 +56,6 @@ class Lance:
             raise BadJob(f"{place.shown}: there is no folder {above}: make it, or give another path")
         if os.path.isdir(path) and not os.path.isdir(os.path.join(path, VERSIONS)) and set(os.listdir(path)) - {DATA}:
             raise BadJob(f"{place.shown}: {path} has other files in it, and is no Lance table: give another path")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         return Lake(place, Table(place), path)
 
     @staticmethod
