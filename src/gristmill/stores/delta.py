@@ -128,7 +128,9 @@ class Table:
     def refused(self, now: Snapshot, load: Load) -> str | None:
         return None  # what it asks of writers, deltalake does or refuses
 
-    def write(self, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
         write_parquet(path, part, schema, batches)
 
     def about(self, path: str) -> Datafile:

@@ -30,6 +30,7 @@ from gristmill.stores.lake import (
     Snapshot,
     column_type,
     parquet_about,
+    settled,
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
@@ -133,7 +134,9 @@ class Table:
             return f"has columns that the result lacks ({', '.join(kept)}), whose values an upsert would lose: add them"
         return None
 
-    def write(self, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
         write_parquet(path, part, schema, batches)
 
     def about(self, path: str) -> Datafile:
@@ -256,7 +259,7 @@ class Table:
                     path = os.path.join(folder, f"{name}.parquet")
                     columns = pa.schema([(f.name, f.type) for f in now.schema])
                     write_parquet(path, RESTS, columns, iter(rows.take(kept).cast(columns).to_batches()))
-                    LOCAL.settle([path])
+                    settled(path)
                     rest.append(path)
         LOCAL.sync_folder(folder)
         return old, rest

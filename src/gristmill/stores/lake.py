@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable,
 from gristmill.stores.gate import Gate
 
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
+WRITERS = 2  # files that are written at once
 ATTEMPTS = 20  # commits that others are quicker with, one after the other, before it is given up
 
 
@@ -75,8 +77,10 @@ class Format(Protocol):
         """Why rows cannot be brought to this table in this way, whatever their columns, and the way out."""
         ...
 
-    def write(self, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Make a data file of a part, which the file itself names."""
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        """Make a data file of a part, which the file itself names. Threads call it for several parts at once."""
         ...
 
     def about(self, path: str) -> Datafile:
@@ -102,6 +106,7 @@ class Lake:
     def __init__(self, place: Place, form: Format, lock: str) -> None:
         self._place = place
         self._form = form
+        self._known: dict[str, Datafile] = {}
         self._lock, self._gate = lock, Gate(lock, place.shown, PATIENCE)
 
     # ------------------------------------------------ before
@@ -156,7 +161,13 @@ class Lake:
     def _files(self, staging: str) -> list[Datafile]:
         folder, first = os.path.split(staging)
         names = sorted(n for n in LOCAL.names(folder) if n.startswith(first) and n.endswith(self._form.suffix))
-        return [self._form.about(os.path.join(folder, name)) for name in names]
+        return [self._about(os.path.join(folder, name)) for name in names]
+
+    def _about(self, path: str) -> Datafile:
+        """What a staged file says of itself, read once: a path is of one part, and never of another content."""
+        if path not in self._known:
+            self._known[path] = self._form.about(path)
+        return self._known[path]
 
     def staged(self, load: Load) -> Mapping[str, int]:
         return {file.part: file.rows for file in self._files(self._staging(self._form.now(), load))}
@@ -164,20 +175,20 @@ class Lake:
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         now = self._form.now()
         staging, schema = self._staging(now, load), self._columns(now, load)
-        for part in parts:
-            self._stage(staging, schema, part)
+        folder = os.path.dirname(f"{staging}x")
+        LOCAL.make_folder(folder)
+        with ThreadPoolExecutor(min(WRITERS, len(parts) or 1)) as writers:
+            list(writers.map(lambda part: self._stage(now, staging, schema, part), parts))
+        LOCAL.sync_folder(folder)
 
-    def _stage(self, staging: str, schema: pa.Schema, part: Part) -> None:
+    def _stage(self, now: Snapshot | None, staging: str, schema: pa.Schema, part: Part) -> None:
         name = hashlib.sha256(part.id.encode()).hexdigest()[:24]
         target, made = f"{staging}{name}{self._form.suffix}", f"{staging}{name}.tmp"
         if os.path.exists(target):
             return
-        folder = os.path.dirname(target)
-        os.makedirs(folder, exist_ok=True)
-        self._form.write(made, part.id, schema, self._cast(part, schema))
-        LOCAL.settle([made])
+        self._form.write(now, made, part.id, schema, self._cast(part, schema))
+        settled(made)
         os.replace(made, target)  # a part is whole, or not there
-        LOCAL.sync_folder(folder)
 
     def _cast(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in part.batches():
@@ -240,6 +251,12 @@ class Lake:
 
     def close(self) -> None:
         self._gate.release()
+
+
+def settled(path: str) -> None:
+    """Put a file's content on the disk, before any log names it."""
+    with open(path, "rb+") as file:
+        LOCAL.sync(file)
 
 
 def _live(now: Snapshot | None, sink: str) -> Mark | None:

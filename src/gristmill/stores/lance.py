@@ -110,10 +110,11 @@ class Table:
             return "is in the oldest format of Lance, which takes no files made elsewhere: rewrite it"
         return None
 
-    def write(self, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
         from lance.file import LanceFileWriter
 
-        now = self.now()
         with said(self._place):
             writer = LanceFileWriter(path, schema, version=None if now is None else now.table.data_storage_version)
             writer.add_schema_metadata(PART, part)
