@@ -190,7 +190,10 @@ def delta(server: str, folder: Path) -> Iterator[Shop]:
     def clear(table: str) -> None:
         shutil.rmtree(folder / table, ignore_errors=True)
 
-    yield Shop("delta", lambda table: f"delta://{folder}/{table}", seen, clear)
+    def lose(table: str) -> None:
+        DeltaTable(str(folder / table)).delete("id = 3")
+
+    yield Shop("delta", lambda table: f"delta://{folder}/{table}", seen, clear, lose)
 
 
 @contextmanager
@@ -217,8 +220,11 @@ def iceberg(server: str, folder: Path) -> Iterator[Shop]:
             catalog.drop_table(("nights", table))
         shutil.rmtree(folder / "lake" / "nights" / table, ignore_errors=True)
 
+    def lose(table: str) -> None:
+        catalog.load_table(("nights", table)).delete("id == 3")
+
     query = "&".join(f"{name}={value}" for name, value in about.items())
-    yield Shop("iceberg", lambda table: f"iceberg://shop/nights.{table}?{query}", seen, clear)
+    yield Shop("iceberg", lambda table: f"iceberg://shop/nights.{table}?{query}", seen, clear, lose)
     catalog.close()
 
 
@@ -238,7 +244,10 @@ def lance(server: str, folder: Path) -> Iterator[Shop]:
     def clear(table: str) -> None:
         shutil.rmtree(folder / "lancedb", ignore_errors=True)
 
-    yield Shop("lance", lambda table: f"lance://{folder}/lancedb#{table}", seen, clear)
+    def lose(table: str) -> None:
+        lancedb.connect(str(folder / "lancedb")).open_table(table).delete("id = 3")
+
+    yield Shop("lance", lambda table: f"lance://{folder}/lancedb#{table}", seen, clear, lose)
 
 
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -375,6 +376,18 @@ def test_delta_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:
     marks.unlink()
     with pytest.raises(gm.BadJob, match=r"_gristmill/\w+\.json is missing there"):
         gm.deliver(out, address, mode="append", key="id")
+
+
+def test_delta_marks_of_long_ago_go(out: str, tmp_path: Path) -> None:
+    """With a later delivery; those that hold, and those that somebody may be about to commit, stay."""
+    address, marks = f"delta://{tmp_path}/scores", tmp_path / "scores" / "_gristmill"
+    gm.deliver(out, address, key="id")
+    (old,) = marks.iterdir()
+    gm.deliver(again(tmp_path, 2), address, key="id")
+    assert len(list(marks.iterdir())) == 2
+    os.utime(old, (1, 1))
+    gm.deliver(again(tmp_path, 3), address, key="id")
+    assert len(list(marks.iterdir())) == 2 and not old.exists()
 
 
 @pytest.mark.parametrize("mode", ["replace", "append", "upsert"])

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -175,10 +174,11 @@ class Table:
     def _forget(self, held: str) -> None:
         """Remove marks that no longer hold, nor will if they are about to be committed."""
         folder = os.path.join(self.folder(), OURS)
+        written = os.stat(os.path.join(folder, held)).st_mtime
         for name in LOCAL.names(folder):
             path = os.path.join(folder, name)
             with contextlib.suppress(FileNotFoundError):
-                if name != held and os.stat(path).st_mtime < time.time() - OLD:
+                if os.stat(path).st_mtime < written - OLD:
                     LOCAL.remove(path)
 
     def _moved(self, now: Snapshot | None) -> bool:
@@ -233,9 +233,9 @@ class Table:
     def _added(self, file: Datafile, schema: pa.Schema) -> Any:
         from deltalake.transaction import AddAction
 
-        name = os.path.relpath(file.path, self.folder()).replace(os.sep, "/")
+        name, about = os.path.relpath(file.path, self.folder()).replace(os.sep, "/"), os.stat(file.path)
         said_of = json.dumps(statistics(file.path, schema), ensure_ascii=False)  # deltalake misreads \u escapes
-        return AddAction(name, os.path.getsize(file.path), {}, int(time.time() * 1000), True, said_of)
+        return AddAction(name, about.st_size, {}, int(about.st_mtime * 1000), True, said_of)
 
 
 def opened(place: Place) -> Any:
