@@ -15,7 +15,7 @@ from typing import Any
 READY = (
     "pyarrow.dataset", "pyarrow.parquet", "importlib.metadata", "concurrent.futures", "gristmill.api",
     "gristmill.driver.run",
-    "gristmill.driver.retry", "gristmill.engines.local", "gristmill.sources.parquet", "gristmill.sinks.parquet",
+    "gristmill.driver.retrydead", "gristmill.engines.local", "gristmill.sources.parquet", "gristmill.sinks.parquet",
     "gristmill.sources.formats", "gristmill.sources.paths", "gristmill.models.function", "gristmill.models.conversion",
     "gristmill.fingerprint.code", "gristmill.models.kinds", "gristmill.models.returns", "gristmill.models.outofmemory",
 )  # fmt: skip

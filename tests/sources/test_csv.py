@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gristmill.errors import BadJob, BadSource
-from gristmill.sources.quoting import Dialect
+from gristmill.sources.csvrecords import Dialect
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": lambda b: pa.compress(b, "zstd", asbytes=True)}
 CELL = st.lists(st.sampled_from(["a", "b", ",", '"', ";", "\n", "\r\n", " ", "\t", "'", "ü", "π"]), max_size=8).map(

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import gristmill as gm
+from gristmill.job.delivery import STORES
 
 Row = dict[str, Any]
 
@@ -35,7 +36,7 @@ class Shop:
 
     def staging(self, folder: Path) -> dict[str, str]:
         """What a sink that is this store says of its folder: nothing, if the store is a file."""
-        at = self.files or (str(folder / "staging") if self.name in SERVERS else "")
+        at = self.files or ("" if STORES.get(self.name).embedded else str(folder / "staging"))
         return {"staging": at} if at else {}
 
 
@@ -185,7 +186,6 @@ def redis(server: str, folder: Path) -> Iterator[Shop]:
 @contextmanager
 def indexfile(name: str, folder: Path) -> Iterator[Shop]:
     """A file a table, which the library opens as its own."""
-    from gristmill.job.delivery import STORES
     from gristmill.stores.indexread import opened
 
     engine: Any = STORES.get(name).engine
@@ -255,6 +255,76 @@ def qdrant(server: str, folder: Path) -> Iterator[Shop]:
     yield Shop("qdrant", lambda table: f"qdrant://{home}#{table}", seen, clear, lose, odd, str(folder / "staging"))
 
 
+@contextmanager
+def delta(server: str, folder: Path) -> Iterator[Shop]:
+    """A folder a table."""
+    from deltalake import DeltaTable
+
+    def seen(table: str) -> dict[int, Row] | None:
+        at = folder / table
+        if not DeltaTable.is_deltatable(str(at)):
+            return None
+        return {row["id"]: row for row in DeltaTable(str(at)).to_pyarrow_table().to_pylist()}
+
+    def clear(table: str) -> None:
+        shutil.rmtree(folder / table, ignore_errors=True)
+
+    def lose(table: str) -> None:
+        DeltaTable(str(folder / table)).delete("id = 3")
+
+    yield Shop("delta", lambda table: f"delta://{folder}/{table}", seen, clear, lose)
+
+
+@contextmanager
+def iceberg(server: str, folder: Path) -> Iterator[Shop]:
+    """A namespace of a catalog in a SQLite file."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchTableError
+
+    about = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.sqlite", "warehouse": f"file://{folder}/lake"}
+    catalog = load_catalog("shop", **about)
+    catalog.create_namespace("nights")
+
+    def seen(table: str) -> dict[int, Row] | None:
+        try:
+            found = catalog.load_table(("nights", table))
+        except NoSuchTableError:
+            return None
+        return {row["id"]: row for row in found.scan().to_arrow().to_pylist()}
+
+    def clear(table: str) -> None:
+        with suppress(NoSuchTableError):
+            catalog.drop_table(("nights", table))
+        shutil.rmtree(folder / "lake" / "nights" / table, ignore_errors=True)
+
+    def lose(table: str) -> None:
+        catalog.load_table(("nights", table)).delete("id == 3")
+
+    query = "&".join(f"{name}={value}" for name, value in about.items())
+    yield Shop("iceberg", lambda table: f"iceberg://shop/nights.{table}?{query}", seen, clear, lose)
+    catalog.close()
+
+
+@contextmanager
+def lance(server: str, folder: Path) -> Iterator[Shop]:
+    """A folder a database, as LanceDB sees it."""
+    import lancedb
+
+    def seen(table: str) -> dict[int, Row] | None:
+        db = lancedb.connect(str(folder / "lancedb"))
+        if table not in db.list_tables().tables:
+            return None
+        return {row["id"]: row for row in db.open_table(table).to_arrow().to_pylist()}
+
+    def clear(table: str) -> None:
+        shutil.rmtree(folder / "lancedb", ignore_errors=True)
+
+    def lose(table: str) -> None:
+        lancedb.connect(str(folder / "lancedb")).open_table(table).delete("id = 3")
+
+    yield Shop("lance", lambda table: f"lance://{folder}/lancedb#{table}", seen, clear, lose)
+
+
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
 SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "duckdb": duckdb,
@@ -265,4 +335,7 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "usearch": usearch,
     "faiss": faiss,
     "qdrant": qdrant,
+    "delta": delta,
+    "iceberg": iceberg,
+    "lance": lance,
 }

@@ -11,7 +11,7 @@ from gristmill.commit import publish as publishing
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.publication import Publication
 from gristmill.driver import backends, budgets, pinning, selection, sourcecheck
-from gristmill.driver import retry as retrying
+from gristmill.driver import retrydead as retrying
 from gristmill.driver.opening import Opened
 from gristmill.driver.planning import Resolved
 from gristmill.driver.runlog import RunLog

@@ -16,7 +16,7 @@ from gristmill.commit.documents import ModelRecord, PlanDocument
 from gristmill.commit.generation import Plan
 from gristmill.driver import budgets, delivering, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
-from gristmill.driver.retry import Only
+from gristmill.driver.retrydead import Only
 from gristmill.errors import RunFailed
 from gristmill.files.disk import join
 from gristmill.observe import units

@@ -11,7 +11,7 @@ from gristmill.commit import gates, onefile, publication, publish
 from gristmill.commit.documents import Described, Live, ResultRecord
 from gristmill.commit.publication import live_of
 from gristmill.driver import budgets, planning, summary
-from gristmill.driver import retry as retrying
+from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
 from gristmill.driver.opening import Opened
 from gristmill.driver.scoring import Scored

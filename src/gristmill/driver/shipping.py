@@ -14,7 +14,8 @@ from gristmill.commit import generation as generations
 from gristmill.commit.documents import RunsOn
 from gristmill.commit.publication import Publication
 from gristmill.driver.backends import text_model
-from gristmill.driver.planning import Resolved, implied
+from gristmill.driver.jobcolumns import implied
+from gristmill.driver.planning import Resolved
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.fingerprint import digests

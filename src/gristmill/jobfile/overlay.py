@@ -156,7 +156,7 @@ def _kind_and_head(value: Any) -> tuple[str | None, str]:
 def _typed(value: Any, name: str, change: Change) -> Any:
     if change.typed:
         return change.value
-    from gristmill.job.checks import check
+    from gristmill.job.typechecks import check
 
     if isinstance(value, JobSpec) and not name.startswith("on_"):
         raise BadJob(f"{change.said}: {name} is a whole section: set one of its keys, {name}.key=value")

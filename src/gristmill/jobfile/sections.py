@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Option, options_of
-from gristmill.job.checks import expected, field_type
 from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import ENGINES, EngineSpec, Gates, Running
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
+from gristmill.job.typechecks import expected, field_type
 from gristmill.jobfile.document import Document, Path
 from gristmill.jobfile.variables import dotted
 

@@ -18,11 +18,11 @@ from gristmill.job.formatoptions import known
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sources.blocks import blanked, not_utf8
 from gristmill.sources.contract import Block, Reading
-from gristmill.sources.csvrecords import NULLS, Fields, check_kind
+from gristmill.sources.csvrecords import Dialect
+from gristmill.sources.csvrows import NULLS, Fields, check_kind
 from gristmill.sources.lines import ENDLESS, Lines, cuts_of, joined, pieces, selected
 from gristmill.sources.numbers import misread
 from gristmill.sources.paths import Storage
-from gristmill.sources.quoting import Dialect
 from gristmill.sources.schema import INFERRED, from_names
 from gristmill.sources.stream import Stream, opened
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.commit.generation import decode_schema
@@ -67,6 +68,12 @@ def _as(values: list[Any], kind: pa.DataType, name: str, shown: str) -> pa.Array
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
         raise BadJob(f"{shown}: column {name!r} is {kind}, and a key is not: {e}") from None
+
+
+def matching(keys: pa.Table) -> pc.Expression:
+    """A filter for rows that may have one of these keys."""
+    some = [pc.field(name).isin(keys.column(name).combine_chunks()) for name in keys.column_names]
+    return functools.reduce(lambda a, b: a & b, some)
 
 
 def restored(found: pa.Table, keys: pa.Table, mark: Mark | None) -> list[Row | None]:
@@ -197,15 +204,12 @@ class Published:
         self._root, self._files, self._key = root, files, key
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
-        import pyarrow.compute as pc
-
         result = published(self._root, self._files)
         rows = rows_of(result)
         types = {f.name: f.type for f in rows.schema}
         wanted = keyed(self._root, self._key or _own_key(result), types)
         asked_for = asked(keys, wanted, self._root)
-        some = [pc.field(name).isin(asked_for.column(name).combine_chunks()) for name in wanted]
-        found = rows.to_table(filter=functools.reduce(lambda a, b: a & b, some)) if keys else rows.schema.empty_table()
+        found = rows.to_table(filter=matching(asked_for)) if keys else rows.schema.empty_table()
         return _as_mark(result), restored(found, asked_for, None)
 
     def nearest(self, search: Search) -> Near:

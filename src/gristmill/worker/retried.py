@@ -97,7 +97,7 @@ def _counted(dead: Copy, path: tuple[int, ...], step: str, now: int) -> str:
 
 
 class Retried:
-    """The dead rows of a retried shard. `only` says which they are (gristmill.driver.retry.Only)."""
+    """The dead rows of a retried shard. `only` says which they are (gristmill.driver.retrydead.Only)."""
 
     def __init__(self, only: Any, pieces: Sequence[Piece]) -> None:
         self._wanted = [only.wanted(p.file.path) for p in pieces]

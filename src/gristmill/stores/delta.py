@@ -1,0 +1,340 @@
+"""Delta Lake tables in a folder of this machine. The parts of a result become the table's data files, and one commit,
+with an application transaction for the generation, makes them visible.
+
+The marks are a file in the table's folder, which is named by its content and never changed; the version of the
+application `gristmill` says which one holds. Commits have them, too, but a log forgets its commits after a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from gristmill.errors import BadJob, BadSource
+from gristmill.files.disk import LOCAL
+from gristmill.process.extras import require
+from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.deltastats import statistics
+from gristmill.stores.lake import (
+    SIMPLE,
+    Datafile,
+    Lake,
+    Snapshot,
+    column_type,
+    parquet_about,
+    parquet_batches,
+    write_parquet,
+)
+from gristmill.stores.lookup import asked, keyed, matching, restored
+
+APP = "gristmill"  # the application whose version says which marks hold
+OURS = "_gristmill"  # the folder of marks; Delta leaves names alone that begin with _
+LOG = "_delta_log"
+OLD = 86_400.0  # seconds after which marks that do not hold are removed: long after whoever wrote them has committed
+# What a table asks of its writers beyond naming files that hold its columns.
+_PLAIN_FEATURES = frozenset({"timestampNtz", "appendOnly", "invariants"})
+
+
+class Delta:
+    """`delta:///PATH`, or `delta://PATH` for a path relative to the current folder."""
+
+    name: ClassVar[str] = "delta"
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
+    keyed: ClassVar[bool] = False
+    embedded: ClassVar[bool] = True
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The table, which is made by the first delivery."""
+        _package(place)
+        _placed(place)
+        folder, name = os.path.split(place.path)
+        if not os.path.isdir(folder):
+            raise BadJob(f"{place.shown}: there is no folder {folder}: make it, or give another path")
+        if not os.path.isdir(os.path.join(place.path, LOG)) and any(not _ours(n) for n in _names(place.path)):
+            raise BadJob(
+                f"{place.shown}: is a folder with other files in it, and no Delta table: give the path of a table, or "
+                "of a folder that does not exist yet"
+            )
+        return Lake(place, Table(place), os.path.join(folder, name))
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """Opens the newest version for each call."""
+        _package(place)
+        _placed(place)
+        return TableReader(place, key)
+
+
+_: type[StoreKind] = Delta  # for mypy
+
+
+def _package(place: Place) -> Any:
+    return require("deltalake", "delta", place.shown)
+
+
+def _placed(place: Place) -> None:
+    if place.name:
+        raise BadJob(f"{place.shown}: a Delta table is a folder: leave out #{place.name}, or make it part of the path")
+
+
+def _names(path: str) -> list[str]:
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise BadJob(f"{path}: is a file, and a Delta table is a folder: give another path")
+    return LOCAL.names(path)
+
+
+def _ours(name: str) -> bool:
+    return name == OURS or name.startswith("gm_")
+
+
+class Table:
+    """What Delta does otherwise than other lakes."""
+
+    name = "Delta Lake"
+    suffix = ".parquet"
+    joint = "/"
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._marked: tuple[int, tuple[Mark, ...]] = (0, ())
+
+    def folder(self) -> str:
+        return self._place.path
+
+    def now(self) -> Snapshot | None:
+        with _said(self._place):
+            table = opened(self._place)
+            if table is None:
+                return None
+            return Snapshot(_schema(table), self._marks(table), lambda s: table.transaction_version(s) or 0, table)
+
+    def _marks(self, table: Any) -> tuple[Mark, ...]:
+        version = table.transaction_version(APP)
+        if version is not None and version != self._marked[0]:
+            self._marked = (version, marks_of(table, version, self._place))
+        return () if version is None else self._marked[1]
+
+    def kind(self, kind: pa.DataType) -> pa.DataType | None:
+        return column_type(kind, _SIMPLE)
+
+    def refused(self, now: Snapshot, load: Load) -> str | None:
+        return None  # what it asks of writers, deltalake does or refuses
+
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        write_parquet(path, part, schema, batches)
+
+    def about(self, path: str) -> Datafile:
+        return parquet_about(path)
+
+    def count(self) -> int:
+        now = self.now()
+        with _said(self._place):
+            return 0 if now is None else _count(now.table)
+
+    # ------------------------------------------------ committing
+
+    def commit(
+        self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], marks: Sequence[Mark]
+    ) -> bool:
+        deltalake = _package(self._place)
+        from deltalake.exceptions import CommitFailedError
+
+        body = json.dumps([json.loads(mark.dump()) for mark in marks]).encode()
+        digest = hashlib.sha256(body).hexdigest()[:15]
+        LOCAL.make_folder(os.path.join(self.folder(), OURS))
+        LOCAL.write_over(os.path.join(self.folder(), OURS, f"{digest}.json"), body)
+        times = 0 if now is None else now.committed(load.stage)
+        said = deltalake.CommitProperties(
+            custom_metadata={APP: body.decode()},
+            max_commit_retries=0,  # another version is looked at before this is tried again
+            app_transactions=[
+                deltalake.Transaction(APP, int(digest, 16)),
+                deltalake.Transaction(load.stage, times + 1),
+            ],
+        )
+        with _said(self._place):
+            try:
+                done = self._commit(now, load, schema, files, said)
+            except CommitFailedError:
+                if self._moved(now):
+                    return False
+                raise
+        self._forget(f"{digest}.json")
+        return done
+
+    def _forget(self, held: str) -> None:
+        """Remove marks that no longer hold, nor will if they are about to be committed."""
+        folder = os.path.join(self.folder(), OURS)
+        written = os.stat(os.path.join(folder, held)).st_mtime
+        for name in LOCAL.names(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_mtime < written - OLD:
+                    LOCAL.remove(path)
+
+    def _moved(self, now: Snapshot | None) -> bool:
+        """Whether there is a later version."""
+        found = opened(self._place)
+        return found is not None and (now is None or found.version() > now.table.version())
+
+    def _commit(
+        self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], said: Any
+    ) -> bool:
+        from deltalake import Schema, write_deltalake
+        from deltalake.transaction import create_table_with_add_actions
+
+        if now is None:
+            LOCAL.make_folder(self.folder())
+            added = [self._added(file, schema) for file in files]
+            try:
+                create_table_with_add_actions(self.folder(), Schema.from_arrow(schema), added, commit_properties=said)
+            except Exception:
+                if self._moved(now):
+                    return False
+                raise
+            return True
+        mode = "overwrite" if load.mode == "replace" else "append"
+        new = [f.name for f in schema if f.name not in now.schema.names]
+        if load.mode == "upsert":
+            self._merge(now, load, schema, files, said)
+        elif new or not _plain(now.table):
+            rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
+            merged: Any = "merge" if new else None
+            write_deltalake(now.table, rows, mode=mode, schema_mode=merged, commit_properties=said)
+        else:
+            added = [self._added(file, schema) for file in files]
+            now.table.create_write_transaction(added, mode, now.table.schema(), commit_properties=said)
+        return True
+
+    def _merge(self, now: Snapshot, load: Load, schema: pa.Schema, files: Sequence[Datafile], said: Any) -> None:
+        """Update and add rows by key. A merge that finds nothing to do makes no version, and the marks need one."""
+        rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
+        same = " AND ".join(f"t.{_quoted(n)} = s.{_quoted(n)}" for n in load.key)
+        before = now.table.version()
+        merge = now.table.merge(
+            rows, same, source_alias="s", target_alias="t", merge_schema=load.evolve, commit_properties=said
+        )
+        merge = merge.when_matched_update_all().when_not_matched_insert_all()
+        if load.delete:
+            merge = merge.when_not_matched_by_source_delete()
+        merge.execute()
+        if now.table.version() == before:
+            now.table.create_write_transaction([], "append", now.table.schema(), commit_properties=said)
+
+    def _added(self, file: Datafile, schema: pa.Schema) -> Any:
+        from deltalake.transaction import AddAction
+
+        name, about = os.path.relpath(file.path, self.folder()).replace(os.sep, "/"), os.stat(file.path)
+        said_of = json.dumps(statistics(file.path, schema), ensure_ascii=False)  # deltalake misreads \u escapes
+        return AddAction(name, about.st_size, {}, int(about.st_mtime * 1000), True, said_of)
+
+
+def opened(place: Place) -> Any:
+    """The newest version of the table; None if there is none."""
+    deltalake = _package(place)
+    from deltalake.exceptions import TableNotFoundError
+
+    if not os.path.isdir(os.path.join(place.path, LOG)):
+        return None
+    try:
+        return deltalake.DeltaTable(place.path, storage_options=dict(place.options) or None)
+    except TableNotFoundError:
+        return None
+
+
+def marks_of(table: Any, version: int, place: Place) -> tuple[Mark, ...]:
+    """The marks that hold. Raises StoreUnavailable if neither their file nor the commit that wrote it is there."""
+    digest = f"{version:015x}"
+    try:
+        with open(os.path.join(place.path, OURS, f"{digest}.json"), "rb") as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        said = (entry[APP] for entry in table.history() if isinstance(entry.get(APP), str))
+        found = next((json.loads(s) for s in said if hashlib.sha256(s.encode()).hexdigest()[:15] == digest), None)
+        if found is None:
+            raise StoreUnavailable(
+                f"{place.shown}: {OURS}/{digest}.json is missing there, which says what was delivered: restore it, or "
+                "deliver to another table"
+            ) from None
+    return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in found)
+
+
+def _plain(table: Any) -> bool:
+    """Whether files that hold its columns can be the table's as they are."""
+    about, protocol = table.metadata(), table.protocol()
+    features = frozenset(protocol.writer_features or ())
+    asked_for = any(n.startswith("delta.constraints.") for n in about.configuration)
+    changes = about.configuration.get("delta.enableChangeDataFeed", "").lower() == "true"
+    named = about.configuration.get("delta.columnMapping.mode", "none") != "none"
+    strict = any(not f.nullable or f.metadata for f in table.schema().fields)
+    simple = features <= _PLAIN_FEATURES if features or protocol.min_writer_version >= 7 else True
+    return simple and not (about.partition_columns or asked_for or changes or named or strict)
+
+
+def _count(table: Any) -> int:
+    """Rows, by the log where it tells them of every file."""
+    rows = pa.table(table.get_add_actions(flatten=True))
+    if rows.num_rows and (rows.column("num_records").null_count or "deletionVectors" in _read_features(table)):
+        return sum(batch.num_rows for batch in pa.RecordBatchReader.from_stream(table.scan(columns=[])))
+    return sum(rows.column("num_records").to_pylist()) if rows.num_rows else 0
+
+
+def _read_features(table: Any) -> Sequence[str]:
+    return table.protocol().reader_features or ()
+
+
+def _schema(table: Any) -> pa.Schema:
+    """The columns as the files have them."""
+    return pa.schema(table.schema().to_arrow())
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextlib.contextmanager
+def _said(place: Place) -> Iterator[None]:
+    """What Delta refuses, in its own words."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError, ValueError) as e:
+        raise StoreUnavailable(f"{place.shown}: Delta Lake says: {place.words(e)}") from e
+
+
+_SIMPLE = {**SIMPLE, pa.int8(): pa.int8(), pa.int16(): pa.int16(), pa.uint8(): pa.int16(), pa.uint16(): pa.int32()}
+
+
+class TableReader:
+    """Looks rows up in the newest version, in the files that may have them by the log's statistics."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        place = self._place
+        with _said(place):
+            table = opened(place)
+            if table is None:
+                raise BadSource(f"{place.shown}: there is no Delta table: deliver a result there first")
+            version = table.transaction_version(APP)
+            mark = marks_of(table, version, place)[0] if version is not None else None
+            rows = table.to_pyarrow_dataset()
+            wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in rows.schema})
+            asked_for = asked(keys, wanted, place.shown)
+            found = rows.to_table(filter=matching(asked_for)) if keys else rows.schema.empty_table()
+        return mark, restored(found, asked_for, mark)
+
+    def close(self) -> None:
+        """Nothing is held open."""

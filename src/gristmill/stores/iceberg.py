@@ -1,0 +1,404 @@
+"""Iceberg tables whose files are on this machine, in any catalog that pyiceberg knows. The parts of a result become the
+table's data files, and one commit of the catalog makes them visible.
+
+The marks are a property of the table, set in that commit. A commit is made on the version that was looked at, or not at
+all: pyiceberg's own retries would add the rows of a deliverer that has become stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl, urlsplit
+
+import pyarrow as pa
+
+from gristmill.errors import BadJob, BadSource
+from gristmill.files.disk import LOCAL
+from gristmill.job.uris import is_local, local_path
+from gristmill.process.extras import require
+from gristmill.process.startup import imported
+from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.lake import (
+    SIMPLE,
+    Datafile,
+    Lake,
+    Snapshot,
+    column_type,
+    parquet_about,
+    settled,
+    write_parquet,
+)
+from gristmill.stores.lookup import asked, keyed, matching, restored
+
+MARKS, PLACES = "gristmill.marks", "gristmill.places"  # properties of a table: the marks, and staging places committed
+NO_RETRIES = {"commit.retry.num-retries": "0"}
+LISTED = 200  # keys that are asked for one by one, as many as files are pruned by; more are asked for by their range
+RESTS = "rest"  # the folder of files that an upsert has rewritten, in the staging place
+_SIMPLE = {
+    **SIMPLE,
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.uint8(), pa.uint16()), pa.int32()),
+    **dict.fromkeys((pa.time32("s"), pa.time32("ms"), pa.time64("us")), pa.time64("us")),
+}
+
+
+class Iceberg:
+    """`iceberg://CATALOG/namespace.table`: a catalog of pyiceberg's configuration, or one whose properties follow as a
+    query (`?uri=…&warehouse=…`) or are the delivery's `options`.
+    """
+
+    name: ClassVar[str] = "iceberg"
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
+    keyed: ClassVar[bool] = False
+    embedded: ClassVar[bool] = False
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The table, which is made by the first delivery; its namespace has to be there."""
+        form = Table(place)
+        return Lake(place, form, form.folder())
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """Opens the newest version for each call."""
+        return TableReader(place, key)
+
+
+_: type[StoreKind] = Iceberg  # for mypy
+
+
+class Table:
+    """What Iceberg does otherwise than other lakes."""
+
+    name = "Iceberg"
+    suffix = ".parquet"
+    joint = "/"
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._name = named(place)
+        with said(place):
+            self._catalog = catalog_of(place)
+
+    def folder(self) -> str:
+        with said(self._place):
+            found = loaded(self._catalog, self._name)
+            location = self._location() if found is None else found.location()
+        if not is_local(location) and not location.startswith("file:"):
+            raise BadJob(
+                f"{self._place.shown}: its files are at {location}, and only tables on this machine's disks are "
+                "delivered to: deliver to Parquet files there, and add these"
+            )
+        path = location.removeprefix("file:") if not location.startswith("file://") else location
+        return os.path.join(local_path(path), "data")
+
+    def _location(self) -> str:
+        """Where the table will be."""
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        try:
+            namespace = self._catalog.namespace_from(self._name)
+            place = getattr(self._catalog, "_resolve_table_location", None)
+            if place is None:
+                raise BadJob(
+                    f"{self._place.shown}: there is no such table, and its catalog decides where it is: make it there"
+                )
+            return str(place(None, ".".join(namespace), self._name[-1]))
+        except NoSuchNamespaceError:
+            raise BadJob(
+                f"{self._place.shown}: there is no namespace {'.'.join(self._name[:-1])}: make it in the catalog, or "
+                "name another"
+            ) from None
+
+    def now(self) -> Snapshot | None:
+        with said(self._place):
+            table = loaded(self._catalog, self._name)
+            if table is None:
+                return None
+            places = json.loads(table.properties.get(PLACES, "{}"))
+            return Snapshot(arrow_schema(table), marks_of(table, self._place), lambda s: places.get(s, 0), table)
+
+    def kind(self, kind: pa.DataType) -> pa.DataType | None:
+        return column_type(kind, _SIMPLE)
+
+    def refused(self, now: Snapshot, load: Load) -> str | None:
+        if load.mode != "upsert":
+            return None
+        if not now.table.spec().is_unpartitioned():
+            return "is partitioned, and an upsert does not know how: use mode replace or append"
+        if kept := [name for name in now.schema.names if name not in load.schema.names]:
+            return f"has columns that the result lacks ({', '.join(kept)}), whose values an upsert would lose: add them"
+        return None
+
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        write_parquet(path, part, schema, batches)
+
+    def about(self, path: str) -> Datafile:
+        return parquet_about(path)
+
+    def count(self) -> int:
+        now = self.now()
+        with said(self._place):
+            return 0 if now is None else int(now.table.scan().count())
+
+    # ------------------------------------------------ committing
+
+    def commit(
+        self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], marks: Sequence[Mark]
+    ) -> bool:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError, ValidationException
+
+        with said(self._place):
+            try:
+                self._commit(now, load, schema, files, marks)
+            except (CommitFailedException, TableAlreadyExistsError, ValidationException):
+                found = loaded(self._catalog, self._name)
+                if found is not None and (now is None or found.metadata_location != now.table.metadata_location):
+                    return False
+                raise
+        return True
+
+    def _commit(
+        self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], marks: Sequence[Mark]
+    ) -> None:
+        if now is None:
+            transaction = self._catalog.create_table_transaction(self._name, schema)
+        else:
+            metadata = now.table.metadata
+            properties = {**metadata.properties, **NO_RETRIES}
+            now.table.metadata = metadata.model_copy(update={"properties": properties})  # as this process sees it
+            transaction = now.table.transaction()
+        with transaction:
+            if now is not None and (new := [f for f in schema if f.name not in now.schema.names]):
+                with transaction.update_schema() as columns:
+                    columns.union_by_name(pa.schema(new))
+            transaction.set_properties(self._properties(now, load, marks))
+            self._files(transaction, now, load, schema, files)
+
+    def _properties(self, now: Snapshot | None, load: Load, marks: Sequence[Mark]) -> dict[str, str]:
+        """The marks, and how often which staging places were committed, of those that are still there."""
+        known = {} if now is None else json.loads(now.table.properties.get(PLACES, "{}"))
+        there = {name.rpartition("_")[0] for name in LOCAL.names(self.folder())}
+        places = {stage: n for stage, n in known.items() if stage in there}
+        places[load.stage] = known.get(load.stage, 0) + 1
+        return {MARKS: json.dumps([json.loads(mark.dump()) for mark in marks]), PLACES: json.dumps(places)}
+
+    def _files(
+        self, transaction: Any, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile]
+    ) -> None:
+        """Add the files, and remove those that they take the place of."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import parquet_files_to_data_files
+
+        said_of = {"gristmill.sink": load.mark.sink, "gristmill.generation": str(load.mark.generation)}
+        paths = [file.path for file in files]
+        whole = load.mode == "replace" or load.delete
+        if now is not None and not now.table.spec().is_unpartitioned():
+            self._rows(transaction, whole, paths, schema, said_of)
+            return
+        if now is None or (load.mode == "append"):
+            transaction.add_files(paths, said_of, check_duplicate_files=False)
+            return
+        if whole:
+            old = [task.file for task in now.table.scan().plan_files()]
+        else:
+            old, rest = self._rewritten(now, load, schema, files)
+            paths += rest
+        if transaction.table_metadata.name_mapping() is None:
+            mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
+            transaction.set_properties({"schema.name-mapping.default": mapping})
+        with transaction.update_snapshot(snapshot_properties=said_of).overwrite() as snapshot:
+            snapshot.delete_by_predicate(AlwaysTrue())
+            for file in old:
+                snapshot.delete_data_file(file)
+            for file in parquet_files_to_data_files(now.table.io, transaction.table_metadata, iter(paths)):
+                snapshot.append_data_file(file)
+
+    @staticmethod
+    def _rows(transaction: Any, whole: bool, paths: Sequence[str], schema: pa.Schema, said_of: dict[str, str]) -> None:
+        """The rows themselves, which pyiceberg divides by the table's partitions: a commit, whatever its snapshots."""
+        import pyarrow.parquet as pq
+        from pyiceberg.expressions import AlwaysTrue
+
+        if whole and transaction.table_metadata.current_snapshot() is not None:
+            transaction.delete(AlwaysTrue(), snapshot_properties=said_of)
+        for rows in (pq.read_table(path).cast(schema) for path in paths) if paths else [schema.empty_table()]:
+            transaction.append(rows, snapshot_properties=said_of)
+
+    def _rewritten(
+        self, now: Snapshot, load: Load, schema: pa.Schema, files: Sequence[Datafile]
+    ) -> tuple[list[Any], list[str]]:
+        """The table's files that have rows of these keys, and new ones of the other rows in them."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        old: list[Any] = []
+        rest: list[str] = []
+        if not files:
+            return old, rest
+        folder = os.path.join(os.path.dirname(files[0].path), RESTS, str(now.table.metadata.current_snapshot_id))
+        os.makedirs(folder, exist_ok=True)
+        scan = ArrowScan(now.table.metadata, now.table.io, now.table.schema(), AlwaysTrue())
+        with imported("duckdb").connect(":memory:", config={"threads": 2}) as db:
+            low, high = _keys(db, load.key, files)
+            tasks = now.table.scan(row_filter=_between(load.key, low, high, schema)).plan_files()
+            for task in tasks:
+                rows = scan.to_table([task])
+                kept = _others(db, load.key, rows)
+                if len(kept) == len(rows):
+                    continue
+                old.append(task.file)
+                if len(kept):
+                    name = hashlib.sha256(task.file.file_path.encode()).hexdigest()[:24]
+                    path = os.path.join(folder, f"{name}.parquet")
+                    columns = pa.schema([(f.name, f.type) for f in now.schema])
+                    write_parquet(path, RESTS, columns, iter(rows.take(kept).cast(columns).to_batches()))
+                    settled(path)
+                    rest.append(path)
+        LOCAL.sync_folder(folder)
+        return old, rest
+
+
+def _keys(db: Any, key: Sequence[str], files: Sequence[Datafile]) -> tuple[Any, Any]:
+    """Put the keys of staged files into a table; the lowest and the highest of the first of their columns."""
+    names = ", ".join(f"{_quoted(name)} AS k{n}" for n, name in enumerate(key))
+    db.execute(f"CREATE TEMP TABLE keys AS SELECT {names} FROM read_parquet(?)", [[file.path for file in files]])
+    ((low, high),) = db.execute("SELECT min(k0), max(k0) FROM keys").fetchall()
+    return low, high
+
+
+def _others(db: Any, key: Sequence[str], rows: pa.Table) -> pa.ChunkedArray:
+    """The numbers of the rows that have none of the keys."""
+    names = [f"k{n}" for n in range(len(key))]
+    numbered = rows.select(list(key)).rename_columns(names).append_column("n", pa.array(range(len(rows)), pa.int64()))
+    db.register("there", numbered)
+    try:
+        sql = f"SELECT n FROM there ANTI JOIN keys USING ({', '.join(names)}) ORDER BY n"
+        return db.sql(sql).to_arrow_table().column("n")
+    finally:
+        db.unregister("there")
+
+
+def _between(key: Sequence[str], low: Any, high: Any, schema: pa.Schema) -> Any:
+    """A filter of pyiceberg for the files that may have keys in a range."""
+    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
+
+    if low is None or not _literal(schema.field(key[0]).type):
+        return AlwaysTrue()
+    return And(GreaterThanOrEqual(key[0], low), LessThanOrEqual(key[0], high))
+
+
+def _literal(kind: pa.DataType) -> bool:
+    """Whether pyiceberg takes a column's values in filters as Python has them, and compares them as we do."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+# ---------------------------------------------------------------- catalogs
+
+
+def named(place: Place) -> tuple[str, ...]:
+    """The table's identifier. Raises BadJob for an address that has none."""
+    require("pyiceberg", "iceberg", place.shown)
+    parts = urlsplit(place.uri)
+    name = tuple(parts.path.strip("/").split("."))
+    if not parts.netloc or len(name) < 2 or not all(name) or place.name:
+        raise BadJob(f"{place.shown}: name a catalog and a table: iceberg://CATALOG/namespace.table")
+    return name
+
+
+def catalog_of(place: Place) -> Any:
+    """The catalog that an address names."""
+    from pyiceberg.catalog import load_catalog
+
+    parts = urlsplit(place.uri)
+    return load_catalog(parts.netloc, **dict(parse_qsl(parts.query)), **{k: str(v) for k, v in place.options.items()})
+
+
+def loaded(catalog: Any, name: tuple[str, ...]) -> Any:
+    """The newest version of a table; None if there is none."""
+    from pyiceberg.exceptions import NoSuchTableError
+
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        return None
+
+
+def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
+    """The marks of what is in a version."""
+    return tuple(
+        Mark.load(json.dumps(one).encode(), place.shown) for one in json.loads(table.properties.get(MARKS, "[]"))
+    )
+
+
+def arrow_schema(table: Any) -> pa.Schema:
+    """The columns as the files have them."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    found = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return pa.schema([pa.field(f.name, column_type(f.type, _SIMPLE) or f.type, f.nullable) for f in found])
+
+
+@contextlib.contextmanager
+def said(place: Place) -> Iterator[None]:
+    """What the catalog or pyiceberg refuses, in their own words."""
+    from gristmill.errors import GristmillError
+
+    try:
+        yield
+    except GristmillError:
+        raise
+    except Exception as e:  # catalogs raise what their clients do
+        raise StoreUnavailable(f"{place.shown}: Iceberg says: {place.words(e)}") from e
+
+
+class TableReader:
+    """Looks rows up in the newest version, in the files that may have them by its statistics."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+        self._name = named(place)
+        with said(place):
+            self._catalog = catalog_of(place)
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        place = self._place
+        with said(place):
+            table = loaded(self._catalog, self._name)
+            if table is None:
+                raise BadSource(f"{place.shown}: there is no such table: deliver a result there first")
+            mark = next(iter(marks_of(table, place)), None)
+            schema = arrow_schema(table)
+            wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
+            asked_for = asked(keys, wanted, place.shown)
+            found = schema.empty_table() if not keys else self._found(table, asked_for, schema)
+        return mark, restored(found, asked_for, mark)
+
+    @staticmethod
+    def _found(table: Any, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+        import pyarrow.compute as pc
+        from pyiceberg.expressions import In
+
+        name = keys.column_names[0]
+        values = pc.drop_null(keys.column(name))
+        if _literal(values.type) and len(values) <= LISTED:
+            some = In(name, set(values.to_pylist()))
+        else:
+            least = pc.min_max(values).as_py() if _literal(values.type) else {"min": None, "max": None}
+            some = _between([name], least["min"], least["max"], schema)
+        few = [batch.cast(schema) for batch in table.scan(row_filter=some).to_arrow_batch_reader()]
+        return pa.Table.from_batches(few, schema).filter(matching(keys))
+
+    def close(self) -> None:
+        """Nothing is held open."""

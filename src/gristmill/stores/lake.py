@@ -1,0 +1,342 @@
+"""Stores that are tables of a lake: data files, and a log that says which of them are the table. One way to stage,
+publish and drop, over what formats of lakes differ in.
+
+A part becomes a data file in a folder of its generation inside the table's own, where no reader looks, because no entry
+of the log names it. The entry that does so publishes all of them, and the mark with them: nothing is copied then. A
+folder whose files the log has named once is the table's from then on, and only what cleans that up removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from gristmill.arrow.casts import Lossy, lossless
+from gristmill.arrow.schemas import plain, wider
+from gristmill.errors import BadJob, RunFailed, did_you_mean
+from gristmill.files.disk import LOCAL
+from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, is_there
+from gristmill.stores.gate import Gate
+
+PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
+WRITERS = 2  # files that are written at once
+ATTEMPTS = 20  # commits that others are quicker with, one after the other, before it is given up
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A table at one version: its columns, the marks of what is in it, that of the last delivery first, and how often
+    the files of a staging place became its own. `table` is what the format's client calls it.
+    """
+
+    schema: pa.Schema
+    marks: tuple[Mark, ...]
+    committed: Callable[[str], int]
+    table: Any
+
+
+@dataclass(frozen=True)
+class Datafile:
+    """A staged file: of which part, and how many rows."""
+
+    path: str
+    part: str
+    rows: int
+
+
+class Format(Protocol):
+    """What one format of lakes does otherwise than others, for one table. What it refuses is a StoreUnavailable."""
+
+    name: str
+    """As people write it."""
+    suffix: str
+    """How data files end."""
+    joint: str
+    """What is between the name of a staging place and those of its files: a slash, or a dash where a table is flat."""
+
+    def now(self) -> Snapshot | None:
+        """The newest version; None if there is no table."""
+        ...
+
+    def folder(self) -> str:
+        """Where data files are, on this machine."""
+        ...
+
+    def kind(self, kind: pa.DataType) -> pa.DataType | None:
+        """The Arrow type of a column that holds all values of a type; None if there is none."""
+        ...
+
+    def refused(self, now: Snapshot, load: Load) -> str | None:
+        """Why rows cannot be brought to this table in this way, whatever their columns, and the way out."""
+        ...
+
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        """Make a data file of a part, which the file itself names. Threads call it for several parts at once."""
+        ...
+
+    def about(self, path: str) -> Datafile:
+        """What a data file says of itself."""
+        ...
+
+    def commit(
+        self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], marks: Sequence[Mark]
+    ) -> bool:
+        """Make the version after `now`, in which the files are the table's as the load's mode says, `load.stage` is
+        committed once more, and the marks are these. False, and nothing has happened, if another version came first.
+        """
+        ...
+
+    def count(self) -> int:
+        """Rows that readers see."""
+        ...
+
+
+class Lake:
+    """A table of a lake, as a store."""
+
+    def __init__(self, place: Place, form: Format, lock: str) -> None:
+        self._place = place
+        self._form = form
+        self._known: dict[str, Datafile] = {}
+        self._lock, self._gate = lock, Gate(lock, place.shown, PATIENCE)
+
+    # ------------------------------------------------ before
+
+    def check(self, load: Load) -> None:
+        if load.index:
+            raise BadJob(
+                f"{self._place.shown}: index: deliveries to {self._form.name} make none: leave it out, and make it "
+                "there, where it stays"
+            )
+        self._columns(self._form.now(), load)
+
+    def _columns(self, now: Snapshot | None, load: Load) -> pa.Schema:
+        """The columns of the result as the table has them, or will have them. Raises BadJob."""
+        shown, form = self._place.shown, self._form.name
+        there = {} if now is None else {f.name: f for f in now.schema}
+        if now is not None and (why := self._form.refused(now, load)) is not None:
+            raise BadJob(f"{shown}: {why}")
+        fields = []
+        for field in load.schema:
+            own = self._form.kind(plain(field.type))
+            if own is None:
+                raise BadJob(
+                    f"{shown}: column {field.name!r} is {field.type}, which {form} cannot hold without loss: cast it "
+                    "in a step, or leave it out (drop=)"
+                )
+            if there and field.name not in there and not load.evolve:
+                raise BadJob(
+                    f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}: it "
+                    f"has {', '.join(there)}; add it there, leave it out of the result (drop=), or let the delivery "
+                    "add it (evolve=True)"
+                )
+            column = there.get(field.name, pa.field(field.name, own))
+            if not holds(column.type, own):
+                raise BadJob(
+                    f"{shown}: column {field.name!r} is {column.type}, which does not hold the result's {field.type} "
+                    "without loss: change the column's type there, or cast the values in a step"
+                )
+            fields.append(pa.field(field.name, column.type, column.nullable))
+        return pa.schema(fields)
+
+    def live(self, sink: str) -> Mark | None:
+        return _live(self._form.now(), sink)
+
+    # ------------------------------------------------ staging
+
+    def _staging(self, now: Snapshot | None, load: Load) -> str:
+        """What the paths of this generation's files begin with, of which none has ever been committed."""
+        times = 0 if now is None else now.committed(load.stage)
+        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}{self._form.joint}")
+
+    def _files(self, staging: str) -> list[Datafile]:
+        folder, first = os.path.split(staging)
+        names = sorted(n for n in LOCAL.names(folder) if n.startswith(first) and n.endswith(self._form.suffix))
+        return [self._about(os.path.join(folder, name)) for name in names]
+
+    def _about(self, path: str) -> Datafile:
+        """What a staged file says of itself, read once: a path is of one part, and never of another content."""
+        if path not in self._known:
+            self._known[path] = self._form.about(path)
+        return self._known[path]
+
+    def staged(self, load: Load) -> Mapping[str, int]:
+        return {file.part: file.rows for file in self._files(self._staging(self._form.now(), load))}
+
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        now = self._form.now()
+        staging, schema = self._staging(now, load), self._columns(now, load)
+        folder = os.path.dirname(f"{staging}x")
+        LOCAL.make_folder(folder)
+        with ThreadPoolExecutor(min(WRITERS, len(parts) or 1)) as writers:
+            list(writers.map(lambda part: self._stage(now, staging, schema, part), parts))
+        LOCAL.sync_folder(folder)
+
+    def _stage(self, now: Snapshot | None, staging: str, schema: pa.Schema, part: Part) -> None:
+        name = hashlib.sha256(part.id.encode()).hexdigest()[:24]
+        target, made = f"{staging}{name}{self._form.suffix}", f"{staging}{name}.tmp"
+        if os.path.exists(target):
+            return
+        self._form.write(now, made, part.id, schema, self._cast(part, schema))
+        settled(made)
+        os.replace(made, target)  # a part is whole, or not there
+
+    def _cast(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for batch in part.batches():
+            columns = []
+            for field in schema:
+                try:
+                    columns.append(lossless(batch.column(field.name), field.type))
+                    if columns[-1].null_count and not field.nullable:
+                        raise Lossy("it has nulls, which the table does not take")
+                except (Lossy, pa.ArrowException) as e:
+                    raise RunFailed(f"{self._place.shown}: column {field.name!r} of {part.path}: {e}") from e
+            yield pa.record_batch(columns, schema=schema)
+
+    def count(self, load: Load | None) -> int:
+        return self._form.count() if load is None else sum(self.staged(load).values())
+
+    # ------------------------------------------------ the atomic step
+
+    def publish(self, load: Load) -> None:
+        with self._alone():
+            for _ in range(ATTEMPTS):
+                now = self._form.now()
+                if is_there(_live(now, load.mark.sink), load.mark, self._place.shown):
+                    return
+                whole = load.mode == "replace" or load.delete  # the rows of all others go, and so do their marks
+                others = () if now is None or whole else (m for m in now.marks if m.sink != load.mark.sink)
+                files = self._files(self._staging(now, load))
+                if sum(file.rows for file in files) != load.mark.rows:
+                    raise RunFailed(f"{self._place.shown}: what was staged is not there any more: run again")
+                if self._form.commit(now, load, self._columns(now, load), files, (load.mark, *others)):
+                    return
+        raise StoreUnavailable(
+            f"{self._place.shown}: others have written there {ATTEMPTS} times while this was to be committed: run again"
+        )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other deliverer on this machine commits or removes files meanwhile."""
+        os.makedirs(os.path.dirname(self._lock), exist_ok=True)
+        self._gate.hold()
+        try:
+            yield
+        finally:
+            self._gate.release()
+
+    def drop(self, load: Load, *, this: bool = False) -> None:
+        folder, joint = self._form.folder(), self._form.joint
+        found = [name for name in LOCAL.names(folder) if name.startswith(load.places)]
+        if not found:
+            return
+        with self._alone():
+            now = self._form.now()
+            for name in found:
+                stage, _, number = name.partition(joint)[0].rpartition("_")
+                if now is not None and number.isdigit() and now.committed(stage) >= int(number):
+                    continue  # the table's own, also if a later version no longer has it
+                if this or stage != load.stage:
+                    path = os.path.join(folder, name)
+                    (LOCAL.remove_folder if os.path.isdir(path) else LOCAL.remove)(path)
+
+    def close(self) -> None:
+        self._gate.release()
+
+
+def settled(path: str) -> None:
+    """Put a file's content on the disk, before any log names it."""
+    with open(path, "rb+") as file:
+        LOCAL.sync(file)
+
+
+def _live(now: Snapshot | None, sink: str) -> Mark | None:
+    return None if now is None else next((mark for mark in now.marks if mark.sink == sink), None)
+
+
+def holds(there: pa.DataType, own: pa.DataType) -> bool:
+    """Whether a column of the type `there` holds all values of the type `own`."""
+    return bool(there == own or wider(there, own) == there)
+
+
+# ---------------------------------------------------------------- types
+
+SIMPLE: Mapping[pa.DataType, pa.DataType] = {
+    **{k: k for k in (pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64())},
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    **dict.fromkeys((pa.string(), pa.large_string()), pa.string()),
+    **dict.fromkeys((pa.binary(), pa.large_binary()), pa.binary()),
+    **dict.fromkeys((pa.date32(), pa.date64()), pa.date32()),
+    pa.null(): pa.int32(),
+}  # types of single values, and those of columns that hold them, where formats agree
+
+
+def column_type(kind: pa.DataType, simple: Mapping[pa.DataType, pa.DataType]) -> pa.DataType | None:
+    """The type of a column that holds all values of a type, in formats whose times have microseconds; None if there is
+    none.
+    """
+    t = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return column_type(kind.storage_type, simple)
+    if kind in simple:
+        return simple[kind]
+    if t.is_fixed_size_binary(kind):
+        return pa.binary()
+    if t.is_timestamp(kind) and kind.unit != "ns":
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if t.is_decimal(kind) and kind.precision <= 38 and 0 <= kind.scale <= kind.precision:
+        return pa.decimal128(kind.precision, kind.scale)
+    if t.is_fixed_size_list(kind) or t.is_list(kind) or t.is_large_list(kind):
+        inner = column_type(kind.value_type, simple)
+        return None if inner is None else pa.list_(pa.field("element", inner))
+    if t.is_map(kind):
+        pair = column_type(kind.key_type, simple), column_type(kind.item_type, simple)
+        return None if None in pair else pa.map_(*pair)
+    if t.is_struct(kind) and kind.num_fields:
+        fields = [(f.name, column_type(f.type, simple)) for f in kind]
+        return None if any(k is None for _, k in fields) else pa.struct(fields)
+    return None
+
+
+# ---------------------------------------------------------------- Parquet
+
+PART = b"gristmill.part"
+
+
+def write_parquet(path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    """A Parquet file that any reader of lakes knows."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetWriter(path, schema, store_schema=False) as writer:
+        writer.add_key_value_metadata({PART.decode(): part})
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def parquet_about(path: str) -> Datafile:
+    """What a file says that `write_parquet` made."""
+    import pyarrow.parquet as pq
+
+    about = pq.read_metadata(path)
+    return Datafile(path, about.metadata[PART].decode(), about.num_rows)
+
+
+def parquet_batches(files: Sequence[Datafile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of staged files."""
+    import pyarrow.parquet as pq
+
+    for file in files:
+        with pq.ParquetFile(file.path) as reader:
+            for batch in reader.iter_batches():
+                yield batch.cast(schema)

@@ -1,0 +1,342 @@
+"""Lance tables in a folder of this machine, as LanceDB has them. The parts of a result become data files of the table,
+a fragment each, and one commit makes them visible.
+
+The marks are a property of that commit, and metadata of the table's schema, which outlasts the commits that a table
+forgets. A commit is made on the version that was looked at, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from gristmill.arrow.schemas import is_string, unwritable
+from gristmill.errors import BadJob, BadSource, GristmillError
+from gristmill.process.extras import require
+from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.lake import Datafile, Lake, Snapshot
+from gristmill.stores.lookup import asked, keyed, matching, restored
+
+NOTE = "gristmill"  # of a commit and of a schema: what is in it of deliveries
+PART = "gristmill.part"
+BATCH = 8192  # rows of a data file that are read together
+VERSIONS, DATA = "_versions", "data"
+LISTED = 1000  # keys that are asked for one by one, for which an index is used; for more the key columns are read
+_REFUSED = (
+    pa.types.is_union,
+    pa.types.is_interval,
+    pa.types.is_map,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
+
+class Lance:
+    """`lance:///FOLDER#table`, or `lance://FOLDER#table` for a path relative to the current folder: the table of a
+    LanceDB database. Without `#table` the folder is the table.
+    """
+
+    name: ClassVar[str] = "lance"
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
+    keyed: ClassVar[bool] = False
+    embedded: ClassVar[bool] = True
+
+    @staticmethod
+    def open(place: Place) -> Store:
+        """The table, which is made by the first delivery, with the folder of its database."""
+        _package(place)
+        path = _path(place)
+        if not os.path.isdir(above := os.path.dirname(place.path)):
+            raise BadJob(f"{place.shown}: there is no folder {above}: make it, or give another path")
+        if os.path.isdir(path) and not os.path.isdir(os.path.join(path, VERSIONS)) and set(os.listdir(path)) - {DATA}:
+            raise BadJob(f"{place.shown}: {path} has other files in it, and is no Lance table: give another path")
+        return Lake(place, Table(place), path)
+
+    @staticmethod
+    def reader(place: Place, key: tuple[str, ...]) -> Reader:
+        """Opens the newest version for each call."""
+        _package(place)
+        return TableReader(place, key)
+
+
+_: type[StoreKind] = Lance  # for mypy
+
+
+def _package(place: Place) -> Any:
+    return require("lance", "lance", place.shown)
+
+
+def _path(place: Place) -> str:
+    """The folder of the table."""
+    if os.sep in place.name or place.name.startswith("."):
+        raise BadJob(f"{place.shown}: {place.name!r} is no name of a table: give letters, digits, - and _")
+    return os.path.join(place.path, f"{place.name}.lance") if place.name else place.path
+
+
+class Table:
+    """What Lance does otherwise than other lakes."""
+
+    name = "Lance"
+    suffix = ".lance"
+    joint = "-"
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._path = _path(place)
+
+    def folder(self) -> str:
+        return os.path.join(self._path, DATA)
+
+    def now(self) -> Snapshot | None:
+        with said(self._place):
+            table = opened(self._place)
+            if table is None:
+                return None
+            note = note_of(table)
+            schema = pa.schema([pa.field(f.name, f.type, f.nullable) for f in table.schema])
+            return Snapshot(schema, marks_of(note, self._place), lambda s: note.places.get(s, 0), table)
+
+    def kind(self, kind: pa.DataType) -> pa.DataType | None:
+        return None if unwritable(kind) or not _held(kind) else pa.int32() if pa.types.is_null(kind) else kind
+
+    def refused(self, now: Snapshot, load: Load) -> str | None:
+        if now.table.data_storage_version in ("0.1", "legacy"):
+            return "is in the oldest format of Lance, which takes no files made elsewhere: rewrite it"
+        return None
+
+    def write(
+        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        from lance.file import LanceFileWriter
+
+        with said(self._place):
+            writer = LanceFileWriter(path, schema, version=None if now is None else now.table.data_storage_version)
+            writer.add_schema_metadata(PART, part)
+            for batch in batches:
+                writer.write_batch(batch)
+            writer.close()
+
+    def about(self, path: str) -> Datafile:
+        from lance.file import LanceFileReader
+
+        with said(self._place):
+            about = LanceFileReader(path).metadata()
+            return Datafile(path, about.schema.metadata[PART.encode()].decode(), about.num_rows)
+
+    def count(self) -> int:
+        now = self.now()
+        with said(self._place):
+            return 0 if now is None else int(now.table.count_rows())
+
+    # ------------------------------------------------ committing
+
+    def commit(
+        self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], marks: Sequence[Mark]
+    ) -> bool:
+        lance = _package(self._place)
+        from lance.commit import CommitConflictError
+
+        with said(self._place):
+            try:
+                table = None if now is None else self._with_columns(now, schema)
+                noted = self._noted(now, table, load, marks)
+                operation = self._operation(table, load, schema, files, noted)
+                transaction = lance.Transaction(table.version if table else 0, operation, transaction_properties=noted)
+                done = lance.LanceDataset.commit(table or self._path, transaction, max_retries=0)
+            except (CommitConflictError, OSError):
+                found = opened(self._place)
+                if found is not None and (table is None or found.version > table.version):
+                    return False
+                raise
+            if not isinstance(operation, lance.LanceOperation.Overwrite | lance.LanceOperation.Merge):
+                done.update_schema_metadata(noted)
+            if table is not None and table.describe_indices():
+                done.optimize.optimize_indices()  # which are not of the new rows before
+        return True
+
+    @staticmethod
+    def _with_columns(now: Snapshot, schema: pa.Schema) -> Any:
+        """The table with the new columns, null in all rows: a version of their own, as data files name columns by the
+        numbers that a table gives them.
+        """
+        if new := [f for f in schema if f.name not in now.schema.names]:
+            now.table.add_columns(pa.schema(new))
+        return now.table
+
+    @staticmethod
+    def _noted(now: Snapshot | None, table: Any, load: Load, marks: Sequence[Mark]) -> dict[str, str]:
+        """What a version notes of deliveries."""
+        places = {} if now is None else dict(note_of(now.table).places)
+        places[load.stage] = places.get(load.stage, 0) + 1
+        bodies = [json.loads(mark.dump()) for mark in marks]
+        return {NOTE: json.dumps({"version": table.version + 1 if table else 1, "marks": bodies, "places": places})}
+
+    def _operation(
+        self, table: Any, load: Load, schema: pa.Schema, files: Sequence[Datafile], noted: dict[str, str]
+    ) -> Any:
+        """What is to be committed. Rows that are added come with the note in the schema; others, which may come twice,
+        in a kind of commit that keeps indices.
+        """
+        from lance import LanceOperation
+        from lance.schema import LanceSchema
+
+        if table is None:
+            numbers = _numbers(LanceSchema.from_pyarrow(schema).fields())
+            return LanceOperation.Overwrite(schema.with_metadata(noted), [self._first(f, numbers) for f in files])
+        there = table.get_fragments()
+        if load.mode == "upsert" and not load.delete:
+            merge = table.merge_insert(list(load.key)).when_matched_update_all().when_not_matched_insert_all()
+            rows = pa.RecordBatchReader.from_batches(schema, self._batches(files, schema))
+            return merge.execute_uncommitted(rows)[0].operation if files else LanceOperation.Update()
+        new = [self._added(table, file) for file in files]
+        if load.mode != "append":
+            gone = [fragment.fragment_id for fragment in there]
+            return LanceOperation.Update(removed_fragment_ids=gone, new_fragments=new)
+        known = [fragment.fragment_id for fragment in there]
+        known += [n for index in table.describe_indices() for segment in index.segments for n in segment.fragment_ids]
+        for number, fragment in enumerate(new, max(known, default=-1) + 1):
+            fragment.id = number
+        return LanceOperation.Merge([*(f.metadata for f in there), *new], _with_metadata(table.lance_schema, noted))
+
+    def _added(self, table: Any, file: Datafile) -> Any:
+        """A data file as a fragment of a table."""
+        from lance.fragment import DataFile, FragmentMetadata
+
+        return FragmentMetadata(0, [DataFile.create(table, os.path.basename(file.path))], file.rows)
+
+    def _first(self, file: Datafile, numbers: Sequence[int]) -> Any:
+        """A data file as a fragment of a table that is not there yet, whose columns will have these numbers."""
+        from lance.file import LanceFileReader
+        from lance.fragment import DataFile, FragmentMetadata
+
+        about, columns = LanceFileReader(file.path).metadata(), list(range(len(numbers)))
+        versions = about.major_version, about.minor_version
+        size = os.path.getsize(file.path)
+        made = DataFile(os.path.basename(file.path), list(numbers), columns, *versions, file_size_bytes=size)
+        return FragmentMetadata(0, [made], file.rows)
+
+    @staticmethod
+    def _batches(files: Sequence[Datafile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        from lance.file import LanceFileReader
+
+        for file in files:
+            for batch in LanceFileReader(file.path).read_all(batch_size=BATCH).to_batches():
+                yield batch.replace_schema_metadata(None).cast(schema)
+
+
+def _numbers(fields: Sequence[Any]) -> list[int]:
+    """The numbers of the columns that files have: those of values, not of structs and lists."""
+    return [n for f in fields for n in (_numbers(f.children()) or [f.id()])]
+
+
+def _with_metadata(schema: Any, metadata: Mapping[str, str]) -> Any:
+    """Lance's schema, which has the numbers of columns, with more metadata; it can only be made from its parts."""
+    make, (before, *fields) = schema.__reduce__()
+    added = {name: list(value.encode()) for name, value in metadata.items()}
+    return make(json.dumps({**json.loads(before), **added}), *fields)
+
+
+def opened(place: Place) -> Any:
+    """The newest version of the table; None if there is none."""
+    path = _path(place)
+    return _package(place).dataset(path) if os.path.isdir(os.path.join(path, VERSIONS)) else None
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a version says of deliveries: since which it holds, the bodies of marks, and staging places committed."""
+
+    version: int = 0
+    marks: Sequence[Mapping[str, Any]] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
+
+
+def note_of(table: Any) -> Note:
+    """The note of the last delivery: that of its commit, if nobody has written it into the schema yet."""
+    said_of = (table.schema.metadata or {}).get(NOTE.encode())
+    note = Note() if said_of is None else Note(**json.loads(said_of))
+    for version in range(table.version, note.version, -1):
+        with contextlib.suppress(OSError, ValueError):  # versions may have been cleaned up
+            transaction = table.read_transaction(version)
+            if transaction is not None and (later := (transaction.transaction_properties or {}).get(NOTE)):
+                return Note(**json.loads(later))
+    return note
+
+
+def marks_of(note: Note, place: Place) -> tuple[Mark, ...]:
+    """The marks of what is in a version, that of the last delivery first."""
+    return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in note.marks)
+
+
+@contextlib.contextmanager
+def said(place: Place) -> Iterator[None]:
+    """What Lance refuses, in its own words."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as e:
+        if isinstance(e, GristmillError):
+            raise
+        raise StoreUnavailable(f"{place.shown}: Lance says: {place.words(e)}") from e
+
+
+def _held(kind: pa.DataType) -> bool:
+    """Whether Lance holds values of a type, at any depth."""
+    inner = [kind.field(n).type for n in range(kind.num_fields)]
+    return not any(is_one(kind) for is_one in _REFUSED) and all(_held(one) for one in inner)
+
+
+def _named(name: str) -> str:
+    """A column in a filter."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _literals(values: pa.ChunkedArray) -> Iterator[str]:
+    """Numbers and texts in a filter."""
+    for value in values.to_pylist():
+        yield (
+            "NULL" if value is None else "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+        )
+
+
+class TableReader:
+    """Looks rows up in the newest version, by an index of the key column if there is one."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        place = self._place
+        with said(place):
+            table = opened(place)
+            if table is None:
+                raise BadSource(f"{place.shown}: there is no such table: deliver a result there first")
+            mark = next(iter(marks_of(note_of(table), place)), None)
+            types = {f.name: f.type for f in table.schema}
+            wanted = keyed(place.shown, self._key or (mark.key if mark else ()), types)
+            asked_for = asked(keys, wanted, place.shown)
+            found = self._found(table, asked_for) if keys else table.schema.empty_table()
+        return mark, restored(found, asked_for, mark)
+
+    @staticmethod
+    def _found(table: Any, keys: pa.Table) -> pa.Table:
+        kinds = [field.type for field in keys.schema]
+        if keys.num_rows <= LISTED and all(pa.types.is_integer(k) or is_string(k) for k in kinds):
+            some = (f"{_named(n)} IN ({', '.join(_literals(keys.column(n)))})" for n in keys.column_names)
+            return table.to_table(filter=" AND ".join(some))
+        places: list[int] = []
+        first = 0
+        for batch in table.scanner(columns=keys.column_names).to_batches():  # in the order of the rows
+            numbered = pa.table(batch).append_column("", pa.array(range(first, first + batch.num_rows), pa.int64()))
+            places += numbered.filter(matching(keys)).column("").to_pylist()
+            first += batch.num_rows
+        return table.take(places)
+
+    def close(self) -> None:
+        """Nothing is held open."""
