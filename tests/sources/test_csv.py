@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import gristmill as gm
 from gristmill.errors import BadJob, BadSource
 from gristmill.sources.csvrecords import Dialect
+from gristmill.sources.lines import pieces
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": lambda b: pa.compress(b, "zstd", asbytes=True)}
 CELL = st.lists(st.sampled_from(["a", "b", ",", '"', ";", "\n", "\r\n", " ", "\t", "'", "ü", "π"]), max_size=8).map(
@@ -336,3 +339,55 @@ def test_where_and_columns(scratch: Any, planned: Any) -> None:
     assert (read.pylist(), read.filtered, len(read.bad)) == ([{"i": 1}, {"i": 3}], 1, 1)
     (block,) = plan.blocks(columns=[])
     assert len(block.position) == 3
+
+
+class Bytes:
+    """A stream of these bytes."""
+
+    path = "x"
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self, at: int, count: int) -> bytes:
+        """See Stream."""
+        return self.data[at : at + count]
+
+
+@given(
+    st.lists(
+        st.sampled_from(['"', ",", "\n", "\r\n", "a", '"a"', ',"', '",', '"\n', "\ufeff", '\ufeff"']), max_size=30
+    ),
+    st.sampled_from([1, 3, 7, 1 << 20]),
+)
+def test_where_records_end_does_not_depend_on_where_reading_begins(parts: list[str], block: int) -> None:
+    """A byte order mark is one at the beginning of a file; elsewhere it is a character, and a quote after it, too."""
+    data, dialect = "".join(parts).encode(), Dialect(b",", b'"')
+
+    def records(start: int, block: int) -> list[tuple[int, bytes]]:
+        stream: Any = Bytes(data)
+        some = [p.lines() for p in pieces(stream, start, len(data), len(data), block, dialect.ends)]
+        return [(int(one.position[i]), one.line(i)) for one in some for i in range(len(one))]
+
+    whole = records(0, 1 << 20)
+    assert records(0, block) == whole
+    for position, _ in whole:
+        assert records(position, block) == [r for r in whole if r[0] >= position]
+
+
+@pytest.mark.parametrize("shard_rows", [100, 100_000])
+def test_values_that_begin_with_a_byte_order_mark(tmp_path: Path, shard_rows: int) -> None:
+    """Each keeps it, wherever a shard, a block or a record after a bad one begins."""
+    rows = [f"\ufeffkey{'x' * 100},{i}" if i % 500 else "bad" for i in range(2000)]
+    (tmp_path / "in.csv").write_text("\n".join(["id,a", *rows]), encoding="utf-8")
+    options: dict[str, Any] = {"types": {"id": "string"}, "workers": 0, "gates": {"min_ok": 0}}
+    report = gm.apply(
+        str(tmp_path / "in.csv"), tmp_path / "out", fn=lengths, keep=["id", "a"], shard_rows=shard_rows, **options
+    )
+    assert (report.rows_ok, report.rows_dead) == (1996, 4)
+    assert set(report.read().to_table()["n"].to_pylist()) == {104}
+
+
+def lengths(batch: dict[str, Any]) -> dict[str, Any]:
+    """Of the ids."""
+    return {"n": [len(value) for value in batch["id"]]}

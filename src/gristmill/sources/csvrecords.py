@@ -81,7 +81,7 @@ class Dialect:
     def _astray(self, record: bytes) -> str:
         d, q = re.escape(self.delimiter), re.escape(self.quote)
         field = re.compile(b"%b([^%b]*(?:%b%b[^%b]*)*)(?:%b([^%b\n]*)|\\Z)|[^%b\n]*" % (q, q, q, q, q, q, d, d))
-        at = 3 if record.startswith(b"\xef\xbb\xbf") else 0
+        at = 0
         while at <= len(record) and (found := field.match(record, at)):
             inside, after = found[1], found[2]
             if inside is not None and (lines := (inside if found[2] is not None else inside.rstrip()).count(b"\n")):
@@ -97,7 +97,7 @@ class Dialect:
         """Whether every quote opens or closes a field or is one of a doubled pair, so that counting them is enough."""
         before = self._at(octets, quotes[0::2] - 1, self.delimiter + b"\n")
         before[1:] |= quotes[0::2][1:] == quotes[1::2][: len(before) - 1] + 1  # the second of a pair
-        if quotes[0] == 0 or (quotes[0] == 3 and octets[:3].tobytes() == b"\xef\xbb\xbf"):
+        if quotes[0] == 0:
             before[0] = True
         if not before.all():
             return False
@@ -126,8 +126,6 @@ class Dialect:
 
     def _one_by_one(self, data: bytes) -> np.ndarray:
         pattern, at, ends = self._record(), 0, []
-        if data.startswith(b"\xef\xbb\xbf"):
-            at = 3
         while at < len(data):
             found = pattern.match(data, at)
             if found is None or found.lastindex is not None or data[found.end() - 1 : found.end()] != b"\n":

@@ -12,7 +12,7 @@ from gristmill.errors import BadSource
 from gristmill.sources.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.csvrecords import Dialect
-from gristmill.sources.lines import Lines
+from gristmill.sources.lines import BOM, Lines
 from gristmill.sources.numbers import far, misread, sound, zone_of
 
 if TYPE_CHECKING:
@@ -202,9 +202,12 @@ class Fields:
         part = np.arange(len(found)) if part is None else part
         first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
         longest = int((found.stop[part] - found.start[part]).max())
+        data: Any = pa.py_buffer(found.data)[first:last]
+        if found.data.startswith(BOM, first):  # a value's own: of two, pyarrow takes one away
+            data = pa.py_buffer(BOM + found.data[first:last])
         convert: dict[str, Any] = {"include_columns": list(types), "column_types": dict(types)} if types else {}
         return pcsv.read_csv(
-            pa.BufferReader(pa.py_buffer(found.data)[first:last]),
+            pa.BufferReader(data),
             read_options=pcsv.ReadOptions(column_names=list(names), block_size=max(_PARSE, longest + 16)),
             parse_options=pcsv.ParseOptions(
                 delimiter=dialect.delimiter.decode(),

@@ -138,7 +138,8 @@ def _piece(stream: Stream, at: int, stop: int, extent: int, block_bytes: int, en
         more = stream.read(at + len(data), min(count, extent - at - len(data))) if at + len(data) < extent else b""
         data = data + more if data else more
         over = not more or at + len(data) >= extent
-        found = ends(data)
+        mark = len(BOM) if at == 0 and data.startswith(BOM) else 0  # elsewhere it is a character like others
+        found = ends(data[mark:]) + mark if mark else ends(data)
         if over and data and (not len(found) or found[-1] != len(data) - 1):
             found = np.append(found, len(data))  # the last record of a file may have no newline
         if len(found) or over:
