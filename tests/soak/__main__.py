@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -29,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--times", type=int, help="how many: sieges, cases, driver starts or reads")
     parser.add_argument("--folder", help="where; default in memory")
     a = parser.parse_args(argv)
+    # A shell has what it starts in the background ignore interrupts, which runs would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     root = Path(tempfile.mkdtemp(prefix=f"gristmill-{a.what}-", dir=a.folder or _memory()))
     without = tuple(a.without.split(",")) if a.without else ()
     if a.what in ("races", "readers"):
