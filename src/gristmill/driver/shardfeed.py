@@ -199,9 +199,8 @@ class ShardFeed:
 
     def _distrust(self, also: str = "") -> None:
         failure = next(iter(self._doubted.values()))
-        self.fatal = self.fatal or RunFailed(
-            f"{failure.who} fails on every row tried{also} ({failure.type}: {failure.message})\n{failure.traceback}"
-        )
+        told = f"{failure.who} fails on every row tried{also} ({failure.type}: {failure.message})\n{failure.traceback}"
+        self.fatal = self.fatal or RunFailed(told.rstrip())
 
     # ------------------------------------------------ the run tells
 

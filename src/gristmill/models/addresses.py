@@ -5,7 +5,7 @@ clock alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 BASE = 0.5  # seconds for which an address is left out at first; twice as long each time
@@ -25,8 +25,8 @@ class Address:
 
 
 class Addresses:
-    """Those of an endpoint. One that fails is left out for up to `most` seconds at a time. A single one rests only if
-    it says so itself: its requests are sent again one by one.
+    """Those of an endpoint. One that fails is left out for up to `most` seconds at a time; so is one that refuses what
+    others answer. A single one rests only if it says so itself: its requests are sent again one by one.
     """
 
     def __init__(self, urls: Sequence[str], most: float) -> None:
@@ -39,9 +39,12 @@ class Addresses:
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(self, now: float) -> Address | None:
-        """The least busy one that is well, for a request; of one that failed, a single request finds out."""
-        free = [a for a in self._all if a.rests_until <= now and not (self._left_out(a) and a.tried)]
+    def take(self, now: float, but: Collection[str] = ()) -> Address | None:
+        """The least busy one that is well, for a request, and none of `but`; of one that failed, a single request finds
+        out.
+        """
+        asked = [a for a in self._all if a.url not in but]
+        free = [a for a in asked if a.rests_until <= now and not (self._left_out(a) and a.tried)]
         found = min(free, key=lambda a: (not self._left_out(a), a.flying), default=None)
         if found is not None and self._left_out(found):
             found.tried = True
@@ -67,6 +70,11 @@ class Addresses:
             address.rested = now
             pause = random.uniform(0.5, 1.0) * min(self._most, BASE * 2.0 ** min(address.failures - 1, 10))
             address.rests_until = max(address.rests_until, now + pause)
+
+    def refused(self, address: Address, now: float, sent: float) -> None:
+        """It refused a request, which may be answered elsewhere: one that is left out shows no more than that by it."""
+        if self._left_out(address):
+            self.failed(address, now, sent, None)
 
     def answered(self, address: Address, sent: float) -> None:
         """It answered a request that was sent at that time."""

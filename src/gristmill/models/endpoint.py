@@ -7,10 +7,11 @@ import contextlib
 import datetime
 import email.utils
 import json
+import math
 import random
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -19,9 +20,11 @@ from gristmill.job.secret import Secret, scrub, scrub_values
 from gristmill.job.uris import redact
 from gristmill.models.addresses import Address, Addresses
 from gristmill.models.pace import Beat, Pace
+from gristmill.models.refusals import Refusals
 from gristmill.models.room import Room
 from gristmill.models.vendors import OPENAI, Vendor
 from gristmill.process.extras import require
+from gristmill.process.failure import Outside
 
 if TYPE_CHECKING:
     import aiohttp
@@ -59,11 +62,13 @@ LONGEST = {
 MOST_WHY = 100  # characters of a failure, in progress
 MOST_USED = 10**9  # tokens of one request: more is no number of tokens
 MOST_LOOK = 10.0  # seconds in which it has to be answered
-MOST_AGAIN = 1 << 16  # bytes of a request that was answered, to be sent once more
+MOST_AGAIN = 1 << 20  # bytes of a request that was answered, to be sent once more
+MOST_AFTER = 86_400.0  # seconds for which an endpoint may ask to be left alone: more is no such time, but taken as that
+ELSEWHERE = 2.0  # seconds in which another address may be well, for a request that one has refused
 SAID = (3, 5, 10, 20, 30)  # seconds without an answer at which that is told; then each minute
 
 
-class Refused(Exception):
+class Refused(Outside):
     """The endpoint refuses this request, and would again: with which status and code, and its reply if that is JSON.
     `used` is what its row has taken all the same (contract.USED).
     """
@@ -77,7 +82,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Unanswered(Exception):
+class Unanswered(Outside):
     """The request was sent again until its time was over."""
 
 
@@ -200,13 +205,14 @@ class Endpoint:
         self._looked = float("-inf")  # when it was last asked whether it answers at all
         self._answered_last: Mapping[str, Any] = {}  # a request, by the form of `path`
         self._answered_path = ""
+        self._refusals = Refusals()
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
     async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
-        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. `path` is
-        one of REPLIES. Raises Refused, Unanswered, and BadModel or RunFailed for what no other row would be answered
-        either.
+        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one; it may be
+        one that holds nothing (see `holds`), and was paid for all the same. `path` is one of REPLIES. Raises Refused,
+        Unanswered, and BadModel or RunFailed for what no other row would be answered either.
         """
         try:
             if not self._answered:
@@ -236,13 +242,16 @@ class Endpoint:
         tokens = min(tokens, self._tokens.most)  # whatever a request says of itself, it waits a minute at most
         tries, taken = 0, 0.0  # seconds in flight and resting: waiting for others is not the request's fault
         data = json.dumps(body).encode()
+        refusing: dict[
+            str, tuple[Address, float]
+        ] = {}  # the addresses that have refused it, and when it was sent there
         while True:
             tries += 1
             try:
                 async with self._slots:  # not held by what waits to be sent again
                     self._go_on()
                     await self._turn(tokens)
-                    address = await self._address()
+                    address = await self._address(refusing)
                     sent = time.monotonic()
                     found = await self._sent(address, path, data)
             except Later as later:
@@ -260,13 +269,20 @@ class Endpoint:
                 taken += wait
                 continue
             except (Refused, Forbidden) as e:
-                self._addresses.answered(address, sent)
-                if isinstance(e, Refused):
-                    self._well(address, sent)
+                if address.url not in refusing and len(refusing) + 1 < len(self._addresses):
+                    refusing[address.url] = address, sent
+                    self._addresses.refused(address, time.monotonic(), sent)
+                    continue  # perhaps the fault is that of the address
+                refusing[address.url] = address, sent
+                await self._refused_by(refusing, e)
                 raise
             self._well(address, sent)
-            if len(data) <= MOST_AGAIN:
-                self._answered_path, self._answered_last = path, body
+            for other, when in refusing.values():
+                self._addresses.failed(other, time.monotonic(), when, None)
+            if holds(found, REPLIES[path]):
+                self._refusals.none()
+                if len(data) <= MOST_AGAIN:
+                    self._answered_path, self._answered_last = path, body
             self._room.answered(time.monotonic(), self._slots.flying + 1)
             self._tokens.more((sum(tokens_in(found)) or tokens) - tokens)
             return found
@@ -277,11 +293,20 @@ class Endpoint:
 
     # ------------------------------------------------ addresses, and whether anybody answers
 
-    async def _address(self) -> Address:
-        while (found := self._addresses.take(time.monotonic())) is None:
-            await asyncio.sleep(min(LOOK, max(0.01, self._addresses.rest(time.monotonic()))))
+    async def _address(self, refusing: Collection[str]) -> Address:
+        """The next one to be asked, for a while none of those that were `refusing` the request. Raises RunFailed if all
+        want to be left alone for longer than a request may take.
+        """
+        until = time.monotonic() + ELSEWHERE
+        while True:
+            now = time.monotonic()
+            if (found := self._addresses.take(now, refusing if now < until else ())) is not None:
+                return found
+            rest = self._addresses.rest(now)
+            if rest > self._limit:
+                self._left_alone(rest, "")
+            await asyncio.sleep(min(LOOK, max(0.01, rest)))
             self._go_on()
-        return found
 
     def _well(self, address: Address, sent: float) -> None:
         """The endpoint has answered a request."""
@@ -325,19 +350,24 @@ class Endpoint:
         a request may take.
         """
         rest = self._addresses.rest(time.monotonic())
-        if rest > self._limit:  # as only the endpoint itself asks for
-            at = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=rest)
-            self.stop(
-                RunFailed(
-                    f"{redact(address.url)} asks to be left alone until {at:%Y-%m-%d %H:%M:%S} ({rest:,.0f} s), which "
-                    f"is longer than batch_timeout: {later.why}; what is answered is kept: run again then"
-                )
-            )
+        if rest > self._limit:
+            self._left_alone(rest, f": {later.why}")
         if not rest and tries < len(self._addresses):
             return 0.0  # another one may answer at once
         if rest and later.after is not None:
             return rest
         return max(rest, random.uniform(0, min(self._most, BASE * 2.0 ** min(tries - 1, 10))))
+
+    def _left_alone(self, rest: float, why: str) -> NoReturn:
+        """Stop, as the address that may be asked first asks to be left alone for so long."""
+        at = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=rest)
+        url = redact(min(self._addresses, key=lambda address: address.rests_until).url)
+        self.stop(
+            RunFailed(
+                f"{url} asks to be left alone until {at:%Y-%m-%d %H:%M:%S} ({rest:,.0f} s), which is longer than "
+                f"batch_timeout{why}; what is answered is kept: run again then"
+            )
+        )
 
     async def _given_up(self, own: Unanswered, path: str, body: Mapping[str, Any]) -> None:
         """A request, or all, had no answer for as long as they may. Returns if it is this request alone: the endpoint
@@ -358,34 +388,43 @@ class Endpoint:
             )
 
     async def _answers_small(self, path: str, body: Mapping[str, Any], seconds: float) -> bool:
-        """Whether the endpoint answers, if only to refuse it, the smallest request of a form, or the first token of one
-        that it has answered: asked once, and again for so many seconds.
+        """Whether the endpoint answers the smallest request of a form (if only to refuse it, as long as none was
+        answered), or one that it has answered: asked once, and again for so many seconds.
         """
         self._looked = time.monotonic()
-        small = [(path, {"model": body.get("model"), **{name: SMALL[name] for name in SMALL if name in body}})]
-        if self._answered_last:
-            small.append((self._answered_path, dict(self._answered_last)))
+        smallest = {"model": body.get("model"), **{name: SMALL[name] for name in SMALL if name in body}}
+        asked = [(path, _of_one_token(path, smallest)), *self._known()]
         until = time.monotonic() + seconds
         while True:
-            for form, asked in small:
+            for form, one in asked:
                 for address in self._addresses:
-                    if await self._answers(address, form, _of_one_token(form, asked)):
+                    refused = await self._refuses(address, form, one)
+                    if refused is False or (refused and not self._answered_last):
                         return True
             if (left := until - time.monotonic()) <= 0:
                 return False
             await asyncio.sleep(min(left, BASE))
 
-    async def _answers(self, address: Address, path: str, body: Mapping[str, Any]) -> bool:
+    def _known(self) -> list[tuple[str, dict[str, Any]]]:
+        """A request that was answered, with its path: for its first token, and as it was."""
+        form, one = self._answered_path, dict(self._answered_last)
+        return [(form, _of_one_token(form, one)), (form, one)] if one else []
+
+    async def _refuses(self, address: Address, path: str, body: Mapping[str, Any]) -> bool | None:
+        """Whether an address refuses a request; None if it does not answer."""
         sent = time.monotonic()
-        call = self._sent(address, path, json.dumps(body).encode())
+        whole = body == self._answered_last
+        most = self._timeout if whole else min(MOST_LOOK, max(1.0, self._limit / 9))
         try:
-            await asyncio.wait_for(call, min(MOST_LOOK, max(1.0, self._limit / 9)))
+            await asyncio.wait_for(self._sent(address, path, json.dumps(body).encode()), most)
         except (Later, asyncio.TimeoutError):
-            return False
+            return None
         except (Refused, Forbidden):
-            pass
+            if not self._answered_last:
+                self._well(address, sent)
+            return True
         self._well(address, sent)
-        return True
+        return False
 
     @property
     def trouble(self) -> str:
@@ -401,6 +440,40 @@ class Endpoint:
         return f"waiting: no answer from {redact(asked[0].url)} for {_steps(quiet)} s"
 
     # ------------------------------------------------ who is refused
+
+    async def _refused_by(self, addresses: Mapping[str, tuple[Address, float]], refusal: Refused | Forbidden) -> None:
+        """A request is refused, by all addresses that could be asked. Returns if that is its own fault. Raises
+        RunFailed if many were, one after the other, and one that was answered before is refused now, too.
+        """
+        for address, sent in addresses.values():
+            self._addresses.answered(address, sent)
+            if isinstance(refusal, Refused):
+                self._well(address, sent)
+        self._refusals.one()
+        if not self._refusals.many or not self._answered_last:
+            return
+        self._looking = self._looking or asyncio.Lock()
+        async with self._looking:
+            self._go_on()
+            if not self._refusals.many:
+                return
+            if await self._refuses_known():
+                why = refusal.why if isinstance(refusal, Forbidden) else str(refusal)
+                self.stop(
+                    RunFailed(
+                        "the endpoint refuses every request now, also one that it has answered before: "
+                        f"{why}; what is answered is kept: run again"
+                    )
+                )
+            self._refusals.asked()
+
+    async def _refuses_known(self) -> bool:
+        """Whether each address refuses what was answered before."""
+        for form, one in self._known():
+            for address in self._addresses:
+                if not await self._refuses(address, form, one):
+                    return False
+        return True
 
     async def _forbidden_alone(self, forbidden: Forbidden) -> None:
         """Returns if a filter forbids this request's text: others are answered, or the key is good for the list of
@@ -423,7 +496,7 @@ class Endpoint:
 
         for address in self._addresses:
             with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
-                async with self._opened().get(f"{address.url}/models") as reply:
+                async with self._opened().get(f"{address.url}/models", allow_redirects=False) as reply:
                     if reply.status in (200, 401, 403):
                         return reply.status == 200
         return None
@@ -445,8 +518,9 @@ class Endpoint:
                 await asyncio.sleep(min(wait, LOOK))
             now = time.monotonic()
             begin = max(self._requests.turn(now), self._tokens.turn(now, tokens))
-            if begin > now:
-                await asyncio.sleep(begin - now)
+            while (left := begin - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, SAID[0]))
+                self._go_on()
 
     async def _sent(self, address: Address, path: str, data: bytes) -> dict[str, Any]:
         import aiohttp
@@ -456,7 +530,8 @@ class Endpoint:
             self._since = sent
         address.flying += 1
         try:
-            async with self._opened().post(f"{address.url}/{path}", data=data) as reply:
+            # Not redirected: the headers with the key would be sent along to whoever is named.
+            async with self._opened().post(f"{address.url}/{path}", data=data, allow_redirects=False) as reply:
                 text = await reply.read()
                 status, headers = reply.status, reply.headers
         except aiohttp.InvalidURL:
@@ -468,7 +543,7 @@ class Endpoint:
         finally:
             address.flying -= 1
         if status == 200:
-            if holds(found := _json(text), REPLIES[path]):
+            if answers(found := _json(text), REPLIES[path]):
                 return cast("dict[str, Any]", found)
             said = scrub(text.decode("utf-8", "replace"), self._secrets)
             raise Later(f"a reply without {REPLIES[path]}: {said[:200]!r}")
@@ -489,6 +564,9 @@ class Endpoint:
         said, code = said_in(scrub(text.decode("utf-8", "replace"), self._secrets).encode())
         said, reply = scrub(said, self._secrets), scrub_values(_json(text), self._secrets)
         why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
+        if 300 <= status < 400:
+            self._over = BadModel(scrub(redirected(asked, status, headers), self._secrets))
+            return self._over
         if status == 403 and code not in QUOTA:
             return Forbidden(why, sent, reply)
         if status in self._nobody or code in QUOTA:
@@ -513,6 +591,22 @@ def _of_one_token(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 def holds(found: Any, key: str) -> bool:
     """Whether a reply has what such replies hold; a response or a message may have put out nothing."""
     return isinstance(found, dict) and bool(found.get(key) or (key in ("output", "content") and key in found))
+
+
+def answers(found: Any, key: str) -> bool:
+    """Whether a reply is an answer, which is paid for: it holds what such replies hold, if only an empty list, as
+    gateways give for texts that they filter, or tells what it took.
+    """
+    return holds(found, key) or (isinstance(found, dict) and (found.get(key) == [] or sum(tokens_in(found)) > 0))
+
+
+def redirected(asked: str, status: int, headers: Mapping[str, str]) -> str:
+    """For people: where an address points to, without what may be a secret."""
+    where = redact(headers.get("location", "")).partition("?")[0].partition("#")[0][:200] or "nowhere"
+    return (
+        f"{asked} answers {status}, a redirect to {where}: it is not followed, as whoever is there would get the key: "
+        "give the address itself (base_url)"
+    )
 
 
 def _json(text: bytes) -> Any:
@@ -553,14 +647,18 @@ def said_in(text: bytes) -> tuple[str, str]:
 
 
 def after_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, as a Retry-After (RFC 9110: seconds or a date) or retry-after-ms says; None without one."""
+    """Seconds to wait, as a Retry-After (RFC 9110: seconds or a date) or retry-after-ms says, up to MOST_AFTER; None
+    without one, or for what is no time to come.
+    """
     try:
         if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return max(0.0, float(milliseconds) / 1000)
-        if (text := headers.get("retry-after")) is None:
+            seconds = float(milliseconds) / 1000
+        elif (text := headers.get("retry-after")) is None:
             return None
-        if text.strip().replace(".", "", 1).isdigit():
-            return float(text)
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+        elif text.strip().replace(".", "", 1).lstrip("-").isdecimal():
+            seconds = float(text)
+        else:
+            seconds = max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError, OSError):
         return None
+    return min(seconds, MOST_AFTER) if math.isfinite(seconds) and seconds >= 0 else None

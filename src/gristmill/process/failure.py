@@ -50,6 +50,10 @@ class SomeFailed(Exception):
         self.raised = raised
 
 
+class Outside(Exception):
+    """Somebody outside refuses or does not answer: the message is all that there is to know, and no code has failed."""
+
+
 class EarlierFailure(Exception):
     """What a row raised in an earlier attempt, as text: it is not tried again."""
 
@@ -72,7 +76,8 @@ def failure_of(error: BaseException, kind: FailureKind = "other") -> Failure:
     except Exception as e:
         message = f"<{type(error).__name__} whose message cannot be shown: {type(e).__name__}>"
     try:
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-TRACE:]
+        frames = [] if isinstance(error, Outside) else traceback.format_exception(error)
+        trace = "".join(frames)[-TRACE:]
     except Exception as e:
         trace = f"<no traceback: {type(e).__name__}>"
     return Failure(
