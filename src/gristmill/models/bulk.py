@@ -28,7 +28,7 @@ from gristmill.models.answercache import digest_of
 from gristmill.models.contract import Journal, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.desk import Busy, Desk, Gone, Unsure
-from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, holds
+from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Empty, Refused, Unanswered, answers, holds
 from gristmill.models.providers import BatchAPI, Result, State
 
 TRIES = 3  # batches that a request may be in without an answer
@@ -36,6 +36,7 @@ POLL, SLOWER, SLOWEST = 1.0, 1.3, 60.0  # seconds between two looks at a batch: 
 # Seconds after which a batch is looked for, once its creation was not answered: the call may be on its way still.
 LOOKS = (0.0, 1.0, 3.0, 6.0)
 UNSURE = 10  # times that a creation may go unanswered
+MOST_DIGITS = 9  # of a request's place in its batch
 TURN = 500  # results that are read before others have a turn
 
 Row = Mapping[str, Any]
@@ -262,8 +263,8 @@ class Bulk:
     # ------------------------------------------------ answers
 
     def take(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to a request that was in a batch; None if it was in none, or has been taken. Raises Refused,
-        Unanswered, and UnderWay while the batches are not over.
+        """The answer to a request that was in a batch; None if it was in none, or has been taken. Raises Refused
+        (Empty), Unanswered, and UnderWay while the batches are not over.
         """
         digest = _digest(path, body)
         found = self._found.get(digest)
@@ -277,6 +278,8 @@ class Bulk:
             self._settle(1)
         self._replies.seek(at)
         reply = json.loads(self._replies.read(size))
+        if status == 200 and not holds(reply, REPLIES[path]):
+            raise Empty(REPLIES[path], reply)
         if status == 200:
             return dict(reply)
         if status == 0:
@@ -406,17 +409,17 @@ class Bulk:
         """Create a batch, once. Returns its id."""
         api, desk = self._provided.api, self._provided.desk
         uploaded = await api.upload(desk, batch.name, batch.path, self._lines(batch))
-        tries = unsure = 0
+        tries, unsure, begun = 0, 0, time.monotonic()
         while True:
             tries += 1
             try:
                 return await api.create(desk, batch.name, batch.path, uploaded, self._lines(batch))
             except Busy as e:
-                await asyncio.sleep(e.after or min(SLOWEST, POLL * SLOWER**tries))
+                await desk.rest(e, begun, min(SLOWEST, POLL * SLOWER**tries))
             except Unsure as e:
                 if (found := await self._there(batch)) is not None:
                     return found
-                unsure += 1
+                unsure, begun = unsure + 1, time.monotonic()
                 if unsure >= UNSURE:
                     raise RunFailed(f"the provider creates no batch: {e}; what is answered is kept: run again") from e
 
@@ -476,7 +479,8 @@ class Bulk:
                 if line % TURN == TURN - 1:
                     await asyncio.sleep(0)
                 name, _, place = result.custom_id.rpartition("-")
-                ask = batch.asks.get(int(place)) if name == batch.name and place.isdigit() else None
+                known = name == batch.name and place.isascii() and place.isdigit()
+                ask = batch.asks.get(int(place)) if known and len(place) <= MOST_DIGITS else None
                 if ask is not None and int(place) not in found and self._kept(batch, ask, result):
                     found.add(int(place))
         for number, request in batch.asks.items():
@@ -486,7 +490,7 @@ class Bulk:
 
     def _kept(self, batch: _Batch, request: _Request, result: Result) -> bool:
         """Whether a result is the end of a request. Raises RunFailed for what is about all of them."""
-        if result.status == 200 and holds(result.reply, REPLIES[request.path]):
+        if result.status == 200 and answers(result.reply, REPLIES[request.path]):
             self._keep(request.digest, 200, result.reply)
             return True
         why = f"{result.status}: {result.why}" if result.status else result.why

@@ -6,12 +6,12 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from gristmill.errors import RunFailed
+from gristmill.errors import BadModel, RunFailed
 from gristmill.job.uris import redact
-from gristmill.models.endpoint import LATER, NOBODY, QUOTA, after_of, said_in
+from gristmill.models.endpoint import LATER, NOBODY, QUOTA, after_of, redirected, said_in
 from gristmill.process.extras import require
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Gone(Exception):
 
 
 class Desk:
-    """The address of a provider, with the key. A call that gets no answer of any kind for `limit` seconds ends the run,
-    which can be gone on with. Used in one event loop.
+    """The address of a provider, with the key. A call that is not obeyed for `limit` seconds, or is to wait for longer,
+    ends the run, which can be gone on with. Used in one event loop.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, timeout: float, limit: float) -> None:
@@ -53,9 +53,9 @@ class Desk:
         self._limit = limit
         self._session: aiohttp.ClientSession | None = None
 
-    async def asked(self, path: str, **params: str) -> dict[str, Any]:
-        """What a GET tells, however long that takes. Raises Gone, RunFailed."""
-        return await self.patient(lambda: self.once("GET", path, params=params))
+    async def asked(self, path: str, has: Sequence[str], **params: str) -> dict[str, Any]:
+        """What a GET tells, which has these members. Raises Gone, RunFailed."""
+        return await self.patient(lambda: self.once("GET", path, params=params, has=has))
 
     async def fetched(self, path: str, into: IO[bytes], first: bool = False) -> None:
         """Write what a GET gives to the end of a file, whole, or at least its `first` line. Raises Gone, RunFailed."""
@@ -77,12 +77,25 @@ class Desk:
                 found: dict[str, Any] = await call()
                 return found
             except (Busy, Unsure) as e:
-                if isinstance(e, Unsure) and time.monotonic() - begun > self._limit:
-                    raise RunFailed(
-                        f"{redact(self._url)}: no answer for {self._limit:.0f} s, the last time: {e}; batches go on "
-                        "there, and what they answer is fetched by the next run: run again"
-                    ) from None
-                await asyncio.sleep(e.after or random.uniform(0, min(MOST, BASE * 2.0 ** min(tries, 10))))
+                await self.rest(e, begun, random.uniform(0, min(MOST, BASE * 2.0 ** min(tries, 10))))
+
+    async def rest(self, why: Busy | Unsure, begun: float, pause: float) -> None:
+        """Wait before a call that is made since `begun` is made again, as long as the provider says, or else for a
+        `pause`. Raises RunFailed if there is not so much time.
+        """
+        taken, wait = time.monotonic() - begun, pause if why.after is None else why.after
+        if taken <= self._limit and wait <= self._limit:
+            await asyncio.sleep(wait)
+            return
+        what = f"no call was obeyed for {self._limit:.0f} s, the last time: {why}"
+        if wait > self._limit:
+            what = f"it asks to be left alone for {wait:,.0f} s, which is longer than batch_timeout: {why}"
+        elif isinstance(why, Unsure):
+            what = f"no answer for {self._limit:.0f} s, the last time: {why}"
+        raise RunFailed(
+            f"{redact(self._url)}: {what}; batches go on there, and what they answer is fetched by the next run: run "
+            "again"
+        ) from None
 
     async def once(
         self,
@@ -94,13 +107,20 @@ class Desk:
         headers: Mapping[str, str] | None = None,
         into: IO[bytes] | None = None,
         first: bool = False,
+        has: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """One call, and the JSON that it is answered with. Raises Busy, Unsure, Gone, RunFailed."""
+        """One call, and the JSON that it is answered with, which `has` these members. Raises Busy, Unsure, Gone,
+        RunFailed, BadModel.
+        """
         import aiohttp
 
         where = f"{self._url}/{path}"
         try:
-            async with self._opened().request(method, where, params=params, data=data, headers=headers) as reply:
+            # Not redirected: the headers with the key would be sent along to whoever is named.
+            call = self._opened().request(
+                method, where, params=params, data=data, headers=headers, allow_redirects=False
+            )
+            async with call as reply:
                 if into is not None and reply.status == 200:
                     async for piece in reply.content.iter_chunked(PIECE):
                         into.write(piece)
@@ -117,11 +137,12 @@ class Desk:
         if status == 200:
             try:
                 found = json.loads(text)
-                if isinstance(found, dict):
+                if isinstance(found, dict) and all(found.get(name) is not None for name in has):
                     return found
-            except ValueError:
+            except (ValueError, RecursionError):
                 pass
-            raise Unsure(f"a reply that is no JSON object: {text[:200].decode('utf-8', 'replace')!r}")
+            what = f"no JSON object{' with ' + ', '.join(has) if has else ''}"
+            raise Unsure(f"a reply that is {what}: {text[:200].decode('utf-8', 'replace')!r}")
         raise self._failure(method, status, text, told, where)
 
     def _failure(self, method: str, status: int, text: bytes, headers: Mapping[str, str], where: str) -> Exception:
@@ -129,6 +150,8 @@ class Desk:
         why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if status == 404 and method == "GET":
             return Gone(why)
+        if 300 <= status < 400:
+            return BadModel(redirected(f"{method} {redact(where)}", status, headers))
         if status not in LATER or code in QUOTA:
             what = {**NOBODY, 404: "the address"}.get(status, "the account" if code in QUOTA else "the call")
             return RunFailed(

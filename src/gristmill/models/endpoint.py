@@ -82,6 +82,15 @@ class Refused(Outside):
         self.code = code
 
 
+class Empty(Refused):
+    """The endpoint answered with 200 and nothing, as gateways do for texts that they filter. It is paid for: `reply`
+    has what it took.
+    """
+
+    def __init__(self, key: str, reply: Mapping[str, Any]) -> None:
+        super().__init__(f"a reply without {key}", 200, reply)
+
+
 class Unanswered(Outside):
     """The request was sent again until its time was over."""
 
@@ -210,9 +219,9 @@ class Endpoint:
         self._over: GristmillError | None = None
 
     async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
-        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one; it may be
-        one that holds nothing (see `holds`), and was paid for all the same. `path` is one of REPLIES. Raises Refused,
-        Unanswered, and BadModel or RunFailed for what no other row would be answered either.
+        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. `path` is
+        one of REPLIES. Raises Refused (Empty if it was paid for), Unanswered, and BadModel or RunFailed for what no
+        other row would be answered either.
         """
         try:
             if not self._answered:
@@ -279,12 +288,13 @@ class Endpoint:
             self._well(address, sent)
             for other, when in refusing.values():
                 self._addresses.failed(other, time.monotonic(), when, None)
-            if holds(found, REPLIES[path]):
-                self._refusals.none()
-                if len(data) <= MOST_AGAIN:
-                    self._answered_path, self._answered_last = path, body
             self._room.answered(time.monotonic(), self._slots.flying + 1)
             self._tokens.more((sum(tokens_in(found)) or tokens) - tokens)
+            if not holds(found, REPLIES[path]):
+                raise Empty(REPLIES[path], found)
+            self._refusals.none()
+            if len(data) <= MOST_AGAIN:
+                self._answered_path, self._answered_last = path, body
             return found
 
     def _go_on(self) -> None:
@@ -450,12 +460,12 @@ class Endpoint:
             if isinstance(refusal, Refused):
                 self._well(address, sent)
         self._refusals.one()
-        if not self._refusals.many or not self._answered_last:
+        if not self._refusals.are_many() or not self._answered_last:
             return
         self._looking = self._looking or asyncio.Lock()
         async with self._looking:
             self._go_on()
-            if not self._refusals.many:
+            if not self._refusals.are_many():
                 return
             if await self._refuses_known():
                 why = refusal.why if isinstance(refusal, Forbidden) else str(refusal)

@@ -29,7 +29,7 @@ from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.bulk import Bulk, BulkRow, Provided, UnderWay, under_way
 from gristmill.models.contract import Allowance, Columns, Journal, Once, Place, Prepared
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import CHAT, NOBODY, Endpoint, Refused, Unanswered, tokens_in
+from gristmill.models.endpoint import CHAT, NOBODY, Empty, Endpoint, Refused, Unanswered, tokens_in
 from gristmill.models.inflight import Coroutines
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
@@ -393,10 +393,22 @@ class Paid:
         return await self._sent(body, tokens, path, bill)
 
     async def _sent(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
-        reply = None if bill.bulk is None else bill.bulk.take(path, body)
-        if reply is not None:
-            self._count(reply, tokens, bill)
-            return reply
+        for again in (True, False):
+            try:
+                reply = None if bill.bulk is None or not again else bill.bulk.take(path, body)
+                if reply is None:
+                    return await self._alone(body, tokens, path, bill)
+            except Empty as e:  # which may be once, and is paid for
+                self._count(e.reply, tokens, bill)
+                if not again:
+                    raise
+            else:
+                self._count(reply, tokens, bill)
+                return reply
+        raise AssertionError("the second reply is an answer or raised")
+
+    async def _alone(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
+        """The answer to a request of its own."""
         given, made = self._usual.tokens(tokens, most_tokens(body))
         async with self._reserved(self._dollars(given, made)):
             reply = await self._asked.ask(body, given + made, path)

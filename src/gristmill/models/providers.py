@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,7 +108,7 @@ class OpenAI:
             "metadata": {MARK: name},
         }
         headers = {"content-type": "application/json"}
-        found = await desk.once("POST", "batches", data=json.dumps(told).encode(), headers=headers)
+        found = await desk.once("POST", "batches", data=json.dumps(told).encode(), headers=headers, has=("id",))
         return str(found["id"])
 
     async def _uploaded(self, desk: Desk, name: str, file: IO[bytes]) -> dict[str, Any]:
@@ -116,46 +117,50 @@ class OpenAI:
         form = aiohttp.FormData()
         form.add_field("purpose", "batch")
         form.add_field("file", _again(file), filename=f"{name}.jsonl", content_type="application/jsonl")
-        return await desk.once("POST", "files", data=form)
+        return await desk.once("POST", "files", data=form, has=("id",))
 
     async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
         """See BatchAPI."""
         found, after = [], dict[str, str]()
         while True:
-            page = await desk.asked("batches", limit=str(PAGE), **after)
-            for batch in page["data"]:
-                if (batch.get("metadata") or {}).get(MARK) == name and batch["id"] not in others:
-                    found.append((batch["created_at"], batch["id"]))
-            if not page.get("has_more") or page["data"][-1]["created_at"] < since - SLACK:
+            page = await desk.asked("batches", ("data",), limit=str(PAGE), **after)
+            batches = _listed(page)
+            for batch in batches:
+                marks = batch.get("metadata")
+                if isinstance(marks, dict) and marks.get(MARK) == name and batch["id"] not in others:
+                    found.append((_seconds(batch.get("created_at")), batch["id"]))
+            if not page.get("has_more") or not batches or _seconds(batches[-1].get("created_at")) < since - SLACK:
                 return [batch for _, batch in sorted(found)]
-            after = {"after": page["data"][-1]["id"]}
+            if after == (after := {"after": batches[-1]["id"]}):  # the same page for ever
+                return [batch for _, batch in sorted(found)]
 
     async def look(self, desk: Desk, batch: str) -> State:
         """See BatchAPI."""
-        told = await desk.asked(f"batches/{batch}")
-        status, counts = told["status"], told.get("request_counts") or {}
-        errors = [e for e in (told.get("errors") or {}).get("data") or () if isinstance(e, dict)]
+        told = await desk.asked(f"batches/{batch}", ("status",))
+        status, counts, errors = told["status"], _counts(told), told.get("errors")
+        listed = errors.get("data") if isinstance(errors, dict) else None
+        found = [e for e in (listed if isinstance(listed, list) else ()) if isinstance(e, dict)]
         files = [told.get("output_file_id"), told.get("error_file_id")]
         return State(
             status in ("completed", "failed", "expired", "cancelled"),
             counts.get("completed", 0) + counts.get("failed", 0),
             counts.get("total", 0),
             tuple(f"files/{file}/content" for file in files if file),
-            "; ".join(map(_error, errors[:5])) or "no reason is given" if status == "failed" else "",
-            any(e.get("code") == "token_limit_exceeded" for e in errors),
+            "; ".join(map(_error, found[:5])) or "no reason is given" if status == "failed" else "",
+            any(e.get("code") == "token_limit_exceeded" for e in found),
             status == "cancelled",
         )
 
     def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
         """See BatchAPI."""
-        for line in lines:
-            told = json.loads(line)
-            reply, error = told.get("response") or {}, told.get("error") or {}
-            body = reply.get("body")
+        for told in _readable(lines):
+            reply, error = told.get("response"), told.get("error")
+            reply = reply if isinstance(reply, dict) else {}
+            body, status = reply.get("body"), reply.get("status_code")
             if isinstance(body, dict) and isinstance(body.get("error"), dict):
                 error = error or body["error"]
-            why, code = str(error.get("message") or error.get("code") or ""), str(error.get("code") or "")
-            yield Result(str(told["custom_id"]), reply.get("status_code"), body, why, code)
+            why, code = _said(error)
+            yield Result(told["custom_id"], status if type(status) is int else None, body, why, code)
 
 
 # The statuses that its errors would have had, by their type.
@@ -188,53 +193,56 @@ class Anthropic:
             file.write(b"]}")
             file.flush()
             headers = {"content-type": "application/json"}
-            found = await desk.once("POST", "messages/batches", data=_again(file), headers=headers)
+            found = await desk.once("POST", "messages/batches", data=_again(file), headers=headers, has=("id",))
         return str(found["id"])
 
     async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
         """See BatchAPI."""
         found, perhaps, after = [], [], dict[str, str]()
         while True:
-            page = await desk.asked("messages/batches", limit=str(PAGE), **after)
-            for batch in page["data"]:
-                if batch["id"] in others or _seconds(batch["created_at"]) < since - SLACK or _total(batch) != count:
+            page = await desk.asked("messages/batches", ("data",), limit=str(PAGE), **after)
+            batches = _listed(page)
+            for batch in batches:
+                if batch["id"] in others or _seconds(batch.get("created_at")) < since - SLACK or _total(batch) != count:
                     continue
-                if batch["processing_status"] != "ended":
+                if batch.get("processing_status") != "ended":
                     perhaps.append(f"?{batch['id']}")
                 elif batch.get("results_url") and await self._is(desk, batch["id"], name):
                     found.append(batch["id"])
-            if not page.get("has_more") or _seconds(page["data"][-1]["created_at"]) < since - SLACK:
+            if not page.get("has_more") or not batches or _seconds(batches[-1].get("created_at")) < since - SLACK:
                 return found[::-1] or perhaps
-            after = {"after_id": page["data"][-1]["id"]}
+            if after == (after := {"after_id": batches[-1]["id"]}):  # the same page for ever
+                return found[::-1] or perhaps
 
     async def _is(self, desk: Desk, batch: str, name: str) -> bool:
         with tempfile.TemporaryFile() as file:
             await desk.fetched(f"messages/batches/{batch}/results", file, first=True)
             file.seek(0)
-            return str(json.loads(file.readline() or b"{}").get("custom_id")).startswith(f"{name}-")
+            return any(told["custom_id"].startswith(f"{name}-") for told in _readable([file.readline()]))
 
     async def look(self, desk: Desk, batch: str) -> State:
         """See BatchAPI."""
-        told = await desk.asked(f"messages/batches/{batch}")
-        total, counts = _total(told), told["request_counts"]
+        told = await desk.asked(f"messages/batches/{batch}", ("processing_status",))
+        total, counts = _total(told), _counts(told)
         over = told["processing_status"] == "ended"
         files = (f"messages/batches/{batch}/results",) if over and told.get("results_url") else ()
         cancelled = told.get("cancel_initiated_at") is not None
-        return State(over, total - counts["processing"], total, files, cancelled=cancelled)
+        return State(over, total - counts.get("processing", 0), total, files, cancelled=cancelled)
 
     def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
         """See BatchAPI."""
-        for line in lines:
-            told = json.loads(line)
-            result, name = told["result"], str(told["custom_id"])
-            if result["type"] == "succeeded":
-                yield Result(name, 200, result["message"])
-            elif result["type"] == "errored":
-                reply = result["error"]
+        for told in _readable(lines):
+            result, name = told.get("result"), told["custom_id"]
+            result = result if isinstance(result, dict) else {}
+            kind = result.get("type")
+            if kind == "succeeded":
+                yield Result(name, 200, result.get("message"))
+            elif kind == "errored" and isinstance(reply := result.get("error"), dict):
                 error = reply.get("error") or reply  # the whole reply, or only what is wrong
-                yield Result(name, STATUSES.get(error["type"], 400), reply, str(error.get("message") or error["type"]))
+                of = error.get("type") if isinstance(error, dict) else None
+                yield Result(name, STATUSES.get(str(of), 400), reply, _said(error)[0] or str(of))
             else:
-                yield Result(name, None, None, str(result["type"]))
+                yield Result(name, None, None, str(kind))
 
 
 PROVIDERS: Mapping[Provider, BatchAPI] = {"openai": OpenAI(), "anthropic": Anthropic()}
@@ -251,9 +259,46 @@ def _error(error: Mapping[str, Any]) -> str:
     return f"{line}{error.get('message') or error.get('code')}"
 
 
+def _readable(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines that are objects with a custom_id; what another line was about is asked for again, as if it were not
+    there.
+    """
+    for line in lines:
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(told, dict) and isinstance(told.get("custom_id"), str):
+            yield told
+
+
+def _said(error: Any) -> tuple[str, str]:
+    """What an error says, and its code."""
+    if not isinstance(error, dict):
+        return str(error or ""), ""
+    return str(error.get("message") or error.get("code") or ""), str(error.get("code") or "")
+
+
+def _listed(page: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The batches of a page that can be told from others."""
+    data = page["data"] if isinstance(page["data"], list) else []
+    return [b for b in data if isinstance(b, dict) and isinstance(b.get("id"), str)]
+
+
+def _counts(batch: Mapping[str, Any]) -> dict[str, int]:
+    counts = batch.get("request_counts")
+    return {name: n for name, n in counts.items() if type(n) is int} if isinstance(counts, dict) else {}
+
+
 def _total(batch: Mapping[str, Any]) -> int:
-    return sum(batch["request_counts"].values())
+    return sum(_counts(batch).values())
 
 
-def _seconds(text: str) -> float:
-    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+def _seconds(time: Any) -> float:
+    """A time, in seconds or as text; one that is not told is taken to be later than any."""
+    if isinstance(time, (int, float)):
+        return float(time)
+    try:
+        return datetime.datetime.fromisoformat(str(time).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return math.inf

@@ -19,8 +19,7 @@ class Refusals:
         """A request was answered."""
         self._in_a_row, self._after = 0, DOUBT_AFTER
 
-    @property
-    def many(self) -> bool:
+    def are_many(self) -> bool:
         """Whether there are so many that it is time to ask."""
         return self._in_a_row >= self._after
 

@@ -106,7 +106,7 @@ class Sender:
             return self._failed(name, "invalid_request", str(e), _response(e.status, name, None))
         except Refused as e:
             self._doubt(e)
-            return self._failed(name, "refused", str(e), _response(e.status, name, e.reply))
+            return self._failed(name, "refused", str(e), _response(e.status, name, e.reply), bill)
         except Unanswered as e:
             return self._failed(name, "unanswered", str(e), None)
         except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError) as e:  # whatever a body may hold
@@ -132,9 +132,9 @@ class Sender:
             await self.provided.close()
         await self.paid.aclose()
 
-    def _failed(self, name: str, code: str, why: str, response: str | None) -> Answer:
+    def _failed(self, name: str, code: str, why: str, response: str | None, bill: Bill | None = None) -> Answer:
         answer = Answer(id=name, response=response, error=_json({"code": code, "message": why}))
-        answer.used = {"refused": 1.0}
+        answer.used = {**({} if bill is None else bill.used), "refused": 1.0}
         return answer
 
     def _doubt(self, refused: Refused) -> None:
