@@ -37,7 +37,8 @@ class Batches(Chat):
     cancelled in the same way. The creation of the first `lose` batches is not answered, nor that of the first
     `unheard`, which create none. `fails` is what the next batch fails with (a code), and `holds` how many requests may
     be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
-    not answered ("POST batches" creates nothing then, "created" does).
+    not answered ("POST batches" creates nothing then, "created" does). One call may be turned `away` (429). The first
+    `garbled` batches have lines of some kinds that cannot be read, and so many looks tell of no state (`mum`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -45,6 +46,8 @@ class Batches(Chat):
         self.expire = self.cancel = self.lose = self.unheard = 0
         self.fails = ""
         self.holds: int | None = None
+        self.away = ""
+        self.garbled = self.mum = 0
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
         self.reached = False
@@ -75,6 +78,11 @@ class Batches(Chat):
             return web.json_response({"error": {"message": "Incorrect API key", "code": "invalid_api_key"}}, status=401)
         if ANTHROPIC in request.path and "anthropic-version" not in request.headers:
             return web.json_response({"error": {"message": "anthropic-version is required"}}, status=400)
+        if call == self.away:
+            return web.json_response({"error": {"message": "Too many"}}, status=429, headers=self._after())
+        if call == "GET batch" and self.mum:
+            self.mum -= 1
+            return web.json_response({"id": request.match_info["id"]})
         if self.chances.random() < self.flaky:
             status = self.chances.choice([429, 500, 503, 0])
             if status == 0:
@@ -241,7 +249,22 @@ class Batches(Chat):
                 code = {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(batch["status"], "request_lost")
                 error = {"code": code, "message": f"This request could not be executed: {code}"}
             lines.append(json.dumps({"id": "b", "custom_id": custom_id, "response": response, "error": error}))
-        return web.Response(body="\n".join(lines).encode())
+        return web.Response(body="\n".join(self._odd(batch, lines, "response")).encode())
+
+    def _odd(self, batch: Any, lines: list[str], what: str) -> list[str]:
+        """The lines, some of which cannot be read if the batch is garbled."""
+        if batch["number"] >= self.garbled:
+            return lines
+        told = [json.loads(line) for line in lines[1:]]
+        told[0] = [1, 2]
+        del told[1]["custom_id"]
+        told[2]["custom_id"] = told[2]["custom_id"].rpartition("-")[0] + "-\N{SUPERSCRIPT TWO}"
+        told[3]["custom_id"] += "9" * 5000
+        told[4][what] = "oops"
+        told[5][what] = {"type": "succeeded", "status_code": 200, "body": None}
+        told[6][what] = {"type": "errored", "error": None, "status_code": [1], "body": "no"}
+        told[7][what] = None
+        return [lines[0][:50], "\0", *map(json.dumps, told)]
 
     # ------------------------------------------------ Anthropic
 
@@ -320,7 +343,7 @@ class Batches(Chat):
                 kind = {429: "rate_limit_error", 500: "api_error"}.get(status, "invalid_request_error")
                 result["error"] = {"type": "error", "error": {"type": kind, "message": reply["error"]["message"]}}
             lines.append(json.dumps({"custom_id": custom_id, "result": result}))
-        return web.Response(body="".join(f"{line}\n" for line in lines).encode())
+        return web.Response(body="".join(f"{line}\n" for line in self._odd(batch, lines, "result")).encode())
 
     def routes(self) -> list[Any]:
         from aiohttp import web

@@ -65,7 +65,8 @@ class Chat:
     never answers, and `lacks` are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request,
     gives vectors in base64 if it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`). It
     `echoes` prompts of completions with log-probabilities, of which tokens are of three letters and begin with a
-    special one (`special`).
+    special one (`special`). After the first so many of its requests, it `turns`: to all it answers one status, and to
+    those for one token another. To a text with `empties` it gives no choice, and it may have `moved`, to an address.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -88,10 +89,12 @@ class Chat:
         self.tells = ""  # the headers of requests with this text, in refusing them
         self.down = False
         self.fails = ""  # a text for which something breaks
+        self.turns: list[int] = []  # after how many requests, to which status, and to which for one token
+        self.empties = self.moved = ""
         self.terse = True  # answers a prompt of one character, too
         self.answer = "echo"
         self.seed = 0
-        self.retry_after: float | None = None
+        self.retry_after: Any = None
         for name, value in options.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
@@ -133,6 +136,10 @@ class Chat:
 
         if self.down:
             return 0, "", {}
+        if self.moved:
+            return 307, "", {"location": f"{self.moved}/{path}?token={KEY}"}
+        if self.turns and self.requests > self.turns[0]:
+            return error(self.turns[1 + (body.get("max_tokens") == 1)], "model 'm' does not exist")
         if request is not None and self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return error(401, "Incorrect API key provided", "invalid_api_key")
         if self.tells and self.tells in json.dumps(body):
@@ -201,6 +208,8 @@ class Chat:
             return 200, _vectors(texts or [said], body), {}
         if path not in _FORMS:
             return 200, _other(path, len(said.split())), {}
+        if self.empties and self.empties in said:
+            return 200, {"id": "x", "choices": [], "usage": _usage(len(said.split()), content)}, {}
         found = _FORMS[path](content, reason, len(said.split()), _tokens(content, body))
         if self.odd and "odd" in said.split():
             usage = self.odd.get("usage", found["usage"])

@@ -20,7 +20,7 @@ import pytest
 
 import gristmill as gm
 from batchserver import BatchServer
-from gristmill.errors import BadJob, RunFailed
+from gristmill.errors import BadJob, BadModel, RunFailed
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY
 
@@ -405,3 +405,38 @@ def test_a_row_that_kills_its_worker_is_a_dead_letter_alone(server: BatchServer,
     assert server.told()["answered"].keys() | {
         json.loads(body)["messages"][0]["content"] for body in server.told()["computed"]
     } == {f"row {n} is here" for n in range(180) if n != 47}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_lines_that_cannot_be_read_cost_no_other_row(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """Their requests are in another batch, as if nothing had been said of them; so are looks that tell of no state."""
+    server.set(garbled=1, mum=2, takes=0.1)
+    report = asked(table(40), tmp_path / "out", provider)
+    assert report.rows_ok == 40 and answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(40)}
+    assert server.told()["batches"] == [39, 9]
+
+
+@pytest.mark.parametrize("call", ["GET batch", "POST batches", "POST files"])
+def test_a_provider_that_turns_everything_away_ends_the_run(server: BatchServer, tmp_path: Path, call: str) -> None:
+    """Once its time is over, or before one that it sets itself; the next run has the same batch, or creates it."""
+    server.set(away=call, takes=0.1)
+    with pytest.raises(RunFailed, match="no call was obeyed for 2 s, the last time: 429: Too many"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
+    server.set(retry_after="1732528230000")
+    with pytest.raises(RunFailed, match="asks to be left alone for 86,400 s"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
+    server.set(away="")
+    assert asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0).rows_ok == 20
+    assert server.told()["batches"] == [19]
+    once(server.told())
+
+
+def test_a_batch_is_sent_to_no_other_address(server: BatchServer, tmp_path: Path) -> None:
+    """Though the provider points to one: it would get the key."""
+    with BatchServer(moved="") as other:
+        server.set(moved=other.url)
+        with pytest.raises(
+            BadModel, match=f"answers 307, a redirect to {other.url}/chat/completions: it is not followed"
+        ):
+            asked(table(20), tmp_path / "out", "openai")
+        assert other.told()["requests"] == 0

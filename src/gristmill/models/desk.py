@@ -83,7 +83,7 @@ class Desk:
         """Wait before a call that is made since `begun` is made again, as long as the provider says, or else for a
         `pause`. Raises RunFailed if there is not so much time.
         """
-        taken, wait = time.monotonic() - begun, pause if why.after is None else why.after
+        taken, wait = time.monotonic() - begun, min(pause, self._limit) if why.after is None else why.after
         if taken <= self._limit and wait <= self._limit:
             await asyncio.sleep(wait)
             return
