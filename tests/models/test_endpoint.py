@@ -142,6 +142,15 @@ def test_what_all_addresses_refuse_is_the_rows_own_matter(chat: ChatServer, tmp_
         assert chat.told()["requests"] + other.told()["requests"] < 150 + 2 * 150 + 20
 
 
+def test_texts_that_are_refused_stop_no_vectors(chat: ChatServer, tmp_path: Path) -> None:
+    """A request with some is sent in halves: however many are refused then, the endpoint is well."""
+    rows = pa.table({"id": range(200), "text": [f"{'too long' if 50 <= n < 150 else 'row'} {n}" for n in range(200)]})
+    report = gm.embed(
+        rows, tmp_path / "out", model="m", base_url=chat.url, text="text", keep=["id"], gates={"min_ok": 0}, workers=1
+    )
+    assert (report.rows_ok, report.rows_dead) == (100, 100)
+
+
 def test_a_model_that_is_gone_in_the_middle_ends_the_run_soon(chat: ChatServer, tmp_path: Path) -> None:
     """It refuses all that it is asked: what it answered before is asked once more, and then nothing."""
     chat.set(turns=[100, 400, 400])

@@ -418,7 +418,8 @@ class Endpoint:
     def _known(self) -> list[tuple[str, dict[str, Any]]]:
         """A request that was answered, with its path: for its first token, and as it was."""
         form, one = self._answered_path, dict(self._answered_last)
-        return [(form, _of_one_token(form, one)), (form, one)] if one else []
+        less = _of_one_token(form, one) if one else one
+        return [(form, body) for body in ((one,) if less == one else (less, one)) if body]
 
     async def _refuses(self, address: Address, path: str, body: Mapping[str, Any]) -> bool | None:
         """Whether an address refuses a request; None if it does not answer."""
@@ -595,7 +596,10 @@ class Endpoint:
 def _of_one_token(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """A request that asks for as little as there is."""
     limits = [name for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if name in body]
-    return {**body, **{name: SMALL[name] for name in limits or [LONGEST[path]] * (path in LONGEST)}}
+    if not limits and path in LONGEST:
+        limits = [LONGEST[path]]
+    few = {"input": body["input"][:1]} if path == "embeddings" and isinstance(body.get("input"), list) else {}
+    return {**body, **few, **{name: SMALL[name] for name in limits}}
 
 
 def holds(found: Any, key: str) -> bool:
