@@ -253,7 +253,7 @@ class Batches(Chat):
 
     def _odd(self, batch: Any, lines: list[str], what: str) -> list[str]:
         """The lines, some of which cannot be read if the batch is garbled."""
-        if batch["number"] >= self.garbled:
+        if batch["number"] > self.garbled:  # from 1
             return lines
         told = [json.loads(line) for line in lines[1:]]
         told[0] = [1, 2]

@@ -416,7 +416,9 @@ def test_lines_that_cannot_be_read_cost_no_other_row(server: BatchServer, tmp_pa
     assert server.told()["batches"] == [39, 9]
 
 
-@pytest.mark.parametrize("call", ["GET batch", "POST batches", "POST files"])
+@pytest.mark.parametrize(
+    "call", ["GET batch", *(pytest.param(c, marks=pytest.mark.long) for c in ("POST batches", "POST files"))]
+)
 def test_a_provider_that_turns_everything_away_ends_the_run(server: BatchServer, tmp_path: Path, call: str) -> None:
     """Once its time is over, or before one that it sets itself; the next run has the same batch, or creates it."""
     server.set(away=call, takes=0.1)
