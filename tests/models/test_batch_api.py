@@ -442,3 +442,13 @@ def test_a_batch_is_sent_to_no_other_address(server: BatchServer, tmp_path: Path
         ):
             asked(table(20), tmp_path / "out", "openai")
         assert other.told()["requests"] == 0
+
+
+def test_replies_of_a_batch_that_hold_nothing_are_counted(server: BatchServer, tmp_path: Path) -> None:
+    """They are paid for, and asked for once more, alone."""
+    server.set(empties="row 7", takes=0.1)
+    price = {"input": "1/token", "output": "0/token"}
+    report = asked(table(20), tmp_path / "out", "openai", price=price, gates={"min_ok": 0})
+    assert (report.rows_ok, report.rows_dead, server.told()["batches"]) == (19, 1, [19])
+    assert (report.used["requests"], report.used["cost"]) == (21, 21 * 4)
+    assert [letter["message"] for letter in gm.dead(str(tmp_path / "out")).to_pylist()] == ["a reply without choices"]
