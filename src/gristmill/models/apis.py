@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.job.prompts import Api
-from gristmill.models.endpoint import CHAT, MESSAGES, usage_of
+from gristmill.models.endpoint import CHAT, LATER, MESSAGES, usage_of
 from gristmill.models.vendors import ANTHROPIC, OPENAI, Vendor
 
 Schema = Mapping[str, Any] | None
@@ -27,10 +27,34 @@ class Sampling:
     scored: bool = False  # with the log-probabilities of their tokens
 
 
+# Why an answer ended, in the words of chat completions for those of other forms and servers (Gemini, Mistral, TGI).
+FINISHES: Mapping[str, str] = {
+    "end_turn": "stop", "stop_sequence": "stop", "eos": "stop", "eos_token": "stop", "complete": "stop",
+    "completed": "stop", "max_tokens": "length", "max_output_tokens": "length", "model_length": "length",
+    "model_context_window_exceeded": "length", "refusal": "content_filter", "safety": "content_filter",
+    "recitation": "content_filter", "blocklist": "content_filter", "prohibited_content": "content_filter",
+    "spii": "content_filter", "sensitive": "content_filter",
+}  # fmt: skip
+# What words for an answer that was not finished have in them, whoever's they are: error, network_error, aborted,
+# insufficient_system_resource, in_progress, not_finished, pause_turn, malformed_function_call, …
+UNFINISHED = (
+    "error", "fail", "abort", "cancel", "insufficient", "timeout", "time_out", "timed_out", "interrupt", "unavailable",
+    "overload", "malformed", "not_finished", "unfinished", "incomplete", "in_progress", "queued", "pause", "exceeded",
+    "expired", "other",
+)  # fmt: skip
+# What of these would be another time.
+PASSING = (
+    "server_error", "internal_error", "internal server error", "rate_limit", "rate limit", "overload", "timeout",
+    "timed out", "unavailable", "network_error", "insufficient_system_resource",
+)  # fmt: skip
+PASSING_CODES = frozenset(map(str, LATER))
+
+
 @dataclass(frozen=True)
 class Reply:
     """An answer. `finish` is "stop", "length", "content_filter", …; `tokens` have each token's text and
-    log-probability, if they were asked for and the endpoint tells them.
+    log-probability, if they were asked for and the endpoint tells them. If it `failed`, as that says in the endpoint's
+    words, its text is no answer.
     """
 
     text: str
@@ -40,6 +64,14 @@ class Reply:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     tokens: tuple[tuple[str, float], ...] = ()
+    failed: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it was cut before it said anything, but for thoughts."""
+        text = self.text.lstrip()
+        thinks = text.startswith("<think>") and "</think>" not in text
+        return self.finish == "length" and (not text or thinks)
 
 
 class Form(Protocol):
@@ -78,8 +110,9 @@ class Chat:
         """See Form."""
         choice = found["choices"][0]
         message = choice.get("message") or {}
-        ended = _text(choice.get("finish_reason"))
-        if message.get("content") is None and not message.get("refusal") and ended != "content_filter":
+        ended, failed = _ended(choice.get("finish_reason"), choice.get("error") or found.get("error"))
+        nothing = message.get("content") is None and not message.get("refusal")
+        if nothing and not failed and ended not in ("content_filter", "length"):
             raise LookupError(f"no text, and finish_reason {ended}")
         tokens = (choice.get("logprobs") or {}).get("content") or ()
         return Reply(
@@ -89,6 +122,7 @@ class Chat:
             _text(message.get("reasoning_content") or message.get("reasoning")),
             *_used(found, "prompt_tokens", "completion_tokens"),
             _tokens((t["token"], t["logprob"]) for t in tokens),
+            failed,
         )
 
 
@@ -110,15 +144,17 @@ class Completions:
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
         choice = found["choices"][0]
+        ended, failed = _ended(choice.get("finish_reason"), choice.get("error") or found.get("error"))
         logged = choice.get("logprobs") or {}
         pairs = zip(logged.get("tokens") or (), logged.get("token_logprobs") or (), strict=False)
         return Reply(
             _text(choice["text"]) or "",
-            _text(choice.get("finish_reason")),
+            ended,
             None,
             None,
             *_used(found, "prompt_tokens", "completion_tokens"),
             _tokens(pairs),
+            failed,
         )
 
 
@@ -139,20 +175,24 @@ class Responses:
 
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
-        parts = [part for item in found["output"] if item.get("type") == "message" for part in item["content"]]
+        output = found["output"] or ()
+        parts = [part for item in output if item.get("type") == "message" for part in item["content"] or ()]
         texts = [part for part in parts if part.get("type") == "output_text"]
-        thoughts = [item for item in found["output"] if item.get("type") == "reasoning"]
+        thoughts = [item for item in output if item.get("type") == "reasoning"]
         thought = "\n".join(
             part["text"] for item in thoughts for part in (*(item.get("summary") or ()), *(item.get("content") or ()))
         )
         why = (found.get("incomplete_details") or {}).get("reason")
+        # Endpoints that tell no status have finished.
+        ended, failed = _ended(why or found.get("status") or "completed", found.get("error"))
         return Reply(
             "".join(part["text"] for part in texts),
-            {None: "stop", "max_output_tokens": "length"}.get(why) or _text(why),
+            ended,
             _text(next((part["refusal"] for part in parts if part.get("type") == "refusal"), None)),
             thought or None,
             *_used(found, "input_tokens", "output_tokens"),
             _tokens((t["token"], t["logprob"]) for part in texts for t in part.get("logprobs") or ()),
+            failed,
         )
 
 
@@ -176,19 +216,45 @@ class Messages:
         """See Form."""
         texts = [block["text"] for block in found["content"] if block["type"] == "text"]
         thoughts = [block["thinking"] for block in found["content"] if block["type"] == "thinking"]
-        ended = _text(found.get("stop_reason"))
+        ended, failed = _ended(found.get("stop_reason"), found.get("error"))
         return Reply(
             "".join(texts),
-            {"end_turn": "stop", "max_tokens": "length", "refusal": "content_filter"}.get(ended or "", ended),
+            ended,
             None,
             "\n".join(thoughts) or None,
             *_used(found, "input_tokens", "output_tokens"),
+            failed=failed,
         )
 
 
 FORMS: Mapping[Api, Form] = {
     "chat": Chat(), "completions": Completions(), "responses": Responses(), "messages": Messages()
 }  # fmt: skip
+
+
+def passes(found: Mapping[str, Any], path: str) -> bool:
+    """Whether a reply says that its answer failed because of something that passes, as a server's error does."""
+    form = next((form for form in FORMS.values() if form.path == path), None)
+    try:
+        said = "" if form is None else form.reply(found).failed.lower()
+    except (LookupError, TypeError, AttributeError):
+        return False
+    return any(word in said for word in PASSING) or any(part in PASSING_CODES for part in said.split(": "))
+
+
+def _ended(word: Any, error: Any) -> tuple[str | None, str]:
+    """Why an answer ended, and how it failed, if it did: by the endpoint's word, and the error that it tells."""
+    word = _text(word)
+    plain = (word or "").lower().strip()
+    ended = FINISHES.get(plain, word)
+    if not error and (ended != word or not any(part in plain for part in UNFINISHED)):
+        return ended, ""
+    told = [f"the endpoint did not finish it ({word})" if word else "the endpoint did not finish it"]
+    if isinstance(error, Mapping):
+        told += [str(error[name]) for name in ("code", "type", "message") if error.get(name)] or [str(dict(error))]
+    elif error:
+        told.append(str(error))
+    return ended, ": ".join(told)[:1000]
 
 
 def _drawn(sampling: Sampling, most_tokens: str) -> dict[str, Any]:

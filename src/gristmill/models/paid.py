@@ -26,6 +26,7 @@ from gristmill.job.secret import Secret, reveal, secrets_in
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.job.uris import redact
 from gristmill.models.answercache import AnswerCache, digest_of
+from gristmill.models.apis import passes
 from gristmill.models.bulk import Bulk, BulkRow, Provided, UnderWay, under_way
 from gristmill.models.contract import Allowance, Columns, Journal, Once, Place, Prepared
 from gristmill.models.desk import Desk
@@ -410,9 +411,12 @@ class Paid:
     async def _alone(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         """The answer to a request of its own."""
         given, made = self._usual.tokens(tokens, most_tokens(body))
-        async with self._reserved(self._dollars(given, made)):
-            reply = await self._asked.ask(body, given + made, path)
-            self._count(reply, tokens, bill)
+        for again in (True, False):
+            async with self._reserved(self._dollars(given, made)):
+                reply = await self._asked.ask(body, given + made, path)
+                self._count(reply, tokens, bill)
+            if not again or not passes(reply, path):
+                break
         self.tried = True
         if bill.bulk is not None:
             await bill.bulk.asked_alone(path, body, reply)

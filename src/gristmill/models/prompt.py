@@ -320,8 +320,13 @@ class Asker:
         for again in (True, False):
             if reply.finish == "content_filter" or reply.refusal:
                 raise Refused(f"content filter: {reply.refusal or reply.text or 'no reason given'}")
+            if reply.failed:
+                begun = f"; it began {reply.text[:2000]!r}" if reply.text else ""
+                raise Refused(f"no answer: {reply.failed}{begun}", status=200)
+            if reply.empty:
+                raise Refused(f"no answer: {self._too_short()}", status=200)
             try:
-                found = self._form.parsed(reply.text)
+                found = self._form.parsed(reply.text, cut=reply.finish == "length")
             except (ValueError, RecursionError) as e:  # of an answer that is nested without end
                 cut = " (the answer was cut at max_tokens)" if reply.finish == "length" else ""
                 if not again:
@@ -332,6 +337,11 @@ class Asker:
                 continue
             return {**found, **self._beside(messages, reply)}
         raise AssertionError("the second answer fits or does not")
+
+    def _too_short(self) -> str:
+        most = self._spec.max_tokens
+        limit, way = ("the endpoint's own limit", "give") if most is None else (f"max_tokens ({most})", "raise")
+        return f"it was cut at {limit} before it said anything: {way} max_tokens, against which thoughts count, too"
 
     def request(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], float] | None:
         """See bulk.Asks."""
@@ -477,7 +487,8 @@ class _Form:
         if not reply.tokens or self._choices is None:
             return None
         text = "".join(token for token, _ in reply.tokens)
-        said, begin = reply.text.strip(), text.find(reply.text.strip())
+        said = _unfenced(reply.text)
+        begin = text.find(said)
         if said.startswith("{"):
             choice = str(_json(said).get(CHOICE))
             begin = text.find(CHOICE) + len(CHOICE) if CHOICE in text else -1
@@ -494,10 +505,12 @@ class _Form:
             place += len(token)
         return min(1.0, math.exp(total))
 
-    def parsed(self, text: str) -> dict[str, Any]:
-        """The columns of an answer. Raises ValueError with what is wrong, in words that a model understands."""
+    def parsed(self, text: str, cut: bool = False) -> dict[str, Any]:
+        """The columns of an answer, which may be `cut`. Raises ValueError with what is wrong, in words that a model
+        understands.
+        """
         if self._choices is not None:
-            return {self._output: self._choice(text)}
+            return {self._output: self._choice(text, cut)}
         if self._answers is None:
             return {self._output: text}
         found = _json(text)
@@ -505,30 +518,58 @@ class _Form:
             raise ValueError("it is not a JSON object")
         return self._answers.held(found)
 
-    def _choice(self, text: str) -> str:
+    def _choice(self, text: str, cut: bool) -> str:
         assert self._choices is not None
         said = text.strip()
+        if said not in self._choices:
+            said = _unfenced(said)
         if said.startswith("{") and said not in self._choices:
             found = _json(said)
-            said = str(found.get(CHOICE, "")) if isinstance(found, dict) else said
-        if said in self._choices:
-            return said
-        alike = [choice for choice in self._choices if _plain(choice) == _plain(said)]
-        if len(alike) == 1:  # choices that differ in case or marks alone are told apart by these
-            return alike[0]
-        raise ValueError(f"{said[:100]!r} is none of {', '.join(self._choices)}")
+            held = found.get(CHOICE) if isinstance(found, dict) else None
+            if not isinstance(held, str):
+                raise ValueError(f"its {CHOICE!r} is {json.dumps(held)[:100]}, which is no text")
+            said, cut = held, False
+        # Choices that differ in case or marks alone are told apart by these.
+        same = [choice for choice in self._choices if choice == said]
+        alike = same or [choice for choice in self._choices if _plain(choice) == _plain(said)]
+        if len(alike) != 1:
+            raise ValueError(f"{said[:100]!r} is none of {', '.join(self._choices)}")
+        others = [choice for choice in self._choices if choice != alike[0] and _plain(choice).startswith(_plain(said))]
+        if cut and others:
+            raise ValueError(f"{said[:100]!r} was cut, and may be {others[0]!r} as well as {alike[0]!r}")
+        return alike[0]
 
 
 def _plain(text: str) -> str:
     return text.strip().strip("\"'`*.").casefold()
 
 
+def _unfenced(text: str) -> str:
+    """A text without the fences of a Markdown block around it."""
+    text = text.strip()
+    if not text.startswith("```"):
+        return text
+    first, _, rest = text.partition("\n")
+    return rest.rpartition("```")[0].strip() if rest else first.strip("`").strip()
+
+
 def _json(text: str) -> Any:
     """JSON, also between the fences of a Markdown block. Raises ValueError."""
-    text = text.strip()
-    if text.startswith("```"):
-        text = text.partition("\n")[2].rpartition("```")[0]
     try:
-        return json.loads(text)
+        return json.loads(_unfenced(text), object_pairs_hook=_once_each)
+    except Repeated:
+        raise
     except ValueError as e:
         raise ValueError(f"it is not JSON ({e})") from None
+
+
+class Repeated(ValueError):
+    """A name stands twice in an object, so that it is not known which value is meant."""
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise Repeated(f"it has {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found

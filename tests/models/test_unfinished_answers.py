@@ -1,0 +1,125 @@
+"""Answers that an endpoint gives and has not finished, whatever its form calls that: none is published."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import gristmill as gm
+from gristmill.models.apis import FORMS
+from llmserver import KEY, ChatServer
+
+pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
+ROWS = pa.table({"id": [1, 2], "text": ["an odd one", "another one"]})
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    """A server, its address and its key in the environment."""
+    with ChatServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        yield server
+
+
+def _choice(**has: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "text": "", **has}]}
+
+
+def _said(text: str | None, finish: str, **has: Any) -> dict[str, Any]:
+    return _choice(message={"role": "assistant", "content": text}, text=text or "", finish_reason=finish, **has)
+
+
+ERROR = {"code": "invalid_prompt", "message": "boom"}
+FAILED: list[tuple[str, dict[str, Any], str]] = [
+    ("responses", {"status": "failed", "error": ERROR, "output": []}, r"\(failed\): invalid_prompt: boom"),
+    ("responses", {"status": "cancelled", "error": None, "output": []}, r"\(cancelled\)"),
+    ("responses", {"status": "in_progress", "output": None}, r"\(in_progress\)"),
+    (
+        "responses",
+        {
+            "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"},
+            "output": [{"type": "reasoning", "summary": []}],
+        },
+        r"cut at max_tokens \(20\) before it said anything: raise max_tokens",
+    ),
+    ("chat", _said("partial", "error"), r"\(error\); it began 'partial'"),
+    ("chat", _said("partial", "stop", error={"code": 400, "message": "boom"}), r"\(stop\): 400: boom"),
+    ("chat", _said("partial", "insufficient_system_resource"), "insufficient_system_resource"),
+    ("chat", _said("", "length"), r"cut at max_tokens \(20\)"),
+    ("chat", _said(None, "length"), r"cut at max_tokens \(20\)"),
+    ("chat", _said("<think>hm", "length"), r"cut at max_tokens \(20\)"),
+    ("chat", _said("partial", "SAFETY"), "content filter"),
+    ("completions", _said("partial", "abort"), r"\(abort\)"),
+    ("completions", _said("", "length"), r"cut at max_tokens \(20\)"),
+]  # fmt: skip
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(("api", "instead", "said"), FAILED)
+def test_no_answer_is_its_row_s_failure(
+    chat: ChatServer, tmp_path: Path, api: Any, instead: dict[str, Any], said: str
+) -> None:
+    """In the endpoint's words, or with the option to raise; the rows beside it have their answers."""
+    chat.set(instead=instead)
+    gm.prompt(
+        ROWS, tmp_path / "out", prompt="{{ text }}", model="m", api=api, max_tokens=20, keep=["id"], workers=0,
+        gates={"min_ok": 0},
+    )  # fmt: skip
+    assert gm.read(tmp_path / "out").to_table().to_pylist() == [{"id": 2, "answer": "<another one>"}]
+    (letter,) = gm.dead(tmp_path / "out").to_pylist()
+    assert json.loads(letter["payload"])["id"] == 1
+    assert re.search(said, letter["message"]), letter["message"]
+
+
+@pytest.mark.parametrize(("code", "tries", "ok"), [("server_error", 1, 2), ("server_error", 9, 1), ("invalid", 1, 1)])
+def test_a_failure_that_passes_is_asked_for_once_more(chat: ChatServer, code: str, tries: int, ok: int) -> None:
+    """As a server's error does, or a limit of its rate; counted and paid as it is."""
+    failed = {"status": "failed", "error": {"code": code, "message": "boom"}, "output": []}
+    chat.set(instead=failed, turns=tries)
+    found = gm.prompt(
+        ROWS, prompt="{{ text }}", model="m", api="responses", workers=0, gates={"min_ok": 0}, dedupe=True
+    )
+    assert found.num_rows == ok and chat.told()["requests"] == (3 if code == "server_error" else 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "finish", "choices", "answer"),
+    [
+        ("no", "length", ["no", "north"], None),
+        ("no", "stop", ["no", "north"], "no"),
+        ("north", "length", ["no", "north"], "north"),
+        ('{"choice": "no"}', "length", ["no", "north"], "no"),
+        ('{"choice": null}', "stop", ["none", "some"], None),
+        ('{"choice": true}', "stop", ["true", "false"], None),
+        ('{"choice": "some", "choice": "none"}', "stop", ["none", "some"], None),
+        ('```json\n{"choice": "some"}\n```', "stop", ["none", "some"], "some"),
+        ("```\nsome\n```", "stop", ["none", "some"], "some"),
+    ],
+)
+def test_a_choice_is_a_text_that_was_said_to_its_end(
+    chat: ChatServer, content: str, finish: str, choices: list[str], answer: str | None
+) -> None:
+    """A cut one is none where another begins so; only a string is one, said once, in a fence or not."""
+    chat.set(odd={"message": {"role": "assistant", "content": content}, "finish_reason": finish})
+    found = gm.prompt(
+        ["very odd"], prompt="{{ text }}", model="m", choices=choices, workers=0,
+        gates={"min_ok": 0, "allow_empty": True}, request={"seed": 1},
+    )  # fmt: skip
+    assert found["answer"].to_pylist() == ([] if answer is None else [answer])
+
+
+def test_messages_have_words_of_their_own() -> None:
+    """Anthropic's stop reasons, as the other forms have them."""
+    for why, finish, failed in (
+        ("end_turn", "stop", False), ("refusal", "content_filter", False), ("pause_turn", "pause_turn", True),
+        ("max_tokens", "length", False), ("model_context_window_exceeded", "length", False),
+    ):  # fmt: skip
+        reply = FORMS["messages"].reply({"content": [{"type": "thinking", "thinking": "hm"}], "stop_reason": why})
+        assert (reply.finish, bool(reply.failed), reply.empty) == (finish, failed, finish == "length")
