@@ -77,6 +77,34 @@ def test_other_values_are_not_kept(tmp_path: Path) -> None:
     assert LOCAL.names(str(tmp_path / "journal")) == []
 
 
+def test_answers_of_ones_own_code_are_kept_as_they_come(tmp_path: Path) -> None:
+    """After the code was compared, which takes a part of the time where it takes long; none if it does not stand."""
+    took = [0.0, 0.0]
+
+    def stands() -> None:
+        if took[0] < 0:
+            raise RuntimeError("another code")
+        time.sleep(took[0])
+        took[1] += took[0]
+
+    journal = Journal(str(tmp_path), 0, "ra", "a", LOCAL, stands)
+    for n in range(20):
+        journal.put(journal.key(n), n, {})
+        time.sleep(0.01)  # as answers come, one by one
+        assert Journal(str(tmp_path), 0, "rb", "b", LOCAL).earlier(journal.key(n)) == (True, n)
+    took[0], begun = 0.01, time.monotonic()
+    for n in range(20, 200):
+        journal.put(journal.key(n), n, {})
+        time.sleep(0.002)
+    assert took[1] < 0.4 * (time.monotonic() - begun)
+    journal.close()
+    assert Journal(str(tmp_path), 0, "rb", "b", LOCAL).earlier(journal.key(199)) == (True, 199)
+    took[0] = -1.0
+    other = Journal(str(tmp_path), 0, "rc", "c", LOCAL, stands)
+    other.put(other.key("x"), 1, {})
+    assert Journal(str(tmp_path), 0, "rd", "d", LOCAL).earlier(other.key("x")) == (False, None)
+
+
 def test_notes_are_there_before_anything_else_is_done(tmp_path: Path) -> None:
     """For the next attempt at the shard, and for whoever asks for those of all; beside answers that are torn."""
     folder = str(tmp_path)

@@ -53,6 +53,22 @@ def test_rows_that_are_longer_than_those_before_cross_no_max_cost(chat: ChatServ
     assert 2.0 < spent <= 3.0
 
 
+@pytest.mark.parametrize("usage", [{}, {"total_tokens": 9}, {"prompt_tokens": "4", "completion_tokens": "5"}, None])
+@pytest.mark.parametrize("most", [5, None])
+def test_max_cost_holds_where_the_endpoint_tells_no_usage(
+    chat: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str], usage: Any, most: int | None
+) -> None:
+    """By the length of prompts and the most that answers may be, or theirs: said once, as costs are estimates then."""
+    chat.set(odd={"usage": usage})
+    ask: dict[str, Any] = {"prompt": "odd {{ text }}", "model": "m", "keep": ["id"], "workers": 1, "max_tokens": most}
+    price = {"input": "0.01/token", "output": "0.01/token"}
+    with pytest.raises(RunFailed, match="max_cost 2"):
+        gm.prompt(table(60), tmp_path / "out", price=price, max_cost=2.0, **ask)
+    assert 10 <= chat.told()["requests"] <= 22  # of 8 or 9 tokens, without max_tokens with what is around an answer
+    assert gm.status(tmp_path / "out")["used"]["cost"] <= 2.0
+    assert capfd.readouterr().err.count("their cost is an estimate") == 1
+
+
 def test_a_limit_of_tokens_holds_without_max_tokens(chat: ChatServer) -> None:
     """Answers are taken to be as long as those before, from the first one on."""
     chat.set(latency=0.1, odd={"usage": {"prompt_tokens": 2, "completion_tokens": 500}})

@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Container, Mapping
@@ -27,8 +28,10 @@ from gristmill.process.failure import EarlierFailure
 from gristmill.process.messages import Failure
 from gristmill.shards.counts import summed
 
-SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once,
-AT_ONCE = 0.1  # or after so many, where code has to be compared first
+SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once.
+# Where code has to be compared first, that takes a part of the time: after each, answers are collected for so many
+# times what it took (a millisecond, mostly: less than an answer is in flight), at most for so many seconds.
+RESTS, AT_ONCE = 4, 0.1
 PROBE = "probe"  # instead of a shard's number: the first rows, of whichever shards
 _HEAD = struct.Struct("<16sII")  # the row's digest, the length of the answer, and the CRC-32 of all three
 TRACE = 4_000  # characters of a failed row's traceback that are kept, the last ones
@@ -52,7 +55,8 @@ class Journal:
     what an endpoint refuses today it may take tomorrow.
 
     `stands` is called after answers came and before they are kept, in any thread: it raises if the code that gave them
-    is not as planned, and the answers must not be used by another attempt. Without it each is kept at once on a disk.
+    is not as planned, and the answers must not be used by another attempt. On a disk each is kept as it comes, but for
+    those that come while code was just compared, which are kept together.
 
     `before` is what all that was answered in earlier attempts has taken (models.contract.USED), in this run or another;
     the first rows' part is in that of the first shard. `notes` are those that earlier attempts at this shard have made,
@@ -89,6 +93,7 @@ class Journal:
         self._waiting: list[bytes] = []
         self._segments = 0
         self._timer: threading.Timer | None = None
+        self._free = 0.0  # when code may be compared again
         self._earlier: dict[bytes, deque[Any]] = {}
         for name in sorted(files.names(self._folder)):
             if name.startswith((self._shard, f"{PROBE}.")) and not name.endswith(".tmp"):
@@ -182,14 +187,18 @@ class Journal:
             if self._ended:
                 return
             local = isinstance(self._files, LocalFiles)
-            if self._stands is not None or not local:
-                self._waiting.append(record)
-                if self._timer is None:
-                    self._timer = threading.Timer(AT_ONCE if local else SOON, self._stored)
-                    self._timer.daemon = True
-                    self._timer.start()
+            if self._stands is None and local:
+                return self._write(record)
+            self._waiting.append(record)
+            if self._timer is not None:
                 return
-            self._write(record)
+            wait = self._free - time.monotonic() if local else SOON
+            if wait > 0:
+                self._timer = threading.Timer(wait, self._stored)
+                self._timer.daemon = True
+                self._timer.start()
+                return
+        self._stored()
 
     def _write(self, records: bytes) -> None:
         try:
@@ -235,9 +244,12 @@ class Journal:
             segment = self._segments  # another thread may note or store meanwhile
             if not records or self._ended:
                 return
+        begun = time.monotonic()
         try:
             if self._stands is not None:
                 self._stands()
+                now = time.monotonic()
+                self._free = now + min(AT_ONCE, RESTS * (now - begun))
         except Exception:  # the shard's end says so, too, and ends the run
             self._ended = True
             return

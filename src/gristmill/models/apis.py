@@ -234,12 +234,25 @@ FORMS: Mapping[Api, Form] = {
 
 def passes(found: Mapping[str, Any], path: str) -> bool:
     """Whether a reply says that its answer failed because of something that passes, as a server's error does."""
+    if (reply := _read(found, path)) is None or not reply.failed:
+        return False
+    said = reply.failed.lower()
+    return any(word in said for word in PASSING) or any(part in PASSING_CODES for part in said.split(": "))
+
+
+def letters_in(found: Mapping[str, Any], path: str) -> int:
+    """How long an answer is, with its thoughts."""
+    reply = _read(found, path)
+    return 0 if reply is None else sum(len(text or "") for text in (reply.text, reply.reasoning, reply.refusal))
+
+
+def _read(found: Mapping[str, Any], path: str) -> Reply | None:
+    """A reply to a request of this path; None for another form's, or what is none."""
     form = next((form for form in FORMS.values() if form.path == path), None)
     try:
-        said = "" if form is None else form.reply(found).failed.lower()
+        return None if form is None else form.reply(found)
     except (LookupError, TypeError, AttributeError):
-        return False
-    return any(word in said for word in PASSING) or any(part in PASSING_CODES for part in said.split(": "))
+        return None
 
 
 def _ended(word: Any, error: Any) -> tuple[str | None, str]:

@@ -26,11 +26,21 @@ from gristmill.job.secret import Secret, reveal, secrets_in
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.job.uris import redact
 from gristmill.models.answercache import AnswerCache, digest_of
-from gristmill.models.apis import passes
+from gristmill.models.apis import letters_in, passes
 from gristmill.models.bulk import Bulk, BulkRow, Provided, UnderWay, under_way
 from gristmill.models.contract import Allowance, Columns, Journal, Once, Place, Prepared
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import CHAT, NOBODY, Empty, Endpoint, Refused, Unanswered, tokens_in
+from gristmill.models.endpoint import (
+    CHAT,
+    LONGEST,
+    NOBODY,
+    Empty,
+    Endpoint,
+    Refused,
+    Unanswered,
+    tokens_in,
+    usage_of,
+)
 from gristmill.models.inflight import Coroutines
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
@@ -44,6 +54,7 @@ WAITING = 4  # rows that are begun, per request in flight: some wait before they
 LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
+ANSWERS_TOKENS = ("completion_tokens", "output_tokens")  # names of what a usage has of an answer
 MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
@@ -298,6 +309,7 @@ class Paid:
         self._prices = None if spec.price is None else prices(spec.price)
         self._purse = None if spec.max_cost is None else Purse(spec.max_cost, share)
         self._usual = Usual()
+        self._estimates = False  # whether it was said that costs are such
         # What an answer takes has to be known where it is limited, and nothing else tells.
         self._bounded = self._purse is not None or spec.tokens_per_minute is not None
         self._flying = 0  # requests for which money is reserved, without those in bulk
@@ -400,11 +412,11 @@ class Paid:
                 if reply is None:
                     return await self._alone(body, tokens, path, bill)
             except Empty as e:  # which may be once, and is paid for
-                self._count(e.reply, tokens, bill)
+                self._count(e.reply, tokens, bill, path, body)
                 if not again:
                     raise
             else:
-                self._count(reply, tokens, bill)
+                self._count(reply, tokens, bill, path, body)
                 return reply
         raise AssertionError("the second reply is an answer or raised")
 
@@ -414,7 +426,7 @@ class Paid:
         for again in (True, False):
             async with self._reserved(self._dollars(given, made)):
                 reply = await self._asked.ask(body, given + made, path)
-                self._count(reply, tokens, bill)
+                self._count(reply, tokens, bill, path, body)
             if not again or not passes(reply, path):
                 break
         self.tried = True
@@ -422,12 +434,39 @@ class Paid:
             await bill.bulk.asked_alone(path, body, reply)
         return reply
 
-    def _count(self, reply: Mapping[str, Any], tokens: float, bill: Bill) -> None:
-        used = _used(reply, self._prices)
-        self._usual.add(tokens, used["prompt_tokens"], used["completion_tokens"])
+    def _count(
+        self, reply: Mapping[str, Any], tokens: float, bill: Bill, path: str, body: Mapping[str, Any]
+    ) -> None:
+        used, (given, made) = _used(reply), self._taken(reply, tokens, path, body)
+        if self._prices is not None:
+            used["cost"] = given * self._prices[0] + made * self._prices[1]
+        self._usual.add(tokens, given, made)
         if self._purse is not None:
             self._purse.spent += used.get("cost", 0.0)
         bill.add(used)
+
+    def _taken(
+        self, reply: Mapping[str, Any], tokens: float, path: str, body: Mapping[str, Any]
+    ) -> tuple[float, float]:
+        """Tokens of prompt and answer to count with: where the endpoint does not tell them, those of the prompt by its
+        length, and as many of the answer as it may have, or else by its length.
+        """
+        (given, made), told = tokens_in(reply), usage_of(reply)
+        answered = path not in LONGEST or not told.keys().isdisjoint(ANSWERS_TOKENS)
+        if answered and (given or not tokens):
+            return given, made
+        if path in LONGEST:
+            most = most_tokens(body)
+            made = max(made, letters_in(reply, path) / LETTERS if most is None else most)
+        if self._prices is not None and not self._estimates:
+            self._estimates = True
+            print(
+                "the endpoint does not say what requests take (usage): their cost is an estimate, by the length of "
+                "prompts and max_tokens, or the length of answers",
+                file=sys.stderr,
+            )
+        rest = told.get("total_tokens", 0.0) - made
+        return given or max(self._usual.tokens(tokens, None)[0], rest), made
 
     @contextlib.asynccontextmanager
     async def _reserved(self, cost: float) -> AsyncIterator[None]:
@@ -543,8 +582,7 @@ def most_tokens(body: Mapping[str, Any]) -> int | None:
     return max(0, min(found, LIMITLESS)) * max(1, min(answers, LIMITLESS))
 
 
-def _used(reply: Mapping[str, Any], prices: tuple[float, float] | None) -> dict[str, float]:
+def _used(reply: Mapping[str, Any]) -> dict[str, float]:
     """What a request has taken, by what the endpoint says of it; of one for several rows, each has a part."""
     given, made = tokens_in(reply)
-    cost = {} if prices is None else {"cost": given * prices[0] + made * prices[1]}
-    return {"requests": reply.get(SHARE, 1.0), "prompt_tokens": given, "completion_tokens": made, **cost}
+    return {"requests": reply.get(SHARE, 1.0), "prompt_tokens": given, "completion_tokens": made}
