@@ -357,6 +357,25 @@ def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
 
 
+def test_killed_between_an_answer_that_does_not_fit_and_the_next(chat: ChatServer, tmp_path: Path) -> None:
+    """Of rows that are asked for once more only what is in flight is asked again; the figures are of both requests."""
+    pq.write_table(table(60), tmp_path / "rows.parquet")
+    chat.set(latency=0.05, answer="second")
+    typed = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}", "--model"]
+    typed += ["m", "--keep", "id", "--workers", "1", "--concurrency", "4", "--returns", "n=int64", "--returns", "word=string"]
+    for killed in (30, 70):  # requests
+        run = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        while chat.told()["requests"] < killed and run.poll() is None:
+            time.sleep(0.01)
+        for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
+            process.kill()
+        run.wait()
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 120 <= chat.told()["requests"] <= 120 + 2 * 5
+    assert re.search(r"asked  +120 requests", done.stdout), done.stdout
+
+
 class Shown(Silent):
     """An observer that keeps what it is told of costs."""
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
@@ -37,6 +37,7 @@ _HEAD = struct.Struct("<16sII")  # the row's digest, the length of the answer, a
 TRACE = 4_000  # characters of a failed row's traceback that are kept, the last ones
 _UNKEPT = bytes(16)  # instead of a row's digest: what an answer has taken that is not kept itself
 _NOTE = b"\xff" * 16  # instead of a row's digest: what the model notes of the shard
+_FIRST = b"\xfe" * 16  # and the first answer to a row that is asked for once more
 _KEPT = (str, int, float, bool, type(None))
 # What rows are made of (arrow.topython); an extension type of the user's may give anything.
 _TOLD = {
@@ -95,23 +96,35 @@ class Journal:
         self._timer: threading.Timer | None = None
         self._free = 0.0  # when code may be compared again
         self._earlier: dict[bytes, deque[Any]] = {}
+        self._firsts: dict[bytes, deque[tuple[str, Any, dict[str, float]]]] = {}
+        ended: Counter[bytes] = Counter()  # rows with an answer, or a failure, after their first answer
         for name in sorted(files.names(self._folder)):
             if name.startswith((self._shard, f"{PROBE}.")) and not name.endswith(".tmp"):
                 own, ours = name.startswith(self._shard), name.split(".")[1] == run
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
                     data = files.read(join(self._folder, name))
-                    self._read(data, own or shard == 0, ours, None if own else holds)
+                    self._read(data, own or shard == 0, ours, None if own else holds, ended)
+        for key, firsts in self._firsts.items():
+            for _ in range(min(len(firsts), ended[key])):
+                firsts.popleft()
 
     @staticmethod
     def _label(shard: int | None) -> str:
         return PROBE if shard is None else f"{shard:07d}"
 
-    def _read(self, data: bytes, own: bool, ours: bool, holds: Callable[[Place], bool] | None) -> None:
+    def _read(
+        self, data: bytes, own: bool, ours: bool, holds: Callable[[Place], bool] | None, ended: Counter[bytes]
+    ) -> None:
         taken = [self.before]
         for key, kept in _records(data):
             if key == _NOTE:
                 self.notes.append(json.loads(kept))
                 continue
+            if key == _FIRST:
+                answer, used, row, request = json.loads(kept)
+                self._firsts.setdefault(bytes.fromhex(row), deque()).append((request, answer, used))
+                continue
+            ended[key] += 1
             answer, used, *more = json.loads(kept)
             place, failed = (*more, None, None)[:2]
             if own and used:
@@ -174,6 +187,19 @@ class Journal:
             return self.took(used)
         told = [scrub(text, self._secrets) for text in (failure.type, failure.message, failure.traceback[-TRACE:])]
         self._put(key, [None, dict(used), place, told])
+
+    def put_first(self, key: bytes, request: bytes, answer: Any, used: Mapping[str, float]) -> None:
+        """See models.contract.Journal."""
+        if key:
+            self._put(_FIRST, [answer, dict(used), key.hex(), request.hex()])
+
+    def first(self, key: bytes, request: bytes) -> tuple[Any, Mapping[str, float]] | None:
+        """See models.contract.Journal."""
+        firsts = self._firsts.get(key)
+        if not firsts or firsts[0][0] != request.hex():
+            return None
+        _, answer, used = firsts.popleft()
+        return answer, used
 
     def took(self, used: Mapping[str, float]) -> None:
         """Keep what an answer has taken that is not kept itself."""
@@ -308,7 +334,7 @@ def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, 
             continue
         with contextlib.suppress(FileNotFoundError):  # committed meanwhile
             for key, data in _records(files.read(join(folder, name))):
-                if key != _NOTE:
+                if key not in (_NOTE, _FIRST):  # what a first answer took is told again with the row's last one
                     taken.append(json.loads(data)[1])
                     kept += key != _UNKEPT
     found = summed(taken)

@@ -222,6 +222,16 @@ class Journal(Protocol):
         """Keep that a row failed for itself, and would again, for other attempts of this run. As `put`."""
         ...
 
+    def put_first(self, key: bytes, request: bytes, answer: Any, used: Mapping[str, float]) -> None:
+        """Keep the answer to the first request for a row, by that request's digest, of which nothing can be made: it is
+        asked for once more. What it has taken is told again with the row's own answer or failure. As `put`.
+        """
+        ...
+
+    def first(self, key: bytes, request: bytes) -> tuple[Any, Mapping[str, float]] | None:
+        """What an earlier attempt kept so, of a row that got no further, and what that took: each serves one row."""
+        ...
+
     def took(self, used: Mapping[str, float]) -> None:
         """Keep what an answer has taken (USED) that is not kept itself. Called in any thread."""
         ...

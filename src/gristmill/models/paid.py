@@ -235,6 +235,22 @@ class TrialRow(dict[str, Any]):
     """A row that shows whether somebody answers now: no answer from before is one to it."""
 
 
+class KeptRow(dict[str, Any]):
+    """A row whose first answer is kept while it is asked for once more."""
+
+    def __init__(self, row: Mapping[str, Any], journal: Journal) -> None:
+        super().__init__(row)
+        self._journal = journal
+
+    def first(self, request: bytes) -> tuple[Any, Mapping[str, float]] | None:
+        """See Journal."""
+        return self._journal.first(self._journal.key(dict(self)), request)
+
+    def put_first(self, request: bytes, answer: Any, used: Mapping[str, float]) -> None:
+        """See Journal."""
+        self._journal.put_first(self._journal.key(dict(self)), request, answer, used)
+
+
 class Answer(dict[str, Any]):
     """The columns of an answer, and what it has taken (contract.USED)."""
 
@@ -243,12 +259,13 @@ class Answer(dict[str, Any]):
 
 class Bill:
     """What one row has taken: the requests that a cache may know, and what those made cost. A row whose request may
-    have been answered in bulk is told by its class.
+    have been answered in bulk, or whose first answer is kept, is told by its class.
     """
 
     def __init__(self, row: Mapping[str, Any] | None = None) -> None:
         self.bulk = row.bulk if isinstance(row, BulkRow) else None
         self.trial = isinstance(row, TrialRow)
+        self.kept = row if isinstance(row, KeptRow) else None
         self.keys: list[bytes] = []
         self.used: dict[str, float] = {}
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gristmill.job.prompts import Prompt, is_class, text_of
 from gristmill.job.secret import reveal
 from gristmill.job.specs import Call
 from gristmill.models import generator, vllm
+from gristmill.models.answercache import digest_of
 from gristmill.models.answerschema import Answers, answers_in, object_of
 from gristmill.models.apis import FORMS, Reply, Sampling
 from gristmill.models.calls import check_arguments, is_async
@@ -32,6 +33,7 @@ from gristmill.models.paid import (
     LETTERS,
     Answer,
     Bill,
+    KeptRow,
     LoadedAsker,
     Paid,
     endpoint_of,
@@ -202,6 +204,12 @@ class LoadedPrompt(LoadedAsker):
         self._call.built.alive(answered)
         super().begin(prepared, rows, answered, journal, places, planned)
 
+    def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
+        given, asker = super()._given(rows, journal), self._call.built
+        if journal is None or given is not rows or not asker.may_misfit:  # what came in bulk is kept by that
+            return given
+        return [KeptRow(row, journal) for row in rows]
+
     def _order(self, rows: Sequence[Any]) -> Sequence[int]:
         asker: Asker = self._call.built
         return asker.order(rows)
@@ -316,7 +324,7 @@ class Asker:
 
     async def _answered(self, messages: list[dict[str, Any]], bill: Bill) -> dict[str, Any]:
         """The columns of an answer that fits."""
-        reply = await self._asked(messages, bill)
+        reply = self._first(messages, bill) or await self._asked(messages, bill)
         for again in (True, False):
             if reply.finish == "content_filter" or reply.refusal:
                 raise Refused(f"content filter: {reply.refusal or reply.text or 'no reason given'}")
@@ -333,10 +341,25 @@ class Asker:
                     raise Misfit(f"{e}{cut}; the answer was {reply.text[:2000]!r}") from None
                 words = f"That does not fit: {e}. {self._form.words}"
                 told = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": words}]
+                if bill.kept is not None:
+                    bill.kept.put_first(digest_of({"messages": messages}), asdict(reply), bill.used)
                 reply = await self._asked([*messages, *told], bill)
                 continue
             return {**found, **self._beside(messages, reply)}
         raise AssertionError("the second answer fits or does not")
+
+    @property
+    def may_misfit(self) -> bool:
+        """Whether there are answers of which nothing can be made."""
+        return bool(self._form.words)
+
+    def _first(self, messages: list[dict[str, Any]], bill: Bill) -> Reply | None:
+        """The first answer to a row that an earlier attempt was to ask for once more."""
+        if bill.kept is None or (found := bill.kept.first(digest_of({"messages": messages}))) is None:
+            return None
+        told, used = found
+        bill.add(used)
+        return Reply(**{**told, "tokens": tuple((text, number) for text, number in told["tokens"])})
 
     def _too_short(self) -> str:
         most = self._spec.max_tokens
