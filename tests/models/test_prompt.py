@@ -362,7 +362,19 @@ def test_killed_between_an_answer_that_does_not_fit_and_the_next(chat: ChatServe
     pq.write_table(table(60), tmp_path / "rows.parquet")
     chat.set(latency=0.05, answer="second")
     typed = [sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}", "--model"]
-    typed += ["m", "--keep", "id", "--workers", "1", "--concurrency", "4", "--returns", "n=int64", "--returns", "word=string"]
+    typed += [
+        "m",
+        "--keep",
+        "id",
+        "--workers",
+        "1",
+        "--concurrency",
+        "4",
+        "--returns",
+        "n=int64",
+        "--returns",
+        "word=string",
+    ]
     for killed in (30, 70):  # requests
         run = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.DEVNULL)
         while chat.told()["requests"] < killed and run.poll() is None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.errors import BadModel
+from gristmill.job.secret import Secret, scrub, scrub_values
 from llmserver import ChatServer
 
 KEY = "sk-very/secret=0123456789"
@@ -77,6 +79,31 @@ def test_a_key_of_the_environment_that_the_endpoint_repeats(server: ChatServer) 
     server.set(key="another", tells="")
     printed = run(*ask[:2], "out2", *ask[3:], **env)
     assert "Incorrect API key" in printed and told(printed, KEY) == []
+
+
+def test_a_key_that_is_written_in_a_script(server: ChatServer, capfd: pytest.CaptureFixture[str]) -> None:
+    """Is one as well: of prompts, vectors, scores and requests, wherever the endpoint repeats it."""
+    source, asked = gm.source("in.parquet"), {"base_url": server.url, "api_key": KEY}
+    models = {
+        "prompt": gm.Prompt("{{ text }}", "m", **asked),  # type: ignore[arg-type]
+        "vector": gm.TextEmbedder("m", text="text", **asked),  # type: ignore[arg-type]
+        "score": gm.Score("{{ text }}", "m", continuations=["a"], **asked),  # type: ignore[arg-type]
+    }
+    for name, model in models.items():
+        gm.Job(source, model, gm.sink(name, keep=["id"]), gates={"min_ok": 0}, workers=1, log="l").run()
+        (message, *_) = gm.dead(name)["message"].to_pylist()
+        assert "headers were" in message, name
+    server.set(key="another", tells="")
+    with pytest.raises(BadModel, match="Incorrect API key"):
+        gm.prompt("in.parquet", "refused", prompt="{{ text }}", model="m", workers=1, **asked)  # type: ignore[arg-type]
+    assert told("".join(capfd.readouterr()), KEY) == []
+
+
+def test_names_in_what_an_endpoint_replies_are_scrubbed() -> None:
+    """As the texts beside them; the columns of a dead letter's row keep theirs."""
+    assert scrub_values({KEY: [{f"a {KEY}": KEY}], 1: 2}, [Secret("***", KEY)]) == {"***": [{"a ***": "***"}], 1: 2}
+    odd = 'k"ey\\é/ 1'
+    assert scrub(f"{odd} {json.dumps(odd)} {quote(odd, safe='')}", [Secret("***", odd)]) == '*** "***" ***'
 
 
 @pytest.mark.few(1)

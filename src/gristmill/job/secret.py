@@ -12,11 +12,12 @@ import base64
 import copy
 import dataclasses
 import hashlib
+import json
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 LEAST = (
     4  # shorter values are not searched for in text: masking every "1" or "no" would ruin messages, and hide nothing
@@ -108,20 +109,29 @@ def _passwords(text: str) -> Iterator[Secret]:
 
 
 def scrub(text: str, secrets: Iterable[Secret]) -> str:
-    """`text` with the values of `secrets` replaced by the secrets' texts: for messages that a library wrote."""
+    """`text` with the values of `secrets` replaced by the secrets' texts, also as JSON and addresses write them: for
+    messages that a library wrote.
+    """
     for secret in sorted(secrets, key=lambda s: -len(s.reveal())):
         if len(secret.reveal()) >= LEAST:
-            text = text.replace(secret.reveal(), str(secret))
+            for form in _forms(secret.reveal()):
+                text = text.replace(form, str(secret))
     return text
 
 
+def _forms(value: str) -> list[str]:
+    """A text as it is, and as it may be written, the longest first."""
+    escaped = [json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
+    found = {value, *escaped, quote(value.encode("utf-8", "surrogatepass"), safe="")}
+    return sorted(found, key=len, reverse=True)
+
+
 def scrub_values(value: Any, secrets: Iterable[Secret]) -> Any:
-    """`value`, plain data, with every text in it scrubbed; the keys of mappings, and anything but text, stay. For
-    documents: scrubbing their JSON would rewrite names and numbers that only look like a secret, and miss one that is
-    escaped.
+    """`value`, plain data, with every text in it scrubbed, the keys of mappings, too; anything but text stays. For
+    documents: scrubbing their JSON would rewrite numbers that only look like a secret, and miss one that is escaped.
     """
     if isinstance(value, str):
         return scrub(value, secrets)
     if isinstance(value, Mapping):
-        return {key: scrub_values(item, secrets) for key, item in value.items()}
+        return {scrub_values(key, secrets): scrub_values(item, secrets) for key, item in value.items()}
     return [scrub_values(item, secrets) for item in value] if isinstance(value, (list, tuple)) else value

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.endpoints import Provider, prices
-from gristmill.job.secret import Secret, reveal, secrets_in
+from gristmill.job.secret import HIDDEN, Secret, reveal, secrets_in
 from gristmill.job.specs import Call, FunctionModel, changed
 from gristmill.job.uris import redact
 from gristmill.models.answercache import AnswerCache, digest_of
@@ -110,7 +110,9 @@ L = TypeVar("L", bound="LoadedAsker")
 
 def reached(spec: S, vendor: Vendor = OPENAI) -> S:
     """The spec with its endpoint, key and folder, which the workers' machines may lack. Raises BadModel."""
-    of_key = f"{vendor.variable}_API_KEY"
+    of_key, given = f"{vendor.variable}_API_KEY", spec.api_key
+    if given is not None and not isinstance(given, Secret):  # as written in a script: an endpoint may repeat it
+        given = Secret(HIDDEN, given)
     key, url = os.environ.get(of_key), spec.base_url or os.environ.get(f"{vendor.variable}_BASE_URL") or vendor.url
     plain = str(reveal(url))
     if redact(plain) != plain:  # a user and a password, which are sent instead of a key
@@ -123,7 +125,7 @@ def reached(spec: S, vendor: Vendor = OPENAI) -> S:
         spec,
         base_url=url,
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
-        api_key=spec.api_key or (None if key is None else Secret(f"${{env:{of_key}}}", key)),
+        api_key=given or (None if key is None else Secret(f"${{env:{of_key}}}", key)),
     )
 
 
@@ -451,9 +453,7 @@ class Paid:
             await bill.bulk.asked_alone(path, body, reply)
         return reply
 
-    def _count(
-        self, reply: Mapping[str, Any], tokens: float, bill: Bill, path: str, body: Mapping[str, Any]
-    ) -> None:
+    def _count(self, reply: Mapping[str, Any], tokens: float, bill: Bill, path: str, body: Mapping[str, Any]) -> None:
         used, (given, made) = _used(reply), self._taken(reply, tokens, path, body)
         if self._prices is not None:
             used["cost"] = given * self._prices[0] + made * self._prices[1]

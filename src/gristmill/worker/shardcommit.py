@@ -152,7 +152,9 @@ class _DeadLetters:
     def write(self, letter: Letter, task: Task, secrets: tuple[Secret, ...]) -> None:
         body = {**vars(letter), "generation": task.generation, "shard": task.shard.number}
         if secrets:  # the identity stays as it is: retry-dead finds the row by it
-            body |= {name: scrub_values(body[name], secrets) for name in ("message", "traceback", "payload")}
+            body |= {name: scrub_values(body[name], secrets) for name in ("message", "traceback")}
+            row = letter.payload or {}  # whose columns keep their names
+            body["payload"] = letter.payload and {name: scrub_values(row[name], secrets) for name in row}
         # Text of the letter itself that UTF-8 cannot hold is written escaped; in the payload, which readers get as
         # JSON, the escape is the text's own.
         told = {name: storable(value) if isinstance(value, str) else value for name, value in body.items()}
