@@ -388,6 +388,27 @@ def test_killed_between_an_answer_that_does_not_fit_and_the_next(chat: ChatServe
     assert re.search(r"asked  +120 requests", done.stdout), done.stdout
 
 
+def test_answers_that_were_paid_for_are_not_dropped_unsaid(
+    chat: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By another prompt, though no shard is committed: it is refused; --restart says what it drops."""
+    ask: dict[str, Any] = {"model": "m", "keep": ["id"], "workers": 1}
+    price = {"input": "1/token", "output": "0/token"}  # 4 dollars a row
+    with pytest.raises(RunFailed, match="max_cost 45"):
+        gm.prompt(table(60), tmp_path / "out", prompt="{{ text }}", price=price, max_cost=45.0, **ask)
+    asked = chat.told()["requests"]
+    said = rf"unfinished run of a different job here, with {asked} answers of an endpoint for \${4 * asked}\.0000 in"
+    with pytest.raises(PlanChanged, match=rf"{said}(.|\n)*--restart .*, which drops those answers"):
+        gm.prompt(table(60), tmp_path / "out", prompt="Say {{ text }}", **ask)
+    assert chat.told()["requests"] == asked
+    gm.prompt(table(60), tmp_path / "out", prompt="{{ text }}", **ask)
+    assert chat.told()["requests"] == 60
+    with pytest.raises(RunFailed, match="max_cost 45"):
+        gm.prompt(table(60), tmp_path / "b", prompt="A {{ text }}", price=price, max_cost=45.0, **ask)
+    gm.prompt(table(60), tmp_path / "b", prompt="B {{ text }}", restart=True, **ask)
+    assert re.search(r"is given up, with \d+ answers of an endpoint for \$", capfd.readouterr().err)
+
+
 class Shown(Silent):
     """An observer that keeps what it is told of costs."""
 

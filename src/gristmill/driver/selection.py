@@ -24,6 +24,7 @@ from gristmill.fingerprint.digests import Fingerprint
 from gristmill.fingerprint.loadedmodules import changed
 from gristmill.job.job import HELD
 from gristmill.models.bulk import under_way
+from gristmill.observe import units
 from gristmill.shards.shard import Selection
 
 RESTART = "--restart (restart=True) to score everything anew"
@@ -102,6 +103,8 @@ class Held:
                 "batches of the run that is given up are under way at the provider, and are left to it, which may "
                 f"charge for them: {which}; cancel them there if nobody needs them"
             )
+        if begun is not None and (dropped := paid(begun)):
+            self.tell(f"the unfinished run that is here (generation {begun.number}) is given up, with {dropped}")
         if self.latest is None or begun is None:
             return self.latest
         self.tell(f"the unfinished {begun.kind} that is here (generation {begun.number}) is given up")
@@ -192,6 +195,16 @@ def outlook(held: Held, r: Resolved, append: bool) -> str:
     return f"a result, and {files} since: {'a run scores these alone' if append else '--append scores these alone'}"
 
 
+def paid(begun: Generation) -> str:
+    """What an unfinished generation holds of shards that are not committed and was paid for, as text; "" if nothing."""
+    done = receipts.listed(begun.receipts, begun.files)
+    held = journal.answered(begun.folder, begun.files, done)
+    if not held.get("kept") or not held.get("requests"):
+        return ""
+    cost = f" for ${held['cost']:.4f}" if held.get("cost") else ""
+    return f"{units.plural(int(held['kept']), 'answer')} of an endpoint{cost} in shards that are not committed"
+
+
 def _whole(held: Held, begun: Generation, r: Resolved) -> bool:
     """Whether a restart can be resumed: planned for the same job, with no committed file lost."""
     try:
@@ -221,7 +234,9 @@ def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bo
             return Choice(begun, True, restricted(r, list(planned)), base, later, _by_other_code(lines))
         if not lines and not (later and append and begun.kind == "append" and _refused(begun)):
             return Choice(begun, True, restricted(r, list(planned)), base, later)
-        what = "there is an unfinished run of a different job here"
+        what = "there is an unfinished run of a different job here" + (
+            f", with {told}" if (told := paid(begun)) else ""
+        )
     else:
         now = restricted(grown(r, list(before)), [p for p in r.fingerprint.inputs if p not in before])
         lines = [*_changed(before, r.fingerprint), *_meant(begun, now.fingerprint)]
@@ -263,12 +278,12 @@ def _otherwise(
     held: Held, begun: Generation, uri: str, r: Resolved, append: bool, problem: str, accepts: bool
 ) -> Choice:
     """What a run does if the sink has an unfinished run of a different job. If nothing is published and that run has
-    committed nothing, it is replaced. An append gives it up and adds what is new to the result, if the result is of
+    committed nothing, and has no answers that were paid for, it is replaced. An append gives it up and adds what is new to the result, if the result is of
     this job. If nothing is new, there is nothing to do, and an unfinished run other than an append is left for its own
     job to finish, unless its files are visible in the sink. Raises PlanChanged in all other cases.
     """
     if held.latest is None:
-        if not receipts.listed(begun.receipts, begun.files):
+        if not receipts.listed(begun.receipts, begun.files) and not paid(begun):
             return Choice(held.claim("new", r), False, r)
     else:
         found = Difference.result(held, r)
@@ -350,7 +365,8 @@ def _ways(held: Held, begun: Generation | None, r: Resolved, accepts: bool = Fal
             found.append(f"{RETRY} only the dead rows with the new code" if known.lines else f"retry-dead {again}")
         if kind == "append" and known.lines and known.code:
             why = "what is published was scored by the code as it was, and one result must not mix the two: "
-    first, *rest = [*found, RESTART]
+    drops = "" if begun is None or not paid(begun) else ", which drops those answers"
+    first, *rest = [*found, RESTART + drops]
     return why + ", or ".join([first if first.startswith("put ") else f"use {first}", *rest])
 
 
