@@ -332,6 +332,18 @@ def test_equal_requests_and_answers_from_before(server: BatchServer, tmp_path: P
     assert server.told()["batches"] == [4, 58, 29]
 
 
+def test_what_an_earlier_run_was_answered_is_in_no_batch(server: BatchServer, tmp_path: Path) -> None:
+    """Also not for the rows that are equal to those, if equal ones are asked once."""
+    rows = pa.table({"id": range(20), "text": [f"text {n % 5}" for n in range(20)]})
+    server.set(takes=0.2)
+    price = {"input": "1/token", "output": "0/token"}  # about 2 dollars a row
+    with pytest.raises(RunFailed, match="max_cost 5"):
+        asked(rows, tmp_path / "out", "openai", dedupe=True, price=price, max_cost=5.0)
+    assert server.told()["requests"] == 1
+    assert asked(rows, tmp_path / "out", "openai", dedupe=True, price=price).rows_ok == 20
+    assert sum(server.told()["batches"]) + server.told()["requests"] == 5
+
+
 def test_requests_that_are_there(server: BatchServer, tmp_path: Path) -> None:
     """A batch for each form that they have; those that no batch takes are sent."""
     server.set(takes=0.2)

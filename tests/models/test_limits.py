@@ -21,6 +21,7 @@ import gristmill as gm
 from gristmill.commit.allowance import Allowance
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
+from gristmill.models.paid import _money
 from gristmill.models.purse import Purse
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
@@ -79,6 +80,17 @@ def test_a_limit_of_tokens_holds_without_max_tokens(chat: ChatServer) -> None:
     assert (
         3.5 < time.monotonic() - begun < 9.0
     )  # 4,016 tokens, of 1,000 a second; the last one's time is not waited for
+
+
+def test_dollars_are_told_however_few() -> None:
+    """Nothing that costs something is told as nothing."""
+    assert [_money(d) for d in (0.0, 1.5, 0.005, 0.0000123, 0.0175)] == [
+        "0.0000",
+        "1.5000",
+        "0.0050",
+        "0.000012",
+        "0.0175",
+    ]
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.floats(0.1, 20), st.floats(0.0, 1.0)), max_size=60))

@@ -18,6 +18,7 @@ import pytest
 import gristmill as gm
 import kit
 from gristmill.errors import BadJob, BadModel, PlanChanged
+from gristmill.models.score import _logged
 from llmserver import KEY, ChatServer, echoed
 
 ROWS = pa.table({"id": [1, 2], "question": ["is it", "was it so"], "answers": [["yes", "no", "eh"], ["oui"]]})
@@ -125,6 +126,15 @@ def test_typed_as_a_command_and_as_a_job_file(server: ChatServer, tmp_path: Path
     written = "source: rows.parquet\nmodel: {score: '{{ question }}? ', llm: m, continuations: [yes, no]}\nsink: out\n"
     (tmp_path / "other.yaml").write_text(written)
     assert "nothing to do" in run("run", "other.yaml")
+
+
+@pytest.mark.parametrize("number", [True, 0.7, "-1", float("nan")])
+def test_what_is_no_log_probability_is_none(number: Any) -> None:
+    """A probability, or a word for one, is no score."""
+    logprobs = {"tokens": ["ab", "cd"], "token_logprobs": [None, number]}
+    with pytest.raises(ValueError, match=r"its token 'cd' has"):
+        _logged({"text": "abcd", "logprobs": logprobs}, "abcd", 2)
+    assert _logged({"text": "abcd", "logprobs": {**logprobs, "token_logprobs": [None, 0]}}, "abcd", 2) == [0.0]
 
 
 # ---------------------------------------------------------------- on this machine

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 
 import gristmill as gm
+from gristmill.models.answerschema import NamedAnswers
 from gristmill.models.apis import FORMS
+from gristmill.models.prompt import _json
 from llmserver import KEY, ChatServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
@@ -123,3 +125,13 @@ def test_messages_have_words_of_their_own() -> None:
     ):  # fmt: skip
         reply = FORMS["messages"].reply({"content": [{"type": "thinking", "thinking": "hm"}], "stop_reason": why})
         assert (reply.finish, bool(reply.failed), reply.empty) == (finish, failed, finish == "length")
+
+
+def test_numbers_and_names_that_would_become_others() -> None:
+    """A whole number that a float has rounded, and a name with two values, are answers that do not fit."""
+    answers = NamedAnswers({"n": "int64"})
+    assert answers.held({"n": 3.0}) == {"n": 3} and answers.held({"n": 9007199254740993}) == {"n": 9007199254740993}
+    with pytest.raises(ValueError, match="'n' is 9007199254740992.0"):
+        answers.held(_json('{"n": 9007199254740993.0}'))
+    with pytest.raises(ValueError, match="it has 'n' twice"):
+        _json('{"a": [{"n": 1, "n": 2}]}')

@@ -311,6 +311,9 @@ def _in_columns(value: Mapping[str, Any], columns: pa.Schema) -> dict[str, Any]:
     return held
 
 
+EXACT = 2.0**53  # from here on a float may be another whole number than the one that was written
+
+
 def _typed(value: Any, kind: pa.DataType, absent: bool = False) -> Any:
     """A value as its type has it, at any depth: not a text for a number or an array, nor a fraction for a whole number,
     and each field of an object, unless it may be `absent`. Raises TypeError and others for one that is not of the JSON
@@ -332,6 +335,8 @@ def _typed(value: Any, kind: pa.DataType, absent: bool = False) -> Any:
     if pa.types.is_integer(kind):
         if value != int(value):  # which pyarrow would cut
             raise ValueError("not a whole number")
+        if isinstance(value, float) and abs(value) >= EXACT:  # 9007199254740993.0 is …992 by now
+            raise ValueError("too large for a number with a fraction")
         value = int(value)
     return pa.scalar(value, kind).as_py()
 

@@ -295,9 +295,14 @@ def _text(value: Any) -> str | None:
 
 
 def _tokens(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[str, float], ...]:
-    """Tokens with their log-probabilities; none if one has no number."""
+    """Tokens with their log-probabilities; none if one has none."""
     found = tuple(pairs)
-    return found if all(isinstance(t, str) and isinstance(n, (int, float)) for t, n in found) else ()
+    return found if all(isinstance(t, str) and is_logprob(n) for t, n in found) else ()
+
+
+def is_logprob(number: Any) -> bool:
+    """Whether that is the logarithm of a probability, as computed: it may be a little over 0."""
+    return type(number) in (int, float) and bool(number <= 1e-3)
 
 
 def _input(content: Any, role: str) -> Any:

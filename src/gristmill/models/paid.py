@@ -201,6 +201,7 @@ class LoadedAsker(LoadedRows):
         if asker.provided is None:
             return None
         assert isinstance(self._flight, Coroutines)
+        asker.paid.shares(journal)  # what is answered from before is in no batch
         found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do)
         return found
 
@@ -526,9 +527,9 @@ class Paid:
     def _stop_at(self, purse: Purse, cost: float) -> NoReturn:
         self._asked.stop(
             RunFailed(
-                f"max_cost {purse.total:g}: ${purse.spent:.4f} are spent by this worker, and what comes next might "
-                f"cost ${cost:.4f}, for which not enough is left: what is answered is kept; run again, with another "
-                "max_cost if need be"
+                f"max_cost {purse.total:g}: ${_money(purse.spent)} are spent by this worker, and what comes next might "
+                f"cost ${_money(cost)}, for which not enough of the run's max_cost is left: what is answered is kept; "
+                "run again, with another max_cost if need be"
             )
         )
 
@@ -588,6 +589,11 @@ class Paid:
             self._cache.close()
         if self._once is not None:
             self._once.close()
+
+
+def _money(dollars: float) -> str:
+    """Dollars, with two digits at least of what is less than a cent."""
+    return f"{dollars:.{4 if dollars <= 0 else max(4, 1 - math.floor(math.log10(dollars)))}f}"
 
 
 def most_tokens(body: Mapping[str, Any]) -> int | None:

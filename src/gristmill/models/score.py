@@ -15,6 +15,7 @@ from gristmill.errors import BadModel
 from gristmill.job.prompts import text_of
 from gristmill.job.scores import Score
 from gristmill.job.secret import reveal
+from gristmill.models.apis import is_logprob
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversion import to_batch
@@ -272,8 +273,10 @@ def _logged(choice: Mapping[str, Any], prompt: str, begin: int) -> list[float]:
     found, place = [], 0
     for token, number in zip(tokens, numbers, strict=True):
         if place < at + len(prompt) and place + len(token) > at + begin:
-            if not isinstance(number, (int, float)):
+            if number is None:
                 raise ValueError(f"none for its token {token!r}, which nothing comes before")
+            if not is_logprob(number):
+                raise ValueError(f"its token {token!r} has {number!r}")
             found.append(float(number))
         place += len(token)
     return found
