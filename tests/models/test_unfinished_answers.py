@@ -131,7 +131,7 @@ def test_numbers_and_names_that_would_become_others() -> None:
     """A whole number that a float has rounded, and a name with two values, are answers that do not fit."""
     answers = NamedAnswers({"n": "int64"})
     assert answers.held({"n": 3.0}) == {"n": 3} and answers.held({"n": 9007199254740993}) == {"n": 9007199254740993}
-    with pytest.raises(ValueError, match="'n' is 9007199254740992.0"):
+    with pytest.raises(ValueError, match=r"'n' is 9007199254740992\.0"):
         answers.held(_json('{"n": 9007199254740993.0}'))
     with pytest.raises(ValueError, match="it has 'n' twice"):
         _json('{"a": [{"n": 1, "n": 2}]}')

@@ -278,9 +278,10 @@ def _otherwise(
     held: Held, begun: Generation, uri: str, r: Resolved, append: bool, problem: str, accepts: bool
 ) -> Choice:
     """What a run does if the sink has an unfinished run of a different job. If nothing is published and that run has
-    committed nothing, and has no answers that were paid for, it is replaced. An append gives it up and adds what is new to the result, if the result is of
-    this job. If nothing is new, there is nothing to do, and an unfinished run other than an append is left for its own
-    job to finish, unless its files are visible in the sink. Raises PlanChanged in all other cases.
+    committed nothing, and has no answers that were paid for, it is replaced. An append gives it up and adds what is new
+    to the result, if the result is of this job. If nothing is new, there is nothing to do, and an unfinished run other
+    than an append is left for its own job to finish, unless its files are visible in the sink. Raises PlanChanged in
+    all other cases.
     """
     if held.latest is None:
         if not receipts.listed(begun.receipts, begun.files) and not paid(begun):

@@ -87,6 +87,10 @@ class Form(Protocol):
         """A request. With `schema`, a JSON Schema, the answer is to be JSON of that schema."""
         ...
 
+    def ended(self, found: Mapping[str, Any]) -> tuple[str | None, str]:
+        """Why the answer ended, in the words of chat completions, and how it failed, if it did. Raises as `reply`."""
+        ...
+
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """The answer in what an endpoint gave. Raises LookupError, TypeError, AttributeError for what is none."""
         ...
@@ -106,11 +110,15 @@ class Chat:
             body["response_format"] = {"type": "json_schema", "json_schema": _named(schema)}
         return body
 
+    def ended(self, found: Mapping[str, Any]) -> tuple[str | None, str]:
+        """See Form."""
+        return _of_choice(found)
+
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
         choice = found["choices"][0]
         message = choice.get("message") or {}
-        ended, failed = _ended(choice.get("finish_reason"), choice.get("error") or found.get("error"))
+        ended, failed = self.ended(found)
         nothing = message.get("content") is None and not message.get("refusal")
         if nothing and not failed and ended not in ("content_filter", "length"):
             raise LookupError(f"no text, and finish_reason {ended}")
@@ -141,10 +149,14 @@ class Completions:
             body["response_format"] = {"type": "json_schema", "json_schema": _named(schema)}
         return body
 
+    def ended(self, found: Mapping[str, Any]) -> tuple[str | None, str]:
+        """See Form."""
+        return _of_choice(found)
+
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
         choice = found["choices"][0]
-        ended, failed = _ended(choice.get("finish_reason"), choice.get("error") or found.get("error"))
+        ended, failed = self.ended(found)
         logged = choice.get("logprobs") or {}
         pairs = zip(logged.get("tokens") or (), logged.get("token_logprobs") or (), strict=False)
         return Reply(
@@ -173,6 +185,12 @@ class Responses:
             body["text"] = {"format": {"type": "json_schema", **_named(schema)}}
         return body
 
+    def ended(self, found: Mapping[str, Any]) -> tuple[str | None, str]:
+        """See Form."""
+        why = (found.get("incomplete_details") or {}).get("reason")
+        # Endpoints that tell no status have finished.
+        return _ended(why or found.get("status") or "completed", found.get("error"))
+
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
         output = found["output"] or ()
@@ -182,9 +200,7 @@ class Responses:
         thought = "\n".join(
             part["text"] for item in thoughts for part in (*(item.get("summary") or ()), *(item.get("content") or ()))
         )
-        why = (found.get("incomplete_details") or {}).get("reason")
-        # Endpoints that tell no status have finished.
-        ended, failed = _ended(why or found.get("status") or "completed", found.get("error"))
+        ended, failed = self.ended(found)
         return Reply(
             "".join(part["text"] for part in texts),
             ended,
@@ -212,11 +228,15 @@ class Messages:
             body["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
         return body
 
+    def ended(self, found: Mapping[str, Any]) -> tuple[str | None, str]:
+        """See Form."""
+        return _ended(found.get("stop_reason"), found.get("error"))
+
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
         texts = [block["text"] for block in found["content"] if block["type"] == "text"]
         thoughts = [block["thinking"] for block in found["content"] if block["type"] == "thinking"]
-        ended, failed = _ended(found.get("stop_reason"), found.get("error"))
+        ended, failed = self.ended(found)
         return Reply(
             "".join(texts),
             ended,
@@ -230,29 +250,32 @@ class Messages:
 FORMS: Mapping[Api, Form] = {
     "chat": Chat(), "completions": Completions(), "responses": Responses(), "messages": Messages()
 }  # fmt: skip
+BY_PATH: Mapping[str, Form] = {form.path: form for form in FORMS.values()}
 
 
 def passes(found: Mapping[str, Any], path: str) -> bool:
     """Whether a reply says that its answer failed because of something that passes, as a server's error does."""
-    if (reply := _read(found, path)) is None or not reply.failed:
+    form = BY_PATH.get(path)
+    try:
+        said = "" if form is None else form.ended(found)[1].lower()
+    except (LookupError, TypeError, AttributeError):  # told where it is read
         return False
-    said = reply.failed.lower()
     return any(word in said for word in PASSING) or any(part in PASSING_CODES for part in said.split(": "))
 
 
 def letters_in(found: Mapping[str, Any], path: str) -> int:
-    """How long an answer is, with its thoughts."""
-    reply = _read(found, path)
+    """How long an answer is, with its thoughts; 0 for another form's, or what is none."""
+    form = BY_PATH.get(path)
+    try:
+        reply = None if form is None else form.reply(found)
+    except (LookupError, TypeError, AttributeError):  # told where it is read
+        reply = None
     return 0 if reply is None else sum(len(text or "") for text in (reply.text, reply.reasoning, reply.refusal))
 
 
-def _read(found: Mapping[str, Any], path: str) -> Reply | None:
-    """A reply to a request of this path; None for another form's, or what is none."""
-    form = next((form for form in FORMS.values() if form.path == path), None)
-    try:
-        return None if form is None else form.reply(found)
-    except (LookupError, TypeError, AttributeError):
-        return None
+def _of_choice(found: Mapping[str, Any]) -> tuple[str | None, str]:
+    choice = found["choices"][0]
+    return _ended(choice.get("finish_reason"), choice.get("error") or found.get("error"))
 
 
 def _ended(word: Any, error: Any) -> tuple[str | None, str]:
