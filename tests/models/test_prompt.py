@@ -398,7 +398,7 @@ def test_answers_that_were_paid_for_are_not_dropped_unsaid(
         gm.prompt(table(60), tmp_path / "out", prompt="{{ text }}", price=price, max_cost=45.0, **ask)
     asked = chat.told()["requests"]
     said = rf"unfinished run of a different job here, with {asked} answers of an endpoint for \${4 * asked}\.0000 in"
-    with pytest.raises(PlanChanged, match=rf"{said}(.|\n)*--restart .*, which drops those answers"):
+    with pytest.raises(PlanChanged, match=rf"{said}(.|\n)*--restart .*, which drops these"):
         gm.prompt(table(60), tmp_path / "out", prompt="Say {{ text }}", **ask)
     assert chat.told()["requests"] == asked
     gm.prompt(table(60), tmp_path / "out", prompt="{{ text }}", **ask)

@@ -196,13 +196,20 @@ def outlook(held: Held, r: Resolved, append: bool) -> str:
 
 
 def paid(begun: Generation) -> str:
-    """What an unfinished generation holds of shards that are not committed and was paid for, as text; "" if nothing."""
+    """What an unfinished generation holds of shards that are not committed and was, or will be, paid for, as text; ""
+    if nothing.
+    """
     done = receipts.listed(begun.receipts, begun.files)
     held = journal.answered(begun.folder, begun.files, done)
-    if not held.get("kept") or not held.get("requests"):
-        return ""
-    cost = f" for ${held['cost']:.4f}" if held.get("cost") else ""
-    return f"{units.plural(int(held['kept']), 'answer')} of an endpoint{cost} in shards that are not committed"
+    told = []
+    if held.get("kept") and held.get("requests"):
+        cost = f" for ${held['cost']:.4f}" if held.get("cost") else ""
+        told.append(
+            f"{units.plural(int(held['kept']), 'answer')} of an endpoint{cost} in shards that are not committed"
+        )
+    if left := under_way(journal.notes(begun.folder, begun.files)):
+        told.append(f"{units.plural(len(left), 'batch', 'batches')} under way at the provider")
+    return " and ".join(told)
 
 
 def _whole(held: Held, begun: Generation, r: Resolved) -> bool:
@@ -366,7 +373,7 @@ def _ways(held: Held, begun: Generation | None, r: Resolved, accepts: bool = Fal
             found.append(f"{RETRY} only the dead rows with the new code" if known.lines else f"retry-dead {again}")
         if kind == "append" and known.lines and known.code:
             why = "what is published was scored by the code as it was, and one result must not mix the two: "
-    drops = "" if begun is None or not paid(begun) else ", which drops those answers"
+    drops = "" if begun is None or not paid(begun) else ", which drops these"
     first, *rest = [*found, RESTART + drops]
     return why + ", or ".join([first if first.startswith("put ") else f"use {first}", *rest])
 
