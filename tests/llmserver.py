@@ -85,7 +85,7 @@ class Chat:
         self.lists = True  # its models, to whoever asks
         self.odd: dict[str, Any] = {}  # instead of what a choice has, for prompts with the word "odd"
         self.instead: dict[str, Any] = {}  # of what a reply has, for prompts with the word "odd",
-        self.turns = 1_000_000  # so many times, after which it answers these as others
+        self.odd_times = 1_000_000  # so many times, after which it answers these as others
         self.stuck: str | None = None
         self.complains: list[str] = []  # for prompts with "complain", with what and with which code it refuses them
         self.tells = ""  # the headers of requests with this text, in refusing them
@@ -216,8 +216,8 @@ class Chat:
         if self.odd and "odd" in said.split():
             usage = self.odd.get("usage", found["usage"])
             found = {**found, "choices": [{**found["choices"][0], **self.odd}], "usage": usage}
-        if self.instead and self.turns > 0 and "odd" in said.split():
-            self.turns -= 1
+        if self.instead and self.odd_times > 0 and "odd" in said.split():
+            self.odd_times -= 1
             found = {**found, **self.instead}
         return 200, found, {}
 

@@ -84,7 +84,7 @@ def test_no_answer_is_its_row_s_failure(
 def test_a_failure_that_passes_is_asked_for_once_more(chat: ChatServer, code: str, tries: int, ok: int) -> None:
     """As a server's error does, or a limit of its rate; counted and paid as it is."""
     failed = {"status": "failed", "error": {"code": code, "message": "boom"}, "output": []}
-    chat.set(instead=failed, turns=tries)
+    chat.set(instead=failed, odd_times=tries)
     found = gm.prompt(
         ROWS, prompt="{{ text }}", model="m", api="responses", workers=0, gates={"min_ok": 0}, dedupe=True
     )
