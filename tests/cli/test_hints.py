@@ -24,7 +24,7 @@ def test_the_flag_of_a_delivery(
     assert "(for this command: key= is --key)" in said, said
     assert main(["deliver", "out", "sqlite://s.sqlite#t", "--mode", "upsert", "--key", "id"]) == 0
     assert main(["deliver", "out", "sqlite://s.sqlite#t", "--set", "sink.key=id"]) == 2
-    assert "--set applies to a job only" in capsys.readouterr().err
+    assert "--set only applies to a job" in capsys.readouterr().err
 
 
 def test_a_sink_named_as_a_numpy_file() -> None:

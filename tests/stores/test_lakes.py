@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import shops
 from apart import Apart
-from test_every_store import ROWS, job, wanted, write
+from test_every_store import ROWS, write
 
 import gristmill as gm
 from gristmill.commit.publication import published
@@ -24,6 +24,23 @@ from gristmill.stores.lake import Lake
 
 LAKES = ("delta", "iceberg", "lance")
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match:UserWarning")
+
+
+def scored(batch: dict[str, Any], times: int = 1) -> dict[str, Any]:
+    """A number and a text for each row."""
+    return {"y": batch["x"] * times, "label": [f"n{times}" for _ in batch["x"]]}
+
+
+def job(folder: Path, times: int = 1, **options: Any) -> gm.Job:
+    """The rows of the folder `in`, in the sink `out`, in shards of ten, here."""
+    sink = options.pop("sink", None) or gm.sink(str(folder / "out"), keep=["id"])
+    model = gm.model(scored, times=times, returns={"y": "float64", "label": "string"})
+    return gm.Job(str(folder / "in"), model, sink, workers=0, shard_rows=10, **options)
+
+
+def wanted(ids: Any, times: int = 1) -> dict[int, dict[str, Any]]:
+    """The rows of such a job."""
+    return {i: {"id": i, "y": i / 4 * times, "label": f"n{times}"} for i in ids}
 
 
 @pytest.fixture(params=LAKES)

@@ -76,7 +76,7 @@ def named(target: str, given: Mapping[str, Any]) -> JobSpec | None:
         told = {"--var": given["variables"], "--profile": given["profile"], "--set": given["sets"]}
         if said := [flag for flag, value in told.items() if value]:
             apply = "apply" if len(said) > 1 else "applies"
-            raise BadJob(f"{target} is a sink; {' and '.join(said)} {apply} to a job only: name the job")
+            raise BadJob(f"{target} is a sink; {' and '.join(said)} only {apply} to a job: name the job")
         return None
     return load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
 
