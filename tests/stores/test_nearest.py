@@ -140,7 +140,7 @@ def test_index_files(
         ], atol=1e-4)  # fmt: skip
         assert lookup.get(3) == {"id": 3, "embedding": vectors[3].tolist()}
         assert lookup.get_many([ROWS, ROWS + 1]) == [{"id": ROWS, "embedding": None}, None]
-        assert len(lookup.nearest(queries[0], 200)) == 200
+        assert len(lookup.nearest(queries[0], 100)) == 100
         with pytest.raises(gm.BadJob, match=f"is an index by {metric}"):
             lookup.nearest(queries[0], metric="l2" if metric != "l2" else "ip")
 

@@ -49,8 +49,11 @@ from gristmill.sources.openaibatch import OpenAIBatchSource
 from gristmill.sources.parquet import ParquetSource
 from gristmill.sources.text import BinarySource, TextSource
 from gristmill.stores.contract import StoreKind
+from gristmill.stores.delta import Delta
 from gristmill.stores.duckdb import DuckDB
 from gristmill.stores.faiss import Faiss
+from gristmill.stores.iceberg import Iceberg
+from gristmill.stores.lance import Lance
 from gristmill.stores.lmdb import Lmdb
 from gristmill.stores.postgres import Postgres
 from gristmill.stores.qdrant import Qdrant
@@ -63,7 +66,10 @@ SOURCES: tuple[type[SourceFormat], ...] = (
 )
 SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink, OpenAIBatchSink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
-STORES: tuple[type[StoreKind], ...] = (DuckDB, SQLite, Lmdb, Postgres, Redis, USearch, Faiss, Qdrant)
+STORES: tuple[type[StoreKind], ...] = (
+    *(DuckDB, SQLite, Lmdb, Postgres, Redis, USearch, Faiss, Qdrant),
+    *(Delta, Iceberg, Lance),
+)
 SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
     *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
     sqlalchemy.SQLAlchemy,
