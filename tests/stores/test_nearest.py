@@ -104,7 +104,8 @@ def test_pgvector_by_its_index(postgres: str, sink: str, vectors: np.ndarray, qu
     import psycopg
 
     to = f"{postgres}#near_{metric}"
-    gm.deliver(sink, to, key="id", index={"embedding": {"kind": "hnsw", "metric": metric}})
+    wide = {"expansion_add": 256, "expansion_search": 256}  # threads make an index in some order
+    gm.deliver(sink, to, key="id", index={"embedding": {"kind": "hnsw", "metric": metric, **wide}})
     rows, far = truth(vectors, queries, metric)
     with gm.lookup(to) as lookup:
         found = lookup.nearest_many(queries, K)
@@ -129,7 +130,8 @@ def test_index_files(
 ) -> None:
     """By the metric of the index, and no other; rows by key, also the one that is in no index."""
     to = address(store, tmp_path)
-    gm.deliver(sink, to, key="id", index={"embedding": {"kind": "hnsw", "metric": metric}})
+    wide = {"expansion_add": 256, "expansion_search": 256}  # threads make an index in some order
+    gm.deliver(sink, to, key="id", index={"embedding": {"kind": "hnsw", "metric": metric, **wide}})
     rows, far = truth(vectors, queries, metric)
     with gm.lookup(to) as lookup:
         found = lookup.nearest_many(queries, K)
@@ -140,7 +142,7 @@ def test_index_files(
         ], atol=1e-4)  # fmt: skip
         assert lookup.get(3) == {"id": 3, "embedding": vectors[3].tolist()}
         assert lookup.get_many([ROWS, ROWS + 1]) == [{"id": ROWS, "embedding": None}, None]
-        assert len(lookup.nearest(queries[0], 100)) == 100
+        assert len(lookup.nearest(queries[0], 200)) == 200
         with pytest.raises(gm.BadJob, match=f"is an index by {metric}"):
             lookup.nearest(queries[0], metric="l2" if metric != "l2" else "ip")
 
