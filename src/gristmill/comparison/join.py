@@ -5,7 +5,6 @@ row numbers, within bounded memory and else on disk; the values that are compare
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.rows import picked
+from gristmill.arrow.spilling import spilling_to
 from gristmill.arrow.topython import to_plain
 from gristmill.comparison.side import Side
 from gristmill.errors import BadJob, RunFailed
@@ -35,12 +35,7 @@ class Join:
 
     def __init__(self, a: Side, b: Side, keys: Mapping[str, pa.DataType], folder: str) -> None:
         self._keys, self._folder = keys, folder
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "memory_limit": MEMORY,
-            "temp_directory": os.path.join(folder, "spilled"),
-            "threads": min(4, os.cpu_count() or 1),
-        }
-        self._db = imported("duckdb").connect(":memory:", config=config)
+        self._db = spilling_to(folder, MEMORY)
         self._sides = {"a": a, "b": b}
         try:
             for table, side in self._sides.items():

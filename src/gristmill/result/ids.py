@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 
 import pyarrow as pa
 
+from gristmill.arrow.spilling import spilling
 from gristmill.commit.publication import Publication
 from gristmill.process.startup import imported
 from gristmill.result.reading import beside, readable_dataset
@@ -39,17 +38,10 @@ def said(result: Publication) -> str | None:
 
 def _repeats(ids: pa.RecordBatchReader) -> int:
     """Rows minus distinct ids; `ids` has one column."""
-    duckdb = imported("duckdb")
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as spill:
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "memory_limit": MEMORY,
-            "temp_directory": spill,
-            "threads": min(4, os.cpu_count() or 1),
-        }
-        with duckdb.connect(":memory:", config=config) as connection:
-            connection.register("ids", ids)
-            name = ids.schema.names[0].replace('"', '""')
-            found = connection.execute(
-                f'select coalesce(sum(n - 1), 0) from (select count(*) n from ids group by "{name}")'
-            ).fetchone()
+    with spilling(MEMORY) as connection:
+        connection.register("ids", ids)
+        name = ids.schema.names[0].replace('"', '""')
+        found = connection.execute(
+            f'select coalesce(sum(n - 1), 0) from (select count(*) n from ids group by "{name}")'
+        ).fetchone()
     return int(found[0]) if found is not None else 0

@@ -5,15 +5,14 @@ here is scored; every step may be repeated, in this process or another, until th
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from gristmill.arrow.spilling import spilling
 from gristmill.commit.documents import Delivered, Described, Live
 from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations
 from gristmill.commit.publication import Publication
@@ -21,10 +20,10 @@ from gristmill.errors import BadJob, CorruptStore, RunFailed, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job.delivery import STORES, Delivery
-from gristmill.process.startup import imported
 from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Part, Store, is_there
+from gristmill.stores.sql import quoted
 
 GROUP_ROWS = 500_000  # rows of small parts that are brought together: a transaction takes a while whatever is in it
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
@@ -259,23 +258,16 @@ def receipts(generation: Generation) -> list[Delivered]:
 
 def refuse_repeated(rows: Any, key: Sequence[str], shown: str) -> None:
     """Raises BadJob if two rows have the same key, or one has a null in it. Holds at most KEY_MEMORY of them."""
-    duckdb = imported("duckdb")
-    given = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}" AS k{i}' for i, name in enumerate(key))
+    given = ", ".join(f"{quoted(name)} AS k{i}" for i, name in enumerate(key))
     names = ", ".join(f"k{i}" for i in range(len(key)))
     some = " OR ".join(f"k{i} IS NULL" for i in range(len(key)))
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as spill:
-        config: Mapping[str, Any] = {
-            "memory_limit": KEY_MEMORY,
-            "temp_directory": spill,
-            "threads": min(4, os.cpu_count() or 1),
-        }
-        with duckdb.connect(":memory:", config=dict(config)) as connection:
-            connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
-            connection.execute(f"CREATE TEMP TABLE keys AS SELECT {given} FROM given")
-            nulls = connection.execute(f"SELECT count(*) FROM keys WHERE {some}").fetchone()
-            groups = f"SELECT {names}, count(*) AS n FROM keys GROUP BY {names} HAVING n > 1"
-            found = connection.execute(f"{groups} ORDER BY n DESC, {names} LIMIT 3").fetchall()
-            many = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone() if found else (0,)
+    with spilling(KEY_MEMORY) as connection:
+        connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
+        connection.execute(f"CREATE TEMP TABLE keys AS SELECT {given} FROM given")
+        nulls = connection.execute(f"SELECT count(*) FROM keys WHERE {some}").fetchone()
+        groups = f"SELECT {names}, count(*) AS n FROM keys GROUP BY {names} HAVING n > 1"
+        found = connection.execute(f"{groups} ORDER BY n DESC, {names} LIMIT 3").fetchall()
+        many = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone() if found else (0,)
     if nulls is not None and nulls[0]:
         raise BadJob(f"{shown}: {nulls[0]:,} rows have a null in their key ({', '.join(key)}): filter them out first")
     if found and many is not None:
@@ -334,14 +326,11 @@ def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, show
 
 def _distinct(result: Result, live: Sequence[Live], key: Sequence[str]) -> int:
     """How many keys some files have."""
-    duckdb = imported("duckdb")
     rows = dataset_of(result.generation.root, result.generation.files, live, result.about)
-    names = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}"' for name in key)
-    with tempfile.TemporaryDirectory(prefix="gristmill-") as spill:
-        config = {"memory_limit": KEY_MEMORY, "temp_directory": spill, "threads": min(4, os.cpu_count() or 1)}
-        with duckdb.connect(":memory:", config=config) as connection:
-            connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
-            found = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {names} FROM given)").fetchone()
+    with spilling(KEY_MEMORY) as connection:
+        connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
+        names = ", ".join(map(quoted, key))
+        found = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {names} FROM given)").fetchone()
     return int(found[0]) if found else 0
 
 

@@ -32,6 +32,7 @@ from gristmill.stores.lake import (
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
+from gristmill.stores.sql import quoted
 
 APP = "gristmill"  # the application whose version says which marks hold
 OURS = "_gristmill"  # the folder of marks; Delta leaves names alone that begin with _
@@ -218,7 +219,7 @@ class Table:
     def _merge(self, now: Snapshot, load: Load, schema: pa.Schema, files: Sequence[Datafile], said: Any) -> None:
         """Update and add rows by key. A merge that finds nothing to do makes no version, and the marks need one."""
         rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
-        same = " AND ".join(f"t.{_quoted(n)} = s.{_quoted(n)}" for n in load.key)
+        same = " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}" for n in load.key)
         before = now.table.version()
         merge = now.table.merge(
             rows, same, source_alias="s", target_alias="t", merge_schema=load.evolve, commit_properties=said
@@ -295,10 +296,6 @@ def _read_features(table: Any) -> Sequence[str]:
 def _schema(table: Any) -> pa.Schema:
     """The columns as the files have them."""
     return pa.schema(table.schema().to_arrow())
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 @contextlib.contextmanager

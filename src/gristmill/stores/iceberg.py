@@ -34,6 +34,7 @@ from gristmill.stores.lake import (
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
+from gristmill.stores.sql import quoted
 
 MARKS, PLACES = "gristmill.marks", "gristmill.places"  # properties of a table: the marks, and staging places committed
 NO_RETRIES = {"commit.retry.num-retries": "0"}
@@ -267,7 +268,7 @@ class Table:
 
 def _keys(db: Any, key: Sequence[str], files: Sequence[Datafile]) -> tuple[Any, Any]:
     """Put the keys of staged files into a table; the lowest and the highest of the first of their columns."""
-    names = ", ".join(f"{_quoted(name)} AS k{n}" for n, name in enumerate(key))
+    names = ", ".join(f"{quoted(name)} AS k{n}" for n, name in enumerate(key))
     db.execute(f"CREATE TEMP TABLE keys AS SELECT {names} FROM read_parquet(?)", [[file.path for file in files]])
     ((low, high),) = db.execute("SELECT min(k0), max(k0) FROM keys").fetchall()
     return low, high
@@ -297,10 +298,6 @@ def _between(key: Sequence[str], low: Any, high: Any, schema: pa.Schema) -> Any:
 def _literal(kind: pa.DataType) -> bool:
     """Whether pyiceberg takes a column's values in filters as Python has them, and compares them as we do."""
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 # ---------------------------------------------------------------- catalogs

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.schemas import plain
+from gristmill.arrow.spilling import spilling_to
 from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.process.startup import imported
 from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store
 from gristmill.stores.indexread import FORMAT, MAGIC, Engine, File, FileReader, footer, opened
 from gristmill.stores.onefile import OneFile, checked, read_runs, whole
@@ -135,9 +135,8 @@ class Built:
         )
         only = pa.schema([("k", pa.binary())])
         staged = (batch.select(["k"]) for batch in read_runs(runs))
-        config = {"memory_limit": JOIN_MEMORY, "temp_directory": os.path.join(folder, "spilled"), "threads": 2}
         mask = np.zeros(there.footer.count, bool)
-        with imported("duckdb").connect(":memory:", config=config) as db:
+        with spilling_to(folder, JOIN_MEMORY, threads=2) as db:
             db.register("staged", pa.RecordBatchReader.from_batches(only, staged))
             db.register("live", pa.RecordBatchReader.from_batches(keys, live))
             for batch in db.sql("SELECT n FROM live ANTI JOIN staged USING (k)").to_arrow_reader(65_536):

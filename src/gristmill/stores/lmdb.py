@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.arrow.spilling import spilling_to
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.process.extras import require
-from gristmill.process.startup import imported
 from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs, whole
@@ -96,8 +96,7 @@ class Sorted:
 
     def _sorted(self, load: Load, runs: Sequence[str], folder: str) -> Iterator[pa.RecordBatch]:
         """Keys and values of the whole new file, in the order of the keys."""
-        config = {"memory_limit": SORT_MEMORY, "temp_directory": os.path.join(folder, "spilled"), "threads": 2}
-        with imported("duckdb").connect(":memory:", config=config) as db:
+        with spilling_to(folder, SORT_MEMORY, threads=2) as db:
             db.register("staged", pa.RecordBatchReader.from_batches(_RUN, read_runs(runs)))
             live = opened(self._place)
             if whole(load) or live is None:
