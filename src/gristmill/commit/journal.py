@@ -89,6 +89,8 @@ class Journal:
         self._shard = f"{self._label(shard)}."
         self._path = join(self._folder, f"{self._shard}{run}.{attempt}")
         self._lock = threading.Lock()
+        self._storing = threading.Lock()  # held from when answers are taken until they are written
+        self._busy = False  # the same, for whoever does not wait
         self._out: Any = None
         self._ended = False
         self._waiting: list[bytes] = []
@@ -212,19 +214,24 @@ class Journal:
         with self._lock:
             if self._ended:
                 return
-            local = isinstance(self._files, LocalFiles)
-            if self._stands is None and local:
+            if self._stands is None and isinstance(self._files, LocalFiles):
                 return self._write(record)
             self._waiting.append(record)
-            if self._timer is not None:
+            if self._timer is not None or self._busy:
                 return
-            wait = self._free - time.monotonic() if local else SOON
+            wait = self._wait()
             if wait > 0:
-                self._timer = threading.Timer(wait, self._stored)
-                self._timer.daemon = True
-                self._timer.start()
+                self._later(wait)
                 return
         self._stored()
+
+    def _wait(self) -> float:
+        return self._free - time.monotonic() if isinstance(self._files, LocalFiles) else SOON
+
+    def _later(self, wait: float) -> None:
+        self._timer = threading.Timer(wait, self._stored)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _write(self, records: bytes) -> None:
         try:
@@ -240,7 +247,7 @@ class Journal:
 
     def close(self) -> None:
         """No more answers come; those that are there are for a later attempt."""
-        self._stored()
+        self._stored()  # and after what a timer's thread has taken
         self._end()
 
     def _end(self) -> None:
@@ -258,18 +265,30 @@ class Journal:
         self._removed(self._shard)
 
     def _removed(self, *of: str) -> None:
-        self._end()
+        with self._storing:  # or an answer comes to lie there afterwards
+            self._end()
         for name in self._files.names(self._folder):
             if name.startswith(of):
                 self._files.remove(join(self._folder, name))
 
     def _stored(self) -> None:
-        with self._lock:
-            records, self._waiting, self._timer = b"".join(self._waiting), [], None
-            self._segments += 1
-            segment = self._segments  # another thread may note or store meanwhile
-            if not records or self._ended:
-                return
+        with self._storing:
+            with self._lock:
+                records, self._waiting, self._timer = b"".join(self._waiting), [], None
+                self._segments += 1
+                segment = self._segments  # another thread may note meanwhile
+                self._busy = bool(records) and not self._ended
+                if not self._busy:
+                    return
+            try:
+                self._store(records, segment)
+            finally:
+                with self._lock:
+                    self._busy = False
+                    if self._waiting and not self._ended:
+                        self._later(max(0.0, self._wait()))
+
+    def _store(self, records: bytes, segment: int) -> None:
         begun = time.monotonic()
         try:
             if self._stands is not None:
