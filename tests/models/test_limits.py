@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import gristmill as gm
 from gristmill.commit.allowance import Allowance
+from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.models.paid import _money
@@ -253,3 +254,16 @@ def test_a_run_that_stops_says_what_it_spent(chat: ChatServer, tmp_path: Path, m
         "requests": 2, "prompt_tokens": 8, "completion_tokens": 8, "cost": 8.0, "kept": 2
     }  # fmt: skip
     assert gm.prompt("rows.parquet", "b", prompt="{{ text }}", model="m", price=price, workers=0).used["cost"] == 1600
+
+
+def test_a_shard_that_was_committed_as_the_run_stopped_is_counted(
+    chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker had no time to say so: its answers were asked for, and are kept."""
+    monkeypatch.setattr(Tally, "_commit", lambda self, event: None)
+    price, job = {"input": "1/token", "output": "0/token"}, {"prompt": "{{ text }}", "model": "m", "shard_rows": 100}
+    with pytest.raises(RunFailed) as e:
+        gm.prompt(table(400), tmp_path / "out", price=price, max_cost=600.0, workers=1, **job)
+    assert e.value.report is not None and e.value.report.shards_done >= 1
+    assert e.value.report.counts.ok == 100 * e.value.report.shards_done
+    assert e.value.report.used["requests"] == chat.told()["requests"] > 100

@@ -38,11 +38,14 @@ def stopped(scoring: Scoring) -> Report | None:
     """The report of a run that has not published: what it and the runs before it have committed, and what was asked
     for all else. None if it had no plan, and nobody was asked.
     """
-    at, report = scoring.at, _so_far(scoring.at, scoring.tally.sums())
-    kept: Mapping[str, float] = {}
+    at, kept = scoring.at, dict[str, float]()
     with contextlib.suppress(OSError):  # a courtesy, of a run that may have failed because the sink cannot be read
         done = receipts.listed(at.generation.receipts, at.files)
+        for number in scoring.tally.unheard(done):
+            if (found := receipts.valid(done[number], at.files)) is not None:
+                scoring.tally.found(number, found)
         kept = journal.answered(at.generation.folder, at.files, done)
+    report = _so_far(at, scoring.tally.sums())
     if not kept:
         return report if isinstance(at, Planned) else None
     return replace(report, used=summed([report.used, kept]))

@@ -128,12 +128,24 @@ class Tally:
             most, passed = self._reached.get(number, (0, 0))
             self._reached[number] = (max(most, rows), max(passed, tick.passed))
 
+    def unheard(self, listed: Iterable[int]) -> list[int]:
+        """The shards among these that nobody has told of yet."""
+        return [number for number in listed if self._shards is not None and number not in self._done]
+
+    def found(self, number: int, receipt: Receipt) -> None:
+        """Count a shard that was committed as the run ended, before its worker could say so."""
+        self._count(number, Counts(*receipt.counts), receipt.figures, receipt.errors)
+
     def _commit(self, event: Outcome) -> None:
-        assert self._shards is not None
         value, counts = event.value, Counts(*event.value["counts"])
-        number: int = value["shard"]
+        new = self._count(value["shard"], counts, value["figures"], value["errors"])
+        if new and (pace := self._paces.get(event.worker)):
+            self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)
+
+    def _count(self, number: int, counts: Counts, figures: Mapping[str, float], errors: Mapping[str, float]) -> bool:
+        assert self._shards is not None
         if number in self._own:  # scored again because its receipt did not read back
-            return
+            return False
         self._own.add(number)
         if number in self._before:  # so was that of an earlier run
             lost, errors = self._before.pop(number)
@@ -141,17 +153,16 @@ class Tally:
             self.errors = summed([self.errors, {name: -n for name, n in errors.items()}])
         self.counts = self.counts + counts
         self._rows_run += counts.rows_in
-        self._figures = summed([self._figures, value["figures"]])
-        self._used = used([self._used, value["figures"]])
-        self.errors = summed([self.errors, value["errors"]])
-        if pace := self._paces.get(event.worker):
-            self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)
+        self._figures = summed([self._figures, figures])
+        self._used = used([self._used, figures])
+        self.errors = summed([self.errors, errors])
         self._reached.pop(number, None)
         if number not in self._done:
             self._done.add(number)
             planned = self._shards.rows_of(number)
             self._rows += counts.rows_in if planned is None else planned
             self._weight += self._shards.weight(number)
+        return True
 
     def _changes(self) -> dict[str, Any]:
         changes: dict[str, Any] = {"workers": len(self._workers)}
