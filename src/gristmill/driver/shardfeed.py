@@ -1,33 +1,24 @@
-"""What runs next, and what to do on failures. Pure decisions: no clock, no I/O, no engine; driven by events."""
+"""What runs next, and which shards wait because the model may be broken. Pure decisions: no clock, no I/O, no engine;
+driven by events. Whether a shard is tried again is decided in retries.
+"""
 
 from __future__ import annotations
 
-import signal as signals
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gristmill.errors import (
-    BadJob,
-    BadModel,
-    BadOutput,
-    GristmillError,
-    MissingExtra,
-    PlanChanged,
-    RunFailed,
-    SourceChanged,
-    WorkerLost,
-)
+from gristmill.driver.retries import Attempts, error_of, how, rows_to_blame
+from gristmill.errors import GristmillError, RunFailed, WorkerLost
 from gristmill.observe.events import Note
-from gristmill.process.failure import LATE, LATE_LOAD, ended
+from gristmill.process.failure import LATE_LOAD, ended
 from gristmill.process.messages import (
     DONE,
     WAIT,
     Death,
     Event,
     Failure,
-    FailureKind,
     Item,
     Left,
     Outcome,
@@ -36,27 +27,8 @@ from gristmill.process.messages import (
 )
 from gristmill.worker.recipe import Task
 
-TRIES = 3  # attempts at a shard whose failure may be transient (a disk that hiccups)
-DEATHS = 64  # workers that one shard may cost before the run stops: enough to isolate several rows in it
-KILLS = 20  # kills from outside that one shard may see
 DOUBTS = 8  # consecutive shards, wherever they are, on which the model may fail throughout before the run stops
 UNSTARTED = 3  # consecutive workers that may die before they have loaded
-
-_OUTSIDE = {int(getattr(signals, n)) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signals, n)}
-_BY_KIND: dict[FailureKind, type[GristmillError]] = {"output": BadOutput, "source": SourceChanged, "load": BadModel}
-_BY_CLASS = {kind.__name__: kind for kind in (MissingExtra, BadJob, PlanChanged)}
-
-
-@dataclass
-class _Attempt:
-    number: int = 0
-    errors: int = 0
-    deaths: int = 0
-    kills: int = 0
-    careful: bool = False
-    blame: str = ""
-    how: str = ""
-    proven: bool = False
 
 
 @dataclass
@@ -89,11 +61,11 @@ class ShardFeed:
     _task: Callable[[int], Task] | None = None
     _pending: deque[int] = field(default_factory=deque)
     _doubted: dict[int, Failure] = field(default_factory=dict)
-    _attempts: dict[int, _Attempt] = field(default_factory=dict)
+    _attempts: dict[int, Attempts] = field(default_factory=dict)
     _held: dict[str, list[int]] = field(default_factory=dict)
     _probing: str | None = None
     _probe_given: bool = False
-    _probe_attempt: _Attempt = field(default_factory=_Attempt)
+    _probe_attempt: Attempts = field(default_factory=Attempts)
     _unstarted: int = 0
     _in_doubt: int = 0  # shards on which the model failed throughout, since it was known to work
     _patience: int = 1  # how many of these a remote model may have before it is tried
@@ -124,7 +96,7 @@ class ShardFeed:
         if number is None:
             return self._idle()
         held.append(number)
-        attempt = self._attempts.setdefault(number, _Attempt())
+        attempt = self._attempts.setdefault(number, Attempts())
         return self._item(f"{number}.{attempt.number}", self._task(number), attempt)
 
     def _give_probe(self, worker: str) -> Item | Signal:
@@ -137,7 +109,7 @@ class ShardFeed:
         assert self.probe is not None
         return self._item(f"probe.{a.number}", self.probe, a)
 
-    def _item(self, key: str, task: Task, a: _Attempt) -> Item:
+    def _item(self, key: str, task: Task, a: Attempts) -> Item:
         named = replace(task, attempt=self._name(key), careful=a.careful, blame=a.blame, how=a.how, proven=a.proven)
         return Item(key, named)
 
@@ -210,7 +182,7 @@ class ShardFeed:
         self._pending = deque(numbers)
         self.probe = None
         if self._probe_attempt.careful and 0 in self._pending:  # suspects among its first rows are noted
-            self._attempts[0] = _Attempt(careful=True)
+            self._attempts[0] = Attempts(careful=True)
 
     def consumed(self, number: int) -> None:
         """A stream's consumer has taken the shards up to this one."""
@@ -273,8 +245,7 @@ class ShardFeed:
             rows = self.probe.rows  # which may all be bad: the run is asked for others
             none: dict[str, Any] = {"answers": {}, "made": {}, "figures": {}}
             self.probed = {"schema": None, "rows": rows, "ok": 0, "dead": rows, "failed": rows, "error": error, **none}
-        elif error.kind in ("io", "other") and a.errors + 1 < TRIES:
-            a.errors += 1
+        elif a.first_rows_failed(error):
             self._probe_again()
             self._note("warning", f"the first rows: {error.type}: {error.message}; trying again")
         else:
@@ -290,9 +261,7 @@ class ShardFeed:
             self._note("warning", f"shard {number}: every row fails ({error.type}: {error.message}); {then}")
             if self.probe is None and self._in_doubt >= (self._patience if tell else DOUBTS):
                 self._prove()
-        elif error.kind in ("io", "other", "sick", "model", "memory") and attempt.errors + 1 < TRIES:
-            attempt.errors += 1
-            attempt.proven = attempt.proven and error.kind != "sick"
+        elif attempt.failed(error):
             self._again(number)
             self._note("warning", f"shard {number}: {error.type}: {error.message}; trying again")
         else:
@@ -305,14 +274,14 @@ class ShardFeed:
             self._held[worker] = [n for n in held if str(n) not in gone]
         if not death.started:
             self._unstarted += 1
-            how = ended(death, LATE_LOAD)
-            if how.startswith(LATE_LOAD) and self.fatal is None:
-                self.fatal = WorkerLost(f"{how}; a larger batch_timeout allows more\n{death.evidence}")
+            end = ended(death, LATE_LOAD)
+            if end.startswith(LATE_LOAD) and self.fatal is None:
+                self.fatal = WorkerLost(f"{end}; a larger batch_timeout allows more\n{death.evidence}")
             elif self._unstarted >= UNSTARTED and self.fatal is None:
                 self.fatal = WorkerLost(
-                    f"{self._unstarted} workers in a row ended while starting ({how})\n{death.evidence}"
+                    f"{self._unstarted} workers in a row ended while starting ({end})\n{death.evidence}"
                 )
-        blame = self._to_blame(death)
+        blame = rows_to_blame(death, self.out_of_memory)
         for place, key in reversed(list(enumerate(death.keys))):  # so that they come next, in their former order
             name = key.partition(".")[0]
             if name == "probe":
@@ -326,7 +295,7 @@ class ShardFeed:
         shards = [key.partition(".")[0] for key in death.keys]
         which = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)}" if shards != ["probe"] else "the first rows"
         what = f" while it held {which}: tried again" if shards else ""
-        self._note("warning", f"worker {death.worker} ended ({_how(death)}){what}")
+        self._note("warning", f"worker {death.worker} ended ({how(death)}){what}")
         if self._probing == death.worker:
             self._probing = None
 
@@ -342,24 +311,11 @@ class ShardFeed:
                 self._again(int(key.partition(".")[0]))
         self._note("warning", f"worker {gone.worker} is replaced: {gone.reason}")
 
-    def _to_blame(self, death: Death) -> bool:
-        """Whether the rows may be to blame: a kill from outside, with no evidence that memory ran out, is not their
-        fault (design §6).
-        """
-        if death.lost:
-            return False
-        return death.signal not in _OUTSIDE or (death.signal == 9 and self.out_of_memory(death))
-
-    def _bury(self, attempt: _Attempt, blamed: str, death: Death, what: str) -> None:
+    def _bury(self, attempts: Attempts, blamed: str, death: Death, what: str) -> None:
         """A worker died during an attempt; `blamed` is the attempt's key if its rows caused that, else ""."""
-        attempt.careful = attempt.careful or bool(blamed)
-        attempt.blame = self._name(blamed) if blamed else ""
-        attempt.how = _how(death) if blamed else ""
-        attempt.deaths += bool(blamed)
-        attempt.kills += not blamed
-        if (attempt.deaths >= DEATHS or attempt.kills >= KILLS) and self.fatal is None:
+        if not attempts.died(death, self._name(blamed) if blamed else "") and self.fatal is None:
             self.fatal = WorkerLost(
-                f"{what}: {attempt.deaths + attempt.kills} workers have died of it ({_how(death)}); what is known "
+                f"{what}: {attempts.deaths + attempts.kills} workers have died of it ({how(death)}); what is known "
                 f"of its rows is kept: run again to resume\n{death.evidence}"
             )
 
@@ -368,7 +324,7 @@ class ShardFeed:
         self._probe_given, self._probing = False, None
 
     def _again(self, number: int) -> None:
-        self._attempts.setdefault(number, _Attempt()).number += 1
+        self._attempts.setdefault(number, Attempts()).number += 1
         self._pending.appendleft(number)
 
     def _release(self, worker: str, number: int) -> None:
@@ -379,17 +335,7 @@ class ShardFeed:
             self._held.pop(worker, None)  # an engine may name a new worker for every item
 
     def _fail(self, failure: Failure, where: str) -> None:
-        if self.fatal is not None:
-            return
-        if failure.ours:
-            self.fatal = _BY_CLASS.get(failure.ours, _BY_KIND.get(failure.kind, RunFailed))(failure.message)
-            return
-        text = f"{where}: {failure.type}: {failure.message}\n{failure.traceback}".rstrip()
-        self.fatal = (RunFailed if failure.kind == "load" else _BY_KIND.get(failure.kind, RunFailed))(text)
+        self.fatal = self.fatal or error_of(failure, where)
 
     def _note(self, level: Any, text: str) -> None:
         self.notes.append(Note(level, text))
-
-
-def _how(death: Death) -> str:
-    return ended(death, LATE)

@@ -190,7 +190,7 @@ class _Process:
 
     def _die_alike(self) -> None:
         """A process that died in a step takes its worker with it, in the same way: everything then happens as if the
-        step had run in the worker (gristmill.driver.shardfeed), down to finding the rows that caused it.
+        step had run in the worker (gristmill.driver.retries), down to finding the rows that caused it.
         """
         code = self._popen.wait()
         how = f"exited with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
