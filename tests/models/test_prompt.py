@@ -557,7 +557,11 @@ def test_choices_that_differ_little_are_told_apart(chat: ChatServer) -> None:
     assert found["answer"].to_pylist() == ["AA", "Aa", "aa"]
     rows = pa.table({"id": [0, 1, 2], "text": ["A", "a*", "{b}"]})
     found = gm.prompt(rows, prompt="{{ text }}", model="m", choices=["A", "A*", "{b}"], gates={"min_ok": 0.5})
-    assert found["answer"].to_pylist() == ["A", "{b}"]
+    assert found["answer"].to_pylist() == ["A", "A*", "{b}"]
+    rows = pa.table({"id": range(5), "text": ["C", "**C**", "c++", "**Yes.**", "*c*"]})
+    choices = ["C*", "C++", "Yes"]
+    found = gm.prompt(rows, prompt="{{ text }}", model="m", choices=choices, gates={"min_ok": 0.1})
+    assert found["answer"].to_pylist() == ["C++", "Yes"]
 
 
 def test_nested_values_are_of_their_types(chat: ChatServer) -> None:

@@ -552,19 +552,25 @@ class _Form:
             if not isinstance(held, str):
                 raise ValueError(f"its {CHOICE!r} is {json.dumps(held)[:100]}, which is no text")
             said, cut = held, False
-        # Choices that differ in case or marks alone are told apart by these.
+        # Choices that differ in case or marks alone are told apart by these. Stars are marks in replies only.
         same = [choice for choice in self._choices if choice == said]
-        alike = same or [choice for choice in self._choices if _plain(choice) == _plain(said)]
+        same = same or [choice for choice in self._choices if choice.casefold() == said.casefold()]
+        alike = same or [choice for choice in self._choices if _plain(choice) == _bare(said)]
         if len(alike) != 1:
             raise ValueError(f"{said[:100]!r} is none of {', '.join(self._choices)}")
-        others = [choice for choice in self._choices if choice != alike[0] and _plain(choice).startswith(_plain(said))]
+        begun = _bare(said)
+        others = [choice for choice in self._choices if choice != alike[0] and _plain(choice).startswith(begun)]
         if cut and others:
             raise ValueError(f"{said[:100]!r} was cut, and may be {others[0]!r} as well as {alike[0]!r}")
         return alike[0]
 
 
 def _plain(text: str) -> str:
-    return text.strip().strip("\"'`*.").casefold()
+    return text.strip().strip("\"'`.").casefold()
+
+
+def _bare(reply: str) -> str:
+    return reply.strip().strip("\"'`*.").casefold()
 
 
 def _unfenced(text: str) -> str:
