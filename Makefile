@@ -23,7 +23,7 @@ help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
 	@echo "make demo      embed 13,905 film reviews and search them: make demo QUERY='a moving story'"
 	@echo "make test      run the tests (ARGS='-k name' passes options to pytest)"
-	@echo "make test-all  those, and the ones that take long (40 minutes on two cores)"
+	@echo "make test-all  those, and the ones that take long (45 minutes on two cores)"
 	@echo "make check     lint, types and the quick tests: a minute and a half"
 	@echo "make test-pythons   the quick tests on Python 3.10 to 3.13 (PYTHONS='python3.10 …' names them)"
 	@echo "make test-vllm  the tests with vLLM's build for CPUs, in an environment of its own (.venv-vllm, 3.5 GB)"

@@ -57,6 +57,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in made.iterdir()] == ["whole"]
 
 
+@pytest.mark.long
 def test_the_light_half_of_the_kit_imports_nothing_heavy() -> None:
     """The demo uses the reviews and the int8 model without torch, transformers or scikit-learn."""
     code = (
@@ -67,6 +68,7 @@ def test_the_light_half_of_the_kit_imports_nothing_heavy() -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
+@pytest.mark.long
 def test_a_test_that_leaves_a_child_running_fails(pytester: pytest.Pytester) -> None:
     """The watch names the process and ends it; the marker opts out."""
     source = Path(kit.__file__).with_name("conftest.py").read_text().replace("GRACE_S = 5.0", "GRACE_S = 0.2")

@@ -59,6 +59,7 @@ def columns(draw: Any) -> pa.Array:
     return pa.StructArray.from_arrays([array], ["x"]).flatten()[0] if draw(st.booleans()) else array
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(columns(), st.randoms(use_true_random=False))
 @example(pa.array([[[i + j] * 3 for j in range(3)] for i in range(9)], VECTORS)[4:], None)

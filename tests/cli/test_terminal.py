@@ -117,6 +117,7 @@ def test_the_bar_at_80_columns(folder: Folder) -> None:
     assert "\x1b[?25l" not in screen.raw, "the cursor is never hidden"
 
 
+@pytest.mark.long
 def test_the_bar_at_20_columns(folder: Folder) -> None:
     """The share and the rows; nothing wraps but the commands that are to be copied."""
     screen = on_terminal(folder, 20, *SLOW, "--arg", "seconds=0.03")
@@ -127,6 +128,7 @@ def test_the_bar_at_20_columns(folder: Folder) -> None:
     assert not [line for line in screen.left if "/60" in line]
 
 
+@pytest.mark.long
 def test_prints_go_above_the_bar(folder: Folder) -> None:
     """Whole, and in order, whatever is redrawn between them."""
     for workers in ("1", "0"):
@@ -138,6 +140,7 @@ def test_prints_go_above_the_bar(folder: Folder) -> None:
         assert len(printed) >= 10 and set(printed) <= {"batch of 6 rows", "batch of 60 rows"}, screen.left
 
 
+@pytest.mark.long
 def test_a_preview_is_a_table(folder: Folder) -> None:
     """Drawn, with the scores; on a narrow terminal with columns left out in the middle."""
     arguments = ("apply", "rows.parquet", "out", "--fn", "scoring:double", "--keep", "id,x,t", "--preview", "3")
@@ -157,6 +160,7 @@ def test_ctrl_c_leaves_a_clean_terminal(folder: Folder) -> None:
     assert any("again" in line for line in screen.left) and not any("Traceback" in line for line in screen.left)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["lines", "json", "off"])
 def test_other_progress_on_a_terminal(folder: Folder, kind: str) -> None:
     """What is asked for wins over what the terminal could do."""
@@ -164,6 +168,7 @@ def test_other_progress_on_a_terminal(folder: Folder, kind: str) -> None:
     assert screen.code == 0 and "━" not in screen.raw and "\x1b[2K" not in screen.raw
 
 
+@pytest.mark.long
 def test_a_poor_encoding_is_no_error(folder: Folder) -> None:
     """A terminal that knows only ASCII gets question marks."""
     env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
@@ -173,6 +178,7 @@ def test_a_poor_encoding_is_no_error(folder: Folder) -> None:
     assert done.code == 0 and done.out.startswith("2 rows"), done.err
 
 
+@pytest.mark.long
 def test_a_dumb_terminal_gets_lines(folder: Folder) -> None:
     """TERM=dumb, as in an editor's shell."""
     done = folder.run(*SLOW, "--arg", "seconds=0.001", env={"TERM": "dumb"})

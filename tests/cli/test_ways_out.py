@@ -129,6 +129,7 @@ def test_retry_dead_of_what_is_not_published(folder: Folder) -> None:
     assert "nothing is published" in folder.run("retry-dead", "out").err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", [("--row-id", "other"), ("--keep", "")])
 def test_a_name_that_would_stand_twice(folder: Folder, way: tuple[str, str]) -> None:
     """Both ways out that the message names are taken."""
@@ -174,6 +175,7 @@ def test_a_limit_of_cost_names_the_flag_of_the_price(folder: Folder) -> None:
     assert "for this command" not in refused.err and "--output" not in refused.err
 
 
+@pytest.mark.long
 def test_fixed_code_after_a_first_run_whose_gate_did_not_hold(folder: Any) -> None:
     """Nothing is published yet, and the function is mended: --accept publishes what the old one scored and calls
     neither, then the dead rows alone are scored by the new one. With another source that is no way.

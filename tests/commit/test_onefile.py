@@ -58,6 +58,7 @@ def rows(path: str) -> list[tuple[int, int]]:
     return [row["x"] for row in found]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["out.parquet", "out.jsonl"])
 def test_new_appended_and_retried_rows_are_in_the_file(folder: Path, name: str) -> None:
     """All of them, once, in it alone; whoever reads the folder beside it finds nothing else."""

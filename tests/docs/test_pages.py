@@ -61,6 +61,7 @@ def test_the_snippets_about_stores(
     read(STORES, reader(STORES))
 
 
+@pytest.mark.long
 def test_the_snippets_about_deliveries(
     databases: dict[str, str], reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_the_snippets_about_databases(
         server.execute("DROP TABLE orders")
 
 
+@pytest.mark.long
 def test_the_snippets_about_language_models(reader: Callable[[str], Reader], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, with an endpoint that the environment names."""
     with BatchServer(model="gpt-4.1-mini,claude-haiku-4-5", answer="auto", takes=0.2) as server:

@@ -128,6 +128,7 @@ def test_a_file_that_comes_changes_or_goes_between_runs_counts(rows: Path, tmp_p
     assert job.run().state == "nothing to do"
 
 
+@pytest.mark.long
 def test_a_run_that_failed_for_want_of_a_file_binds_nobody_to_its_absence(rows: Path, tmp_path: Path) -> None:
     """The file is put there, and the next run's model is that file; the log of the run that failed stays a log."""
     weights, log = tmp_path / "m" / "model.json", tmp_path / "calls.log"

@@ -95,6 +95,7 @@ def test_calls_do_not_grow_again_after_memory_ran_out(tmp_path: Path) -> None:
     assert sum(n > 5000 for n in sizes) == 1, sizes
 
 
+@pytest.mark.long
 def test_a_budget_that_was_given_is_used(tmp_path: Path, minilm_int8: Path, docstrings: list[str], cache: Path) -> None:
     """batch_tokens= is neither tried against others nor replaced by what was found, and small jobs try nothing."""
     report = embed(tmp_path, "a", minilm_int8, docstrings[:40], batch_tokens=300)
@@ -103,6 +104,7 @@ def test_a_budget_that_was_given_is_used(tmp_path: Path, minilm_int8: Path, docs
     assert not cache.exists()
 
 
+@pytest.mark.long
 def test_the_report_counts_every_token(tmp_path: Path, minilm_int8: Path, docstrings: list[str]) -> None:
     """Also those of the first rows, which are scored before the plan: as the model's own tokenizer counts them."""
     texts = docstrings[:60]
@@ -113,6 +115,7 @@ def test_the_report_counts_every_token(tmp_path: Path, minilm_int8: Path, docstr
     assert report.tokens == sum(len(found.ids) for found in tokenizer.encode_batch(texts))
 
 
+@pytest.mark.long
 def test_a_cache_that_cannot_be_read_or_written_is_no_error(
     tmp_path: Path, minilm_int8: Path, docstrings: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

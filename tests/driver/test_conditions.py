@@ -79,6 +79,7 @@ def test_the_command_refuses_them_too(tmp_path: Path) -> None:
 NAMES = ["a", "A", "b", "B", "é", "É"]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     columns=st.lists(st.sampled_from(NAMES), unique=True, min_size=1),
@@ -134,6 +135,7 @@ def test_the_age_between_two_columns_is_no_clock(tmp_path: Path) -> None:
     assert selected(tmp_path, "age(ts::timestamp, timestamp '1970-01-01 02:00') > interval 1 hour", False) == [4, 5]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
 def test_instants_are_read_in_utc_on_every_machine(tmp_path: Path, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker in another time zone keeps the same rows."""

@@ -281,7 +281,7 @@ LATER = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", LATER)
 def test_a_file_that_came_later_is_none_of_a_plan_s_matter(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

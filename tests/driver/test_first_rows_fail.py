@@ -43,7 +43,7 @@ def calls(folder: Path) -> Counter[int]:
     return Counter(map(int, (folder / "asked").read_text().split()))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bad", [5, 40, 300, 900, 1400])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_function_of_one_row(tmp_path: Path, bad: int, workers: int) -> None:
@@ -105,7 +105,7 @@ def test_a_prompt_whose_first_rows_are_refused(chat: ChatServer, tmp_path: Path,
         prompted(rows, tmp_path / "strict", **options)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 5, 19, 20, 200, 5000])
 def test_answers_of_which_none_fits(chat: ChatServer, tmp_path: Path, rows: int) -> None:
     """Two requests a row, and of many rows few are asked; of a handful each is a dead letter."""

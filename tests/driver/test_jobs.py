@@ -504,6 +504,7 @@ def test_preview_leaves_nothing(numbers: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_preview_looks_past_a_filter(numbers: str, tmp_path: Path) -> None:
     """A model that no row of the first reaches would not be tried; where none does at all, it is said."""
     steps = [gm.filter(lambda batch: batch["id"] >= 150)]
@@ -835,6 +836,7 @@ print(gm.apply({numbers!r}, {str(tmp_path / "out")!r}, fn=twice, keep=["id"]).ro
         subprocess.run(["rm", "-r", str(tmp_path / "out")], check=True)
 
 
+@pytest.mark.long
 def test_what_a_script_cannot_send_is_named_with_the_ways_out(tmp_path: Path) -> None:
     """A function of a script that refers to what no pickle holds is refused in words; in a module it works."""
     body = "from functools import singledispatch\n@singledispatch\ndef f(b):\n    return {'y': [1] * len(b['x'])}\n"

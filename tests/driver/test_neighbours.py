@@ -113,6 +113,7 @@ def test_a_result_that_takes_a_kept_column_s_place_midway_stops_the_run(numbers:
     assert not (tmp_path / "out" / "_SUCCESS").exists()
 
 
+@pytest.mark.long
 def test_a_day_beside_a_time_is_refused(numbers: str, tmp_path: Path) -> None:
     """In a flat_map and a step too; Arrow would cut the times, or zones, of all but the first off."""
     day, time = datetime.date(2026, 1, 1), datetime.datetime(2026, 1, 1, 12)

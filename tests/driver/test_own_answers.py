@@ -259,6 +259,7 @@ def test_what_pandas_has_sorted_is_put_back_in_order(tmp_path: Path, how: str, s
     assert found["y"].to_pylist() == [10 * i for i in range(6)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "how", ["array beside", "repeated", "two halves", "by id", "a rank", "numbers of its own", "texts"]
 )

@@ -125,6 +125,7 @@ def test_fault_43_copies_that_died_in_a_step_and_after_the_model_are_scored_once
     adds_up(report, out)
 
 
+@pytest.mark.few(2)
 @STEPS
 @pytest.mark.parametrize(
     ("how", "says"), [({"drop": "seven"}, "made 6 rows of it and makes 5 now"), ({"turned": True}, "makes 6 now, and")]

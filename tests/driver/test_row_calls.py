@@ -47,6 +47,7 @@ def of(sink: Path) -> dict[int, dict[str, Any]]:
     return {row["x"]: row for row in found}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_every_answer_is_at_its_row(rows: str, tmp_path: Path, workers: int) -> None:
     """Whatever order they come in, and whatever other rows raise: of all kinds of exceptions."""
@@ -62,6 +63,7 @@ def test_every_answer_is_at_its_row(rows: str, tmp_path: Path, workers: int) -> 
     gm.verify(str(tmp_path / "out"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_plain_function_is_called_in_threads(rows: str, tmp_path: Path, workers: int) -> None:
     """With a concurrency; an interrupt that it raises itself is its row's failure."""
@@ -73,6 +75,7 @@ def test_a_plain_function_is_called_in_threads(rows: str, tmp_path: Path, worker
     assert 2 <= len({row["thread"] for row in found.values()}) <= 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_no_more_are_in_flight_than_asked_for(rows: str, tmp_path: Path, workers: int) -> None:
     """In all workers together; and nearly as many are; what a class opened is closed in its loop."""
@@ -88,6 +91,7 @@ def test_no_more_are_in_flight_than_asked_for(rows: str, tmp_path: Path, workers
     assert asked and asked <= closed  # a worker may have come too late for any row
 
 
+@pytest.mark.long
 def test_a_slow_row_keeps_no_other_waiting(rows: str, tmp_path: Path) -> None:
     """Rows of later batches, windows and shards are asked for meanwhile: the last one long before the slow one is
     answered.
@@ -239,6 +243,7 @@ def test_what_a_cancelled_call_returns_is_no_answer(tmp_path: Path, how: signal.
     assert {x: row["y"] for x, row in of(tmp_path / "out").items()} == {x: 2 * x for x in range(300)}
 
 
+@pytest.mark.long
 def test_answers_of_other_weights_are_not_kept(tmp_path: Path) -> None:
     """A file that an argument names changes in the middle of a shard, and back after the run was refused: no answer
     that rests on the other one is used again.

@@ -34,6 +34,7 @@ def job(folder: Path, form: str, key: list[str], **options: Any) -> gm.Job:
     return gm.Job(str(source), gm.model(scored), sink, workers=0, shard_rows=100, **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "npy"])
 def test_ids_that_repeat_are_told(tmp_path: Path, form: str) -> None:
     """A key that is not unique: the run warns, verify says how many rows, over all that was appended."""

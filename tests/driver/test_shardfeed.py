@@ -207,6 +207,7 @@ def test_a_resumed_shard_of_bad_rows_is_judged_by_rows_from_elsewhere() -> None:
 BAD = st.lists(st.tuples(st.integers(0, 199), st.integers(1, 80)), max_size=3)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 200), st.integers(1, 3), BAD, st.booleans(), st.booleans())
 def test_stretches_of_shards_on_which_the_model_fails(

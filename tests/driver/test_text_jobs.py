@@ -137,6 +137,7 @@ def test_npy_with_ids_and_manifest(minilm_int8: Path, tmp_path: Path) -> None:
     assert ids == [f"{n}{i}" for n in "ab" for i in range(30)]
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_documents_in_folders_are_chunked_and_embedded(minilm_int8: Path, tmp_path: Path) -> None:
     """One row a file, flat_map into chunks, a prompt, a stable row id: the example of the Python contract."""
@@ -180,6 +181,7 @@ def test_a_model_that_changes_between_runs_is_refused(minilm_int8: Path, tmp_pat
         job.run()
 
 
+@pytest.mark.few(1)
 @pytest.mark.real_model
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_a_file_of_nothing_has_no_columns_to_miss(minilm_int8: Path, tmp_path: Path, kind: str) -> None:

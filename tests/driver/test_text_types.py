@@ -141,7 +141,7 @@ def test_types_reach_every_reader(tmp_path: Path, suffix: str, kind: str, values
     assert job.preview(10)["seen"].to_pylist() == [repr(v) for v in expected]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("suffix", "kind", "values", "expected"), ASKED)
 def test_types_of_a_job_file_reach_its_workers(
     tmp_path: Path, suffix: str, kind: str, values: list[str], expected: list

@@ -32,6 +32,7 @@ def by_the_manifest(root: Path) -> tuple[list[float], list[int]]:
     return vectors[:, 0].tolist(), pa.concat_tables(ids)["id"].to_pylist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keys", [(), ("day",)])
 def test_the_manifest_names_every_part_and_its_rows(tmp_path: Path, keys: tuple[str, ...]) -> None:
     """Of shards over several files, divided into folders or not, after an append and a retry."""
@@ -136,6 +137,7 @@ def test_a_post_step_is_given_the_same_lists_in_every_shard(tmp_path: Path) -> N
     assert len(kinds) > 3
 
 
+@pytest.mark.long
 def test_a_job_is_looked_at_whatever_its_sink_is(tmp_path: Path) -> None:
     """Options of the sink's format are no fault of a preview or stream; the first refuses those that a run would."""
 

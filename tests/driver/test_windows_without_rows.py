@@ -61,7 +61,7 @@ def rows(gone: tuple[int, int], first: int = 0) -> pa.Table:
     )
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("way", "model"), [*((way, "batch") for way in WAYS), ("filter", "row")])
 @pytest.mark.parametrize("where", GONE)
 def test_no_row_of_a_window_is_left(tmp_path: Path, where: str, way: str, model: str) -> None:

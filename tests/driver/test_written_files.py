@@ -61,6 +61,7 @@ def scratching(batch: dict[str, Any], scratch: str) -> dict[str, Any]:
     return {"y": batch["x"] * 2}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_scratch_folder_is_no_part_of_the_model(rows: Path, tmp_path: Path, workers: int, there: bool) -> None:
@@ -97,7 +98,7 @@ class Caching:
         return {"y": batch["x"] * self.factor}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("given", ["{}", "{}/", "m", "{}/*.bin"])
 def test_what_comes_into_a_model_folder_is_no_part_of_it(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str

@@ -12,6 +12,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dynamic.py"
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_the_example(sentiment_classifier: Path) -> None:
     """456 callers' texts are labelled as one by one, in far fewer calls of the model."""

@@ -120,6 +120,7 @@ def test_what_user_code_prints_is_passed_on(one: Any) -> None:
     assert len(feed.ended) == 20
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [int(signal.SIGKILL), int(signal.SIGSEGV), "exit"])
 def test_a_death_is_told_with_what_was_held(two: Any, how: int | str) -> None:
     """The worker is replaced, the event says how it ended and what it held, the first item being the one that ran."""

@@ -76,6 +76,7 @@ class Told(BaseModel):
     answer: str
 
 
+@pytest.mark.few(1)
 def test_a_prompt_a_row(place: Place, numbers: str, tmp_path: Path) -> None:
     """Each has its answer, asked for once, checked by a class; no more requests are in flight in the whole run than it
     was told.
@@ -104,6 +105,7 @@ def test_a_batch_api(place: Place, numbers: str, tmp_path: Path) -> None:
     assert len(told["batches"]) == 4 and told["requests"] <= 2
 
 
+@pytest.mark.few(1)
 def test_a_worker_is_killed(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """SIGKILL to a worker in the middle: its shards are done again, nothing is lost, twice, or blamed."""
     root, heard = str(tmp_path / "out"), Heard()
@@ -139,6 +141,7 @@ def test_a_row_that_segfaults(place: Place, numbers: str, wanted: pa.Table, tmp_
     oracles.same_values(root, without(wanted, [85]))
 
 
+@pytest.mark.few(1)
 def test_a_call_that_hangs(place: Place, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """A call that never returns and holds the GIL ends its worker by the limit for a batch, and is said to have."""
     root, heard = str(tmp_path / "out"), Heard()
@@ -150,6 +153,7 @@ def test_a_call_that_hangs(place: Place, numbers: str, wanted: pa.Table, tmp_pat
     oracles.same_values(root, wanted)
 
 
+@pytest.mark.few(1)
 def test_a_model_that_cannot_load(place: Place, numbers: str, tmp_path: Path) -> None:
     """The run stops with the model's own error, not with that of the engine."""
     model = gm.model(Unloadable)
@@ -168,6 +172,7 @@ class Unloadable:
         return batch
 
 
+@pytest.mark.few(1)
 def test_prints_reach_the_driver(place: Place, numbers: str, tmp_path: Path) -> None:
     """What user code prints, on both streams and past Python, is passed on; a flood of it blocks nothing."""
     heard = Heard()

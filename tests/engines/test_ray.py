@@ -106,6 +106,7 @@ def test_a_node_is_killed(cluster: Any, numbers: str, wanted: pa.Table, tmp_path
     oracles.tidy(root)
 
 
+@pytest.mark.long
 def test_an_actor_is_killed(cluster: Any, numbers: str, tmp_path: Path) -> None:
     """The actor's own process, not the worker's: its place is filled again, and what it ran is not blamed."""
     root, heard = str(tmp_path / "out"), Heard()
@@ -138,6 +139,7 @@ def placed(batch: dict[str, Any]) -> dict[str, Any]:
     return {"y": batch["x"], **{n: [os.environ.get(n, "")] * len(batch["x"]) for n in names}}
 
 
+@pytest.mark.long
 def test_resources_and_runtime_environment(cluster: Any, numbers: str, tmp_path: Path) -> None:
     """A share of a GPU, cores and variables of the runtime environment are what a worker's process has."""
     options = {"gpus_per_worker": 0.5, "cpus_per_worker": 1, "runtime_env": {"env_vars": {"GREETING": "hello"}}}

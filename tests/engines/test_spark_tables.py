@@ -165,6 +165,7 @@ def test_a_table_that_grows(spark: Any, shop: str, tmp_path: Path) -> None:
     assert (report.rows_ok, report.rows_run) == (310, 10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["cheap", "by_day"])
 def test_what_is_more_than_its_files(spark: Any, shop: str, tmp_path: Path, name: str) -> None:
     """A view and a partitioned table are written once into the sink; what changes in them is noticed."""

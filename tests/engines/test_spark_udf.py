@@ -66,6 +66,7 @@ def test_texts_to_vectors(spark: Any, minilm_onnx: Path) -> None:
     assert all(np.allclose(got[n], vectors[n], atol=1e-5) for n in vectors)
 
 
+@pytest.mark.few(1)
 def test_a_struct_of_several_columns(spark: Any, kind: str) -> None:
     """Columns by name and as expressions; a class is built once a Python worker; rows that fail are null on request."""
     from pyspark.sql import functions as f
@@ -105,6 +106,7 @@ def test_a_model_that_is_made_anew_is_another_one(spark: Any, tmp_path: Path, mo
         answers()
 
 
+@pytest.mark.long
 def test_what_fails_the_query(spark: Any) -> None:
     """A row that raises, by default, with its own error; a null where that was said; a wrong number of rows always."""
     from pyspark.errors import PythonException
@@ -149,6 +151,7 @@ def test_what_cannot_be(spark: Any, minilm_onnx: Path) -> None:
         predict_udf(too_few, on_null="drop")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_the_column_expression_of_the_documentation(
     spark: Any, minilm_int8: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_job_typed_as_a_command(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli("verify", "out", "--json"))["ok"]
 
 
+@pytest.mark.long
 def test_a_store(cli: Cli, tmp_path: Path) -> None:
     """Of the package, by its scheme: delivered to, replaced, looked up, verified; what it does not hold is refused."""
     (tmp_path / "toy_score.py").write_text(

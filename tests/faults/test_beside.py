@@ -35,6 +35,7 @@ def words(path: Path) -> list[list[int]]:
     return [[int(w) for w in line.split()] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_steps_run_elsewhere_and_change_nothing(numbers: str, quick: Path) -> None:
     """Each worker has its own processes for steps; what is published is what a worker alone publishes."""
     found = []
@@ -86,6 +87,7 @@ def test_rows_that_kill_in_a_step_are_found(numbers: str, quick: Path) -> None:
     oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
 
 
+@pytest.mark.long
 def test_a_step_that_hangs_is_ended(numbers: str, quick: Path) -> None:
     """Also one that holds the GIL: its process exits after batch_timeout, and its shard is done again."""
     heard = Heard()
@@ -96,6 +98,7 @@ def test_a_step_that_hangs_is_ended(numbers: str, quick: Path) -> None:
     oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="processes are started without a tool")
 @pytest.mark.parametrize("how", ["killed", "missing"])
 def test_processes_that_do_not_come_up(numbers: str, quick: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
@@ -157,6 +160,7 @@ def test_impossible_numbers_are_refused(numbers: str, quick: Path) -> None:
         jobs.run(numbers, str(quick / "out"), "scored", workers=0, steps_workers=2)
 
 
+@pytest.mark.long
 def test_a_step_that_sets_a_time_for_sockets(numbers: str, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is for its own: no window that takes longer is given up."""
     monkeypatch.syspath_prepend(str(quick))

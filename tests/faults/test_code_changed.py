@@ -56,7 +56,7 @@ CHANGES = {  # the module, what is written there in place of what, and whether t
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_module_that_changes_during_a_run_is_exit_4(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +151,7 @@ def clean(batch):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("given", ["function", "object", "in a list"])
 def test_code_that_an_argument_holds_is_the_planned_one(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -477,7 +478,7 @@ class Reader:
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("named", "when"), [("file", "new worker"), ("folder", "each call"), ("secret", "each call")])
 def test_a_file_that_an_argument_names_is_the_planned_one(
     named: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -668,7 +669,7 @@ class Model:
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ("unpacked", "gone", "written", "other"))
 def test_code_that_each_worker_brings_along_is_told_by_what_it_says(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -918,6 +919,7 @@ class Again(Staged):
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("what", ["Staged", "Kept", "Again"])
 def test_a_model_is_made_of_the_same_in_other_ways(
@@ -1027,7 +1029,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("factor", "whole"),
     [("args.factor", False), ('plain["factor"]', False), ('plain.get("factor", 1)', False), ("settings.factor", False),

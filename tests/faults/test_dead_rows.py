@@ -176,6 +176,7 @@ def test_fault_68_nulls_that_no_gate_allows_are_told_at_planning(tmp_path: Path)
 # ---------------------------------------------------------------- 78
 
 
+@pytest.mark.long
 def test_fault_78_a_preview_in_which_all_rows_fail_fails(tmp_path: Path) -> None:
     """The error with its traceback, the rows, exit 1; from Python RunFailed."""
     source = _numbers(tmp_path, 40)
@@ -189,6 +190,7 @@ def test_fault_78_a_preview_in_which_all_rows_fail_fails(tmp_path: Path) -> None
         gm.Job(source, _picky(list(range(40))), workers=0).preview(5)
 
 
+@pytest.mark.long
 def test_fault_78_rows_that_fail_are_listed_beside_the_others(tmp_path: Path) -> None:
     """A table of row, stage, error and message, whatever the gates; with --json on standard error; a warning in
     Python.

@@ -150,6 +150,7 @@ def test_a_row_that_kills_is_told_with_how_its_workers_died(quick: Path, what: s
     assert letter["message"] == f"killed its worker 2 times ({how}), alone in its batch"
 
 
+@pytest.mark.long
 def test_fault_20_a_model_that_leaks(quick: Path) -> None:
     """A worker that has grown past its limit is replaced after its shard; nothing is lost or blamed."""
     source = victims.write_input(str(quick / "in"), 160)
@@ -165,6 +166,7 @@ def test_fault_20_a_model_that_leaks(quick: Path) -> None:
     oracles.nothing_lost_nothing_twice(root, list(range(160)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["segfault", "exit", "abort"])
 def test_fault_21_rows_that_end_the_process(quick: Path, what: str) -> None:
     """Several rows of one shard that end their worker are isolated across processes; all others are scored."""
@@ -280,7 +282,7 @@ def test_fault_26_asked_to_stop(numbers: str, quick: Path, signals: list[str], c
         oracles.nothing_lost_nothing_twice(root, IDS)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("op", ["create", "sync", "link", "remove"])
 @pytest.mark.parametrize("restart", [False, True])
 def test_fault_29a_and_31_a_stopped_worker_comes_back(quick: Path, op: str, restart: bool) -> None:

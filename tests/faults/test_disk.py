@@ -144,6 +144,7 @@ def test_fault_25_the_clock_jumps_a_day(numbers: str, quick: Path, jump: int) ->
     assert oracles.dead_ids(root) == []
 
 
+@pytest.mark.long
 def test_fault_28_code_changed_between_runs(numbers: str, quick: Path) -> None:
     """A stopped run is not resumed with other code: exit 4, and the difference names it."""
     folder = quick / "work"

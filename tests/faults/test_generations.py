@@ -487,6 +487,7 @@ def test_fault_47_a_column_of_nulls_takes_the_type_that_comes(source: str, root:
     assert gm.verify(root, deep=True).ok, gm.verify(root, deep=True).lines
 
 
+@pytest.mark.long
 def test_a_retry_of_rows_that_fail_again_ends(source: str, root: str) -> None:
     """Every row that is retried fails as before, in the way that makes a model doubted: they stay dead letters, as the
     model still works for the others.

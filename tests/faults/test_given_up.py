@@ -226,6 +226,7 @@ def test_every_command_over_whatever_is_unfinished(case: Case, memory: Path) -> 
     played(case, memory / "one", int(os.environ.get("SEED", "0")))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stage", ["claimed", "some receipts", "linked", "gate failed"])
 def test_an_append_whose_file_is_taken_away_can_be_given_up(memory: Path, stage: str) -> None:
     """--append, as the refusal says, and from then on nothing is to do; also a glob sees the result alone."""

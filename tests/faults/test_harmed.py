@@ -153,6 +153,7 @@ KEYS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KEYS)
 def test_partitions_of_a_shard_without_rows(kind: str) -> None:
     """Whatever the type of the key, a shard of which every row is dead, or filtered, ends no run."""

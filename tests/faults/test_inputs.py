@@ -116,6 +116,7 @@ def test_fault_10_null_and_empty_texts_reach_a_function_as_they_are(
     assert report.read().to_table()["n"].to_pylist() == [2, -1, 0, 4]
 
 
+@pytest.mark.long
 def test_fault_11_a_row_of_100_megabytes(quick: Path) -> None:
     """It is scored like any other row, beside small ones."""
     texts = ["a" * 10, "b" * 100_000_000, "c"]

@@ -121,6 +121,7 @@ def test_fault_45_two_killers_among_2000_rows(quick: Path, stage: str) -> None:
     scored_are(root, 2000, killers)
 
 
+@pytest.mark.long
 def test_fault_45_a_row_alone(quick: Path) -> None:
     """All that there is kills in a post step: two dead letters, and the run ends."""
     source, root = victims.write_input(str(quick / "in"), 1, files=1), str(quick / "out")

@@ -174,6 +174,7 @@ def test_fault_79_figures_are_right_or_none(tmp_path: Path) -> None:
     assert re.search(r"shards +0  of ", shown.getvalue())
 
 
+@pytest.mark.long
 def test_the_model_is_busy_with_the_rows_that_it_is_tried_with(tmp_path: Path) -> None:
     """All rows of a small job are scored before there is a plan: that is the model's time, too."""
     model = gm.model(speakers.scored, seconds=2.0)

@@ -58,6 +58,7 @@ def test_fault_10_null_and_empty_texts(quick: Path, on_null: str, ok: int, dead:
         assert oracles.dead_ids(str(quick / "out")) == [1]
 
 
+@pytest.mark.long
 def test_fault_11_a_text_of_a_million_tokens(quick: Path) -> None:
     """It is cut where the model says so, at 256 tokens, without tokenising the rest: memory hardly grows."""
     words = "a long film about nothing "

@@ -129,6 +129,7 @@ def test_fault_50_a_finished_result_whose_file_was_rewritten(source: tuple[Path,
     assert report.generation == 2
 
 
+@pytest.mark.few(1)
 @divided
 def test_fault_50_a_resume_after_rows_that_were_read_were_rewritten(
     source: tuple[Path, Write], quick: Path, apart: Apart
@@ -169,6 +170,7 @@ def test_fault_50_a_resume_after_rows_that_were_not_read_were_rewritten(
     assert run(path, quick / "out").state == "nothing to do"
 
 
+@pytest.mark.few(1)
 @divided
 def test_a_sample_is_of_all_rows_that_it_was_drawn_from(source: tuple[Path, Write], quick: Path) -> None:
     """Rows that no shard read are rewritten so that other ones would be drawn: another input, run after run. Where the

@@ -187,7 +187,7 @@ def changed(world: World, change: str) -> None:
         os.unlink(os.path.join(world.source, "y.parquet"))
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change", [c if c in ("nothing", "code") else pytest.param(c, marks=pytest.mark.slow) for c in CHANGES]
 )

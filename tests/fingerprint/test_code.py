@@ -419,6 +419,7 @@ print(json.dumps({k: [exact_digest(v), callable_digests(holding(v))] for k, v in
 """
 
 
+@pytest.mark.long
 def test_values_count_by_their_content(tmp_path: Path) -> None:
     """Of every kind, given or held in a closure: another content is another digest, the same is the same everywhere."""
     (tmp_path / "script.py").write_text(VALUES)

@@ -41,6 +41,7 @@ def prompted(source: Any, sink: Path, **options: Any) -> Any:
     return gm.prompt(source, sink, **options)
 
 
+@pytest.mark.long
 def test_a_text_that_no_column_holds_costs_no_other_row(chat: ChatServer, tmp_path: Path) -> None:
     """Half a pair of surrogates, as an answer that was cut may end: its neighbours are not asked again."""
     chat.set(odd={"message": {"role": "assistant", "content": "smile \ud83d"}})
@@ -49,6 +50,7 @@ def test_a_text_that_no_column_holds_costs_no_other_row(chat: ChatServer, tmp_pa
     assert chat.told()["requests"] == 1000
 
 
+@pytest.mark.long
 def test_equal_rows_are_samples_of_their_own(chat: ChatServer, tmp_path: Path) -> None:
     """Also those of other shards, which the first row's answer is none for."""
     rows = pa.table({"id": range(600), "text": ["the same"] * 600})
@@ -56,6 +58,7 @@ def test_equal_rows_are_samples_of_their_own(chat: ChatServer, tmp_path: Path) -
     assert chat.told()["requests"] == 600 == collections.Counter(chat.told()["answered"]).total()
 
 
+@pytest.mark.long
 def test_a_stretch_of_refused_rows_is_refused_once(chat: ChatServer, tmp_path: Path) -> None:
     """Whole shards of them: what is tried beside them, to learn whether the endpoint works, is a handful."""
     report = prompted(table(900, lambda n: "is too long" * (300 <= n < 600)), tmp_path / "out", shard_rows=100)
@@ -72,6 +75,7 @@ def told_alike(sink: Path) -> None:
     assert {len(some) for some in told.values()} == {1}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_equal_prompts_are_asked_once_by_all_workers(chat: ChatServer, tmp_path: Path, workers: int) -> None:
     """Also one that is refused; nothing of it is left once the result is published."""
@@ -87,6 +91,7 @@ def test_equal_prompts_are_asked_once_by_all_workers(chat: ChatServer, tmp_path:
     assert not list((tmp_path / "out").rglob("once"))
 
 
+@pytest.mark.long
 def test_equal_prompts_are_asked_once_over_kills(chat: ChatServer, tmp_path: Path) -> None:
     """But for those that were in flight: what was answered is kept for rows that had no turn yet."""
     chat.set(latency=0.02)

@@ -71,6 +71,7 @@ class Shown(Silent):
             self.waits.append(now.waiting)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_every_row_has_its_answer(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """A batch for each shard but for the first row, which is asked alone; results come in any order."""
@@ -304,6 +305,7 @@ def test_an_answer_that_does_not_fit_is_asked_for_once_more_alone(
     once(told)
 
 
+@pytest.mark.long
 def test_what_it_may_cost_is_held_before_a_batch_is_made(server: BatchServer, tmp_path: Path) -> None:
     """As what requests cost so far, for all of them."""
     price = {"input": "1/token", "output": "1/token"}  # 8 dollars a row
@@ -332,6 +334,7 @@ def test_equal_requests_and_answers_from_before(server: BatchServer, tmp_path: P
     assert server.told()["batches"] == [4, 58, 29]
 
 
+@pytest.mark.long
 def test_what_an_earlier_run_was_answered_is_in_no_batch(server: BatchServer, tmp_path: Path) -> None:
     """Also not for the rows that are equal to those, if equal ones are asked once."""
     rows = pa.table({"id": range(20), "text": [f"text {n % 5}" for n in range(20)]})
@@ -419,6 +422,7 @@ def test_a_row_that_kills_its_worker_is_a_dead_letter_alone(server: BatchServer,
     } == {f"row {n} is here" for n in range(180) if n != 47}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_lines_that_cannot_be_read_cost_no_other_row(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """Their requests are in another batch, as if nothing had been said of them; so are looks that tell of no state."""

@@ -125,6 +125,7 @@ def test_nulls_and_empty_texts(server: ChatServer, tmp_path: Path) -> None:
     assert vectors(tmp_path / "kept") == {1: [2, 0.5], 2: [0, 0.5]}
 
 
+@pytest.mark.long
 def test_paid_once_and_counted(server: ChatServer, tmp_path: Path) -> None:
     """Equal texts once, texts of other runs from the cache, tokens and dollars of all requests; max_cost stops."""
     rows = pa.table({"id": range(600), "text": [f"row {n % 200}" for n in range(600)]})

@@ -58,6 +58,7 @@ def test_a_time_to_wait_is_one(headers: dict[str, str], seconds: float | None) -
     assert after_of(headers) == seconds
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 6000}])
 def test_an_absurd_time_to_wait_ends_the_run(chat: ChatServer, tmp_path: Path, limits: dict[str, Any]) -> None:
     """Soon, with the time in words, and nothing that was answered is lost."""
@@ -117,6 +118,7 @@ def test_a_desk_follows_no_redirect(chat: ChatServer) -> None:
         assert other.told()["requests"] == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("status", [400, 403])
 @pytest.mark.parametrize("after", [0, 30])
 def test_an_address_that_refuses_what_others_answer_costs_no_row(
@@ -162,6 +164,7 @@ def test_a_model_that_is_gone_in_the_middle_ends_the_run_soon(chat: ChatServer, 
     assert max(chat.told()["answered"].values()) == 1
 
 
+@pytest.mark.long
 def test_an_endpoint_that_dies_and_refuses_trials_ends_the_run_soon(chat: ChatServer, tmp_path: Path) -> None:
     """To refuse the smallest request is no sign of life once others were answered."""
     chat.set(turns=[100, 500, 400])

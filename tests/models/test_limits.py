@@ -55,6 +55,7 @@ def test_rows_that_are_longer_than_those_before_cross_no_max_cost(chat: ChatServ
     assert 2.0 < spent <= 3.0
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("usage", [{}, {"total_tokens": 9}, {"prompt_tokens": "4", "completion_tokens": "5"}, None])
 @pytest.mark.parametrize("most", [5, None])
 def test_max_cost_holds_where_the_endpoint_tells_no_usage(
@@ -71,6 +72,7 @@ def test_max_cost_holds_where_the_endpoint_tells_no_usage(
     assert capfd.readouterr().err.count("their cost is an estimate") == 1
 
 
+@pytest.mark.long
 def test_a_limit_of_tokens_holds_without_max_tokens(chat: ChatServer) -> None:
     """Answers are taken to be as long as those before, from the first one on."""
     chat.set(latency=0.1, odd={"usage": {"prompt_tokens": 2, "completion_tokens": 500}})
@@ -94,6 +96,7 @@ def test_dollars_are_told_however_few() -> None:
     ]
 
 
+@pytest.mark.long
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.floats(0.1, 20), st.floats(0.0, 1.0)), max_size=60))
 def test_reservations_are_within_the_total(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, float, float]]
@@ -121,6 +124,7 @@ def test_reservations_are_within_the_total(
     assert Allowance(folder, "r", LOCAL).claim(100.0 - spent - 1e-6, 100.0) > 0 or spent > 99.9
 
 
+@pytest.mark.long
 def test_an_address_that_rests_holds_no_other_up(chat: ChatServer, tmp_path: Path) -> None:
     """It asks for a minute, or fails without a word: the others answer all at once, and it is asked a few times."""
     with ChatServer(busy=1.0, retry_after=60) as resting, ChatServer(broken=1.0) as broken, ChatServer(cut=1.0) as cut:
@@ -204,6 +208,7 @@ def test_an_endpoint_that_is_gone_is_told_and_stops_the_job(
     assert gm.status(tmp_path / "out")["rows_dead"] == 0
 
 
+@pytest.mark.long
 def test_rows_that_are_never_answered_are_dead_letters_alone(chat: ChatServer, tmp_path: Path) -> None:
     """Also the last ones of a run: the endpoint answers the smallest request that there is."""
     chat.set(stuck="row 5 is here")
@@ -212,7 +217,7 @@ def test_rows_that_are_never_answered_are_dead_letters_alone(chat: ChatServer, t
     assert (report.rows_ok, report.rows_dead) == (5, 1)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("terse", [True, False])
 @pytest.mark.parametrize("row", [0, 5])
 def test_a_row_that_always_breaks_the_endpoint(chat: ChatServer, tmp_path: Path, row: int, terse: bool) -> None:

@@ -58,6 +58,7 @@ def answers(sink: Any) -> dict[int, str]:
     return {row["id"]: row["answer"] for row in found}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_row_has_its_answer(chat: ChatServer, tmp_path: Path, workers: int) -> None:
     """Of an endpoint that is busy, breaks, cuts connections and talks nonsense now and then; answered once each."""
@@ -150,6 +151,7 @@ def test_a_bad_prompt_is_said_before_any_request(chat: ChatServer, tmp_path: Pat
     assert chat.told()["requests"] == 0
 
 
+@pytest.mark.long
 def test_a_key_that_is_withdrawn_stops_the_job(chat: ChatServer, tmp_path: Path) -> None:
     """With exit 1, and no row a dead letter; with a good key the next run asks for the rest."""
     chat.set(latency=0.02)
@@ -178,6 +180,7 @@ def test_a_key_that_is_withdrawn_stops_the_job(chat: ChatServer, tmp_path: Path)
     assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(2000)}
 
 
+@pytest.mark.long
 def test_slow_answers_keep_no_other_waiting(chat: ChatServer, tmp_path: Path) -> None:
     """1 % take 100 times as long: a loop that waits for each batch of 32 takes over three times as long."""
     chat.set(latency=0.01, slow=0.01, seed=3)
@@ -287,6 +290,7 @@ def test_the_key_is_nowhere(chat: ChatServer, tmp_path: Path) -> None:
     assert again.returncode == 4 and "model.prompt" in again.stderr, again.stderr
 
 
+@pytest.mark.long
 def test_the_command(chat: ChatServer, tmp_path: Path) -> None:
     """As its help shows it; with another endpoint or other limits it is the same job."""
     pq.write_table(table(40), tmp_path / "rows.parquet")
@@ -357,6 +361,7 @@ def test_killed_and_run_again(chat: ChatServer, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
 
 
+@pytest.mark.long
 def test_killed_between_an_answer_that_does_not_fit_and_the_next(chat: ChatServer, tmp_path: Path) -> None:
     """Of rows that are asked for once more only what is in flight is asked again; the figures are of both requests."""
     pq.write_table(table(60), tmp_path / "rows.parquet")
@@ -626,6 +631,7 @@ def test_texts_themselves(chat: ChatServer) -> None:
     assert gm.prompt(["a", "b"], prompt="{{ text }}", model="m")["answer"].to_pylist() == ["<a>", "<b>"]
 
 
+@pytest.mark.long
 def test_what_was_paid_for_before_there_was_a_plan_is_kept(chat: ChatServer, tmp_path: Path) -> None:
     """The first rows: after a kill, and where the costs end the run among them."""
     pq.write_table(table(60), tmp_path / "rows.parquet")
@@ -676,7 +682,7 @@ def test_a_forbidden_text_stops_no_later_run(chat: ChatServer, tmp_path: Path) -
     assert gm.retry_dead(job).rows_ok == 20
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "odd",
     [
@@ -701,6 +707,7 @@ def test_an_odd_reply_is_its_rows_own_matter(chat: ChatServer, odd: dict[str, An
     assert {row["answer"] for row in found.to_pylist() if row["id"] == 2} <= {"<odd>"}
 
 
+@pytest.mark.long
 def test_an_endpoint_that_is_busy_at_first_is_waited_for(chat: ChatServer) -> None:
     """It is there, and says so: more often than one that says nothing is asked."""
     chat.set(busy=1.0, retry_after=0.2)

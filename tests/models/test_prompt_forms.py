@@ -37,6 +37,7 @@ def asked(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{row['id']}: {row['text']}"}]
 
 
+@pytest.mark.long
 def test_messages_of_ones_own(chat: ChatServer) -> None:
     """A function of the row gives all that is sent; a row for which it raises is a dead letter alone."""
     with pytest.warns(gm.GristmillWarning, match="1 of 3 rows"):
@@ -114,7 +115,7 @@ def test_images_are_sent_as_parts(chat: ChatServer, api: Any) -> None:
         gm.prompt(pa.table({"n": [1], "text": ["a"]}), prompt="{{ text }}", model="m", images="n")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("api", ["chat", "completions", "responses"])
 @pytest.mark.parametrize("structured", [True, False])
 def test_forms_of_requests_answer_alike(chat: ChatServer, api: Any, structured: bool) -> None:
@@ -142,6 +143,7 @@ def test_what_an_endpoint_does_not_know_is_left_out(chat: ChatServer) -> None:
     assert told["statuses"]["400"] <= 9 and "max_completion_tokens" in told["bodies"][-1]
 
 
+@pytest.mark.long
 def test_a_preview_shows_the_prompt_beside_the_answer(chat: ChatServer, tmp_path: Path) -> None:
     """In Python and on the command line; the sink has it only on request."""
     job = gm.Job(ROWS, gm.Prompt("Q: {{ text }}", "m"), gm.sink(tmp_path / "out", keep=["id"]))
@@ -167,6 +169,7 @@ def test_parts_that_do_not_go_together(chat: ChatServer) -> None:
     assert chat.told()["requests"] == 0
 
 
+@pytest.mark.long
 def test_a_plan_estimates_what_the_prompts_take(chat: ChatServer, tmp_path: Path) -> None:
     """Requests, tokens and dollars for all rows, from some at several places, before any request."""
     texts = pa.table({"text": ["word " * (10 if n % 2 else 30) for n in range(4000)]})  # 100 letters on average

@@ -12,6 +12,7 @@ import gristmill as gm
 TEXTS = ["a heist that goes wrong", "good", "", "a long walk home in the rain, and then nothing " * 9]
 
 
+@pytest.mark.long
 def test_queries_have_the_vectors_of_the_job(minilm_onnx: Path, tmp_path: Path) -> None:
     """One text is one vector; the order is that of the texts; nothing is an empty array; a number is no text."""
     job = gm.embed(TEXTS, model=str(minilm_onnx), workers=0)

@@ -63,6 +63,7 @@ def typed(*more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "gristmill", *line], capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_batch_as_vllm_takes_it(server: ChatServer) -> None:
     """The same command line; a line for each request in their order, with what OpenAI's output has."""
     server.set(latency=0.01, slow=0.1, times=20)
@@ -139,6 +140,7 @@ def test_whatever_is_wrong_stands_in_its_line(server: ChatServer) -> None:
     assert gm.verify("out.jsonl", deep=True).ok
 
 
+@pytest.mark.long
 def test_a_form_that_the_endpoint_does_not_have(server: ChatServer) -> None:
     """Is an error of these lines alone."""
     server.set(lacks=["embeddings"])
@@ -149,6 +151,7 @@ def test_a_form_that_the_endpoint_does_not_have(server: ChatServer) -> None:
     assert lines[0]["response"]["body"] == {"detail": "Not Found"}
 
 
+@pytest.mark.long
 def test_what_no_line_would_be_answered_for_stops(server: ChatServer) -> None:
     """A wrong key, model or address; nothing is published, and it is said after a few requests."""
     write(*(chat(f"{n}", "hi") for n in range(100)))
@@ -235,6 +238,7 @@ def test_equal_ids_are_each_answered(server: ChatServer) -> None:
     assert server.told()["requests"] == 2
 
 
+@pytest.mark.long
 def test_limits_prices_and_a_cache(server: ChatServer) -> None:
     """As for prompts."""
     write(*(chat(f"{n}", f"row {n}") for n in range(50)))
@@ -332,6 +336,7 @@ def test_a_form_that_the_model_lacks_is_its_lines_error(server: ChatServer) -> N
     assert [line["response"]["status_code"] for line in read()] == [200] * 4 + [404, 200]
 
 
+@pytest.mark.long
 def test_a_backend_that_is_down_costs_no_line(server: ChatServer) -> None:
     """Behind a gateway that still lists its models: the job stops, and goes on once it is well."""
     write(*(chat(str(n), f"row {n}") for n in range(80)))

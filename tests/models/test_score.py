@@ -41,7 +41,7 @@ def wanted(context: str, text: str) -> tuple[float, int]:
     return sum(map(echoed, tokens)), len(tokens)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("special", ["", "<s>"])
 @pytest.mark.parametrize("newer", [True, False])
 def test_an_endpoint_scores_continuations(server: ChatServer, special: str, newer: bool) -> None:
@@ -64,6 +64,7 @@ def test_an_endpoint_scores_continuations(server: ChatServer, special: str, newe
     assert one[0] == {"id": 1, "p": wanted("is it? ", "yes")[0], "p_tokens": wanted("is it? ", "yes")[1]}
 
 
+@pytest.mark.long
 def test_continuations_of_a_column(server: ChatServer) -> None:
     """A text each, or lists of texts of any length; an empty one is its row's dead letter."""
     options: dict[str, Any] = {"prompt": "{{ question }}? ", "model": "m", "keep": ["id"]}
@@ -78,6 +79,7 @@ def test_continuations_of_a_column(server: ChatServer) -> None:
     assert [row["score"] for row in found] == [wanted("is it? ", "yes")[0]]
 
 
+@pytest.mark.long
 def test_an_endpoint_that_does_not_score_is_told_at_once(server: ChatServer) -> None:
     """In its own words, or ours if it ignores what it was asked."""
     options: dict[str, Any] = {"prompt": "{{ question }}? ", "model": "m", "continuations": ["yes", "no"]}
@@ -106,6 +108,7 @@ def test_parts_that_do_not_go_together(server: ChatServer) -> None:
     assert server.told()["requests"] == 0
 
 
+@pytest.mark.long
 def test_typed_as_a_command_and_as_a_job_file(server: ChatServer, tmp_path: Path) -> None:
     """Other continuations are another job."""
     pq.write_table(ROWS, tmp_path / "rows.parquet")
@@ -201,6 +204,7 @@ def test_a_local_model_scores_as_its_logits_say(graph: Path, monkeypatch: pytest
         assert row["score"] == pytest.approx(sum(logged), abs=0.002 * len(logged)), CASES[row["n"]]
 
 
+@pytest.mark.long
 def test_a_gguf_file_scores_choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The likeliest is what one would say; what cannot be scored is its row's dead letter; endpoints' options are not
     taken.

@@ -52,6 +52,7 @@ def told(printed: str, *secrets: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_key_of_the_environment_that_the_endpoint_repeats(server: ChatServer) -> None:
     """In refusals of rows, of all rows, and in a batch's output."""
     env = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": server.url}

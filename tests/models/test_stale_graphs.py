@@ -48,6 +48,7 @@ def embedded(folder: Path, sink: Path, **options: object) -> np.ndarray:
     return gm.read(str(sink)).to_numpy("embedding")
 
 
+@pytest.mark.long
 def test_weights_that_are_trained_again_are_used(both: Path, tmp_path: Path) -> None:
     """The next run is another job, which scores with the new weights."""
     before = embedded(both, tmp_path / "out")

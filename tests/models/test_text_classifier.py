@@ -99,6 +99,7 @@ def test_problem_types(changed, problem):
     assert np.abs(found["score"].to_numpy() - [w["score"] for w in wanted]).max() < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_one_label(tmp_path):
     """A classifier with one logit gets a sigmoid."""

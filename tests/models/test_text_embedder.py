@@ -116,6 +116,7 @@ def copy(tmp_path):
 # ---------------------------------------------------------------- equal to sentence-transformers
 
 
+@pytest.mark.few(1)
 @pytest.mark.real_model
 @pytest.mark.parametrize("backend", ["onnx", "torch"])
 def test_equals_sentence_transformers(backend):
@@ -227,6 +228,7 @@ def test_plain_hugging_face_folder(copy, small):
     assert np.abs(found - peer(folder, values)).max() < 2e-5
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_bfloat16_on_request():
     """dtype=bfloat16 is the torch backend's, near the float32 vectors."""
@@ -236,6 +238,7 @@ def test_bfloat16_on_request():
     assert (found * reference()).sum(axis=1).min() > 0.99
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_export_on_request(tmp_path, monkeypatch, caplog):
     """backend=onnx on a folder without ONNX exports once into the cache, says so, and gives the same vectors."""
@@ -299,6 +302,7 @@ def test_bytes_and_dictionaries_are_text_too():
         model.prepare(pa.table({"text": [1, 2]}))
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_a_text_of_100_mb_takes_little_time_and_memory():
     """Only as much of an over-long text is tokenised as the model takes, and with the same result."""

@@ -48,6 +48,7 @@ def kernel() -> Iterator[Any]:
         manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.long
 def test_fault_79_a_notebook_shows_a_bar(kernel: Any, tmp_path: Path) -> None:
     """One output that is redrawn, with figures that grow to the total; prints and warnings are the cell's output."""
     heard: list[Any] = []
@@ -66,6 +67,7 @@ def test_fault_79_a_notebook_shows_a_bar(kernel: Any, tmp_path: Path) -> None:
     assert "GristmillWarning" in text["stderr"] and "1 of 200 rows (0.50%) are dead letters" in text["stderr"]
 
 
+@pytest.mark.long
 def test_a_preview_in_a_notebook_shows_prints(kernel: Any, tmp_path: Path) -> None:
     """What the function prints is the cell's output; no bar."""
     heard: list[Any] = []

@@ -27,6 +27,7 @@ def run(name: str, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_batch_scoring(sentiment_classifier: Path, reviews: pa.Table, tmp_path: Path) -> None:
     """Every review is scored once, with the model's labels; each worker loads the model once."""
     rows = reviews.slice(0, 60)

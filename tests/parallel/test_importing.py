@@ -84,6 +84,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_fault_62_functions_of_a_module_that_maps_at_its_top_level(folder: Path) -> None:
     """They reach the workers as those of a script do; the module is imported once, here; no process too many."""
     (folder / "main.py").write_text(MAIN)
@@ -92,6 +93,7 @@ def test_fault_62_functions_of_a_module_that_maps_at_its_top_level(folder: Path)
     assert err == "" and most <= MOST
 
 
+@pytest.mark.long
 def test_fault_62_a_worker_that_has_to_import_it_says_so_once(folder: Path) -> None:
     """Its function was named by a text: exit 2, and one line that names the line and the way out."""
     code, _, err, most = ran(folder, "-m", "gristmill", "apply", "rows.jsonl", "out", "--fn", "jobs:doubled")

@@ -189,6 +189,7 @@ def test_a_forked_child_of_a_call_is_not_the_worker(how: str, code: int, capfd: 
     assert err.count("RuntimeError: raised by the child") == (2 if how == "raises" else 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("leaves", ["sys.exit(5)", "found.close(); sys.exit(5)", "del found; sys.exit(5)"])
 def test_a_fork_of_the_caller_leaves_its_maps_alone(tmp_path: Path, leaves: str) -> None:

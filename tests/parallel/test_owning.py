@@ -92,6 +92,7 @@ def summed(row: dict[str, Any]) -> float:
     return float(row["array"][0]) + row["x"][0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["iterator", "sized", "checkpoint", "detached"])
 def test_inputs_of_memory_that_is_used_again(kind: str, tmp_path: Path) -> None:
     """Inputs are read ahead, and are nevertheless what the iterator gave when it gave them."""

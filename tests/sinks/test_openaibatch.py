@@ -36,6 +36,7 @@ def test_members_are_the_text_of_an_object(text: str) -> None:
     assert all(value in text for value in found.values())
 
 
+@pytest.mark.long
 @given(SPACED, st.data())
 def test_what_is_not_an_object_has_no_members(text: str, data: st.DataObject) -> None:
     """Exactly if a reader of JSON says so: of texts with a character put in, or left out."""

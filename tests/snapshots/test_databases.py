@@ -354,6 +354,7 @@ def test_what_a_killed_run_was_copying_is_removed(tmp_path: Path) -> None:
     assert sorted(os.listdir(inputs)) == ["memory.table", "snapshots.json"]
 
 
+@pytest.mark.long
 def test_verify_of_a_source_that_was_copied(tmp_path: Path) -> None:
     """The result is verified; what the store held then cannot be looked at again, which is said."""
     file, sink = tmp_path / "a.sqlite", tmp_path / "out"
@@ -367,6 +368,7 @@ def test_verify_of_a_source_that_was_copied(tmp_path: Path) -> None:
     assert "a copy was read that was removed" in ran.stdout + ran.stderr
 
 
+@pytest.mark.long
 def test_a_signal_ends_a_statement_that_takes_long(postgres: str, tmp_path: Path) -> None:
     """The server is asked to give it up; nothing is left in the sink but what proves that it can be written."""
     pytest.importorskip("adbc_driver_postgresql")

@@ -81,6 +81,7 @@ def test_a_second_run_finds_the_same_rows_or_says_that_they_changed(well: Well, 
     assert read(tmp_path / "out") == wanted(well, wells.rows(0, 25))
 
 
+@pytest.mark.few(3)
 def test_a_killed_run_goes_on_with_the_rows_it_began_with(well: Well, tmp_path: Path) -> None:
     """Rows that are written meanwhile are not seen, before or after."""
     well.fill(wells.rows(0, 120))
@@ -135,6 +136,7 @@ def test_an_empty_table_is_a_source_of_no_rows(well: Well, tmp_path: Path) -> No
     assert read(tmp_path / "out") == {}
 
 
+@pytest.mark.few(3)
 def test_limit_where_and_columns(well: Well, tmp_path: Path) -> None:
     """They hold for stores as for files."""
     well.fill(wells.rows(0, 60))

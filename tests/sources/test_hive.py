@@ -61,7 +61,7 @@ def run(uri: Any, sink: Path, fn: Any = seen, **options: Any) -> pa.Table:
     return gm.read(str(sink)).to_table().sort_by("id")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
 def test_the_columns_are_those_that_pyarrow_gives(tmp_path: Path, form: str) -> None:
     """Values percent-decoded, null under Hive's name; whole numbers where all are, else text; given to the function,
@@ -238,6 +238,7 @@ def test_what_was_begun_is_finished_with_its_types_whatever_folders_came(
     assert run(root, tmp_path / "texts", keep=["id", "k"], append=True)["k"].to_pylist() == ["a"] * 4 + ["5"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_where_only_folders_are_asked_for_no_row_fails_to_be_read(tmp_path: Path, form: str) -> None:
     """What counts the rows, of a condition or a limit too, is a column that any value fits."""

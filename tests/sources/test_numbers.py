@@ -29,6 +29,7 @@ def says(text: str, value: Any) -> bool:
     return math.isfinite(float(text)) and value == float(text)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wrap", ['{"a": %s}', '{"a": [1.5, %s]}', '{"a": {"k": [{"n": %s}]}}'])
 @settings(deadline=None)
 @given(texts=st.lists(TEXT, min_size=1, max_size=12))
@@ -60,6 +61,7 @@ def _types_apart(planned: Any, scratch: Any, lines: list[str]) -> Any:
     return plan.read()
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(texts=st.lists(TEXT | st.sampled_from(["0x10", "-0XFF", "inf", "true", "1"]), min_size=1, max_size=12))
 def test_a_number_of_csv_is_kept_as_written_or_is_a_bad_row(scratch: Any, planned: Any, texts: list[str]) -> None:

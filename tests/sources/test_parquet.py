@@ -45,6 +45,7 @@ def table(rows: list[tuple[Any, ...]]) -> pa.Table:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     rows=VALUES,

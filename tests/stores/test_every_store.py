@@ -129,6 +129,7 @@ def test_looked_up_by_key(shop: Shop, first: str) -> None:
         assert lookup.generation == 1
 
 
+@pytest.mark.few(2)
 def test_appended_rows_come_once(shop: Shop, tmp_path: Path) -> None:
     """Those of each night, also of one whose delivery failed, and whether or not a command is repeated."""
     if "append" not in deliveries.STORES.get(shop.name).modes:
@@ -146,6 +147,7 @@ def test_appended_rows_come_once(shop: Shop, tmp_path: Path) -> None:
     assert shop.seen("scores") == wanted(range(40))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mode", ["replace", "upsert", "append"])
 def test_rows_that_went_missing(shop: Shop, tmp_path: Path, mode: str) -> None:
     """`verify` tells, also of rows of earlier nights; `deliver` brings them again, unless others would be repeated; a
@@ -179,6 +181,7 @@ def test_rows_that_went_missing(shop: Shop, tmp_path: Path, mode: str) -> None:
     assert shop.seen("scores") == found
 
 
+@pytest.mark.few(4)
 def test_upserted_by_key(shop: Shop, first: str, nights: Path, tmp_path: Path) -> None:
     """Rows of other sinks stay; those of this one change and come; with delete, those of no key here go."""
     address = shop.address("scores")
@@ -193,6 +196,7 @@ def test_upserted_by_key(shop: Shop, first: str, nights: Path, tmp_path: Path) -
     assert shop.seen("scores") == wanted(range(ROWS), 2)
 
 
+@pytest.mark.few(4)
 def test_keys_that_repeat_are_told_before_anything_changes(shop: Shop, first: str, tmp_path: Path) -> None:
     """With the keys; and so is a key with a null in it, and one that is no column."""
     address = shop.address("scores")
@@ -257,6 +261,7 @@ def test_a_stale_deliverer_stops(shop: Shop, first: str, nights: Path) -> None:
     assert gm.verify(job(Path(first), sink=gm.sink(f"{first}2"), deliver=[made])).ok
 
 
+@pytest.mark.few(3)
 def test_an_empty_result(shop: Shop, first: str, tmp_path: Path) -> None:
     """Replaces the rows by none."""
     gm.deliver(first, shop.address("scores"), key="id")
@@ -361,6 +366,7 @@ def test_killed_at_any_step(shop: Shop, first: str, nights: Path, apart: Apart, 
         assert gm.deliver(first, address, **how).at == receipt.at
 
 
+@pytest.mark.few(4)
 def test_readers_see_one_generation_at_a_time(shop: Shop, tmp_path: Path) -> None:
     """While results are replaced: each answer is complete and of one night, and later answers are of later nights."""
     write(tmp_path / "in", 0, ROWS)
@@ -393,6 +399,7 @@ def test_readers_see_one_generation_at_a_time(shop: Shop, tmp_path: Path) -> Non
     assert nights == sorted(nights) and nights[-1] == 5
 
 
+@pytest.mark.few(2)
 def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: Path) -> None:
     """A new column, unless the delivery may add it; and one of another type."""
     if deliveries.STORES.get(shop.name).keyed:
@@ -431,6 +438,7 @@ def test_a_sink_that_is_a_store(shop: Shop, tmp_path: Path) -> None:
     assert gm.verify(made).ok and gm.status(made)["deliveries"][0]["state"] == "delivered"
 
 
+@pytest.mark.few(4)
 def test_delivered_otherwise(shop: Shop, first: str, tmp_path: Path) -> None:
     """The same result by another key is delivered again; so is that of a copy of the sink that went its own way."""
     address = shop.address("scores")

@@ -77,6 +77,7 @@ def exact(request: pytest.FixtureRequest, sink: str, tmp_path: Path) -> str:
     return to
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_vector_looked_at(exact: str, vectors: np.ndarray, queries: np.ndarray, metric: Any) -> None:
     """Exactly what numpy finds, with the distances; one vector and several give the same."""
@@ -98,6 +99,7 @@ def recall(found: list[Any], rows: np.ndarray) -> float:
     return float(np.mean([len({row["id"] for row in one} & set(wanted)) / K for one, wanted in both]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("metric", METRICS)
 def test_pgvector_by_its_index(postgres: str, sink: str, vectors: np.ndarray, queries: np.ndarray, metric: str) -> None:
     """Of the metric of the index, which is used; by another metric every vector is looked at."""
@@ -123,6 +125,7 @@ def test_pgvector_by_its_index(postgres: str, sink: str, vectors: np.ndarray, qu
         assert scans and scans[0][0] > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("store", ["usearch", "faiss"])
 def test_index_files(
@@ -164,6 +167,7 @@ def test_a_flat_index_looks_at_every_vector(
             gm.deliver(sink, address("usearch", tmp_path), key="id", index=index)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("metric", METRICS)
 def test_qdrant_in_local_mode(
     vectors: np.ndarray, queries: np.ndarray, metric: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def night(folder: Path, label: str, deliver: Any, **options: Any) -> gm.Report:
     return gm.Job(rows, model, gm.sink(str(folder / "out")), workers=0, deliver=[deliver]).run(**options)
 
 
+@pytest.mark.long
 def test_over_http(tmp_path: Path) -> None:
     """Delivered, replaced, merged and looked up by a key; what was replaced is removed, and the secret said nowhere."""
     with serving() as (server, seen):

@@ -347,6 +347,7 @@ def test_commands_end_as_they_say(server: S3Server, rows: str, tmp_path: Path) -
         assert [p.returncode for p in several] == [0] * 3
 
 
+@pytest.mark.long
 def test_a_lease_that_moves_no_more_is_taken(server: S3Server, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder was on another machine, so that only its heartbeat tells of it: without one for STALE seconds the sink
     is free, with one it is busy.

@@ -171,6 +171,7 @@ def test_a_connection_that_is_cut(
         assert one(database, "SELECT sum(y) FROM scores") == sum(range(ROWS)) * 2
 
 
+@pytest.mark.long
 def test_postgres_numbers_of_any_size(postgres: str, database: Any, tmp_path: Path) -> None:
     """Decimals of every scale and length come through the binary form as they were."""
     chance = random.Random(7)

@@ -136,6 +136,7 @@ def slower(batch):
     return {"y": batch["x"]}
 
 
+@pytest.mark.long
 def test_budgets_that_are_asked_for_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As given, also where smaller ones were much faster and the usual sample is smaller; or a line says why not."""
     monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
