@@ -1,4 +1,4 @@
-"""Sorting, grouping and joining more rows than memory holds: DuckDB without a file of its own, which spills to disk."""
+"""DuckDB connections: to sort, group and join more rows than memory holds, without a file, spilling to disk."""
 
 from __future__ import annotations
 
@@ -25,4 +25,10 @@ def spilling_to(folder: str, memory: str, threads: int | None = None) -> Any:
         "temp_directory": os.path.join(folder, "spilled"),
         "threads": threads or min(4, os.cpu_count() or 1),
     }
-    return imported("duckdb").connect(":memory:", config=config)
+    return quiet(imported("duckdb").connect(":memory:", config=config))
+
+
+def quiet(connection: Any) -> Any:
+    """The connection without DuckDB's own progress bar, which it shows where Python runs no script (-c, a notebook)."""
+    connection.execute("SET enable_progress_bar = false")
+    return connection

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from gristmill.arrow.spilling import quiet
 from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
 from gristmill.process.startup import imported
@@ -72,7 +73,8 @@ class Rows:
         until = time.monotonic() + PATIENCE
         while True:
             try:
-                return duckdb.connect(self._wanted.place.path, read_only=True, config=dict(self._wanted.place.options))
+                place = self._wanted.place
+                return quiet(duckdb.connect(place.path, read_only=True, config=dict(place.options)))
             except duckdb.IOException as e:
                 if "lock" not in str(e).lower():
                     raise BadSource(f"{self._wanted.shown}: DuckDB says: {self._words(e)}") from e

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gristmill.arrow.spilling import quiet
 from gristmill.errors import BadJob, MissingExtra
 from gristmill.process.startup import imported
 
@@ -96,7 +97,7 @@ class SqlWhere:
                 duckdb = imported("duckdb")
             except ImportError as e:
                 raise MissingExtra(f"{self._named}: conditions need DuckDB: pip install duckdb") from e
-            found = duckdb.connect(":memory:", config=_CONFIG)
+            found = quiet(duckdb.connect(":memory:", config=_CONFIG))
             found.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
             self._connection = found
         return found

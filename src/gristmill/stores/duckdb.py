@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.spilling import quiet
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.startup import imported
@@ -237,7 +238,7 @@ def connected(place: Place, *, read_only: bool) -> Any:
     duckdb, path, until, wait = imported("duckdb"), place.path, time.monotonic() + PATIENCE, 0.002
     while True:
         try:
-            return duckdb.connect(path, read_only=read_only, config=dict(place.options))
+            return quiet(duckdb.connect(path, read_only=read_only, config=dict(place.options)))
         except (duckdb.IOException, duckdb.ConnectionException, duckdb.BinderException) as e:
             held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
             if not held or time.monotonic() > until:
