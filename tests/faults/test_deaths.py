@@ -167,6 +167,20 @@ def test_fault_20_a_model_that_leaks(quick: Path) -> None:
 
 
 @pytest.mark.few(1)
+@pytest.mark.parametrize("what", ["replace", "close"])
+def test_code_that_closes_what_it_has_not_opened(quick: Path, what: str) -> None:
+    """A worker that can report nothing any more is ended: its shard is done again, or the run ends."""
+    source = victims.write_input(str(quick / "in"), 80, files=1)
+    args: dict[str, Any] = {"marker": str(quick / "closed"), "at": 66, "what": what}
+    report = jobs.job(source, str(quick / "out"), "once", args, workers=1, shard_rows=20).run()
+    assert (report.rows_ok, report.rows_dead) == (80, 0)
+    oracles.nothing_lost_nothing_twice(str(quick / "out"), list(range(80)))
+    job = jobs.job(source, str(quick / "b"), "harmful", {"bad": {"66": "close"}}, workers=1, shard_rows=20)
+    with pytest.raises(gm.WorkerLost, match=r"shard 3: \d workers have died of it \(its code closed file descriptors"):
+        job.run()
+
+
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["segfault", "exit", "abort"])
 def test_fault_21_rows_that_end_the_process(quick: Path, what: str) -> None:
     """Several rows of one shard that end their worker are isolated across processes; all others are scored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -65,7 +66,23 @@ def hold_the_gil() -> None:
         ctypes.PyDLL(None).usleep(900_000_000)
 
 
+def close_all() -> None:
+    """As code that makes itself a daemon does."""
+    os.closerange(3, 256)
+
+
+def replace_all() -> None:
+    """The same, so that writing still succeeds."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            os.dup2(nothing, number)
+
+
 HARM = {
+    "close": close_all,
+    "replace": replace_all,
     "segfault": segfault,
     "exit": lambda: os._exit(3),
     "sysexit": lambda: sys.exit(4),

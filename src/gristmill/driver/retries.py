@@ -19,11 +19,12 @@ from gristmill.errors import (
     SourceChanged,
 )
 from gristmill.process.failure import LATE, ended
-from gristmill.process.messages import Death, Failure, FailureKind
+from gristmill.process.messages import CLOSED, Death, Failure, FailureKind
 
 TRIES = 3  # attempts at a shard whose failure may be transient (a disk that hiccups)
 DEATHS = 64  # workers that one shard may cost before the run stops: enough to isolate several rows in it
 KILLS = 20  # kills from outside that one shard may see
+CUTS = 3  # workers of one shard that may lose their pipes: what would note the row to blame is lost with these
 
 _TRANSIENT: tuple[FailureKind, ...] = ("io", "other")
 _OUTSIDE = {int(getattr(signals, n)) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signals, n)}
@@ -42,6 +43,7 @@ class Attempts:
     errors: int = 0
     deaths: int = 0
     kills: int = 0
+    cuts: int = 0
     careful: bool = False
     blame: str = ""
     how: str = ""
@@ -66,7 +68,8 @@ class Attempts:
         self.blame, self.how = blamed, how(death) if blamed else ""
         self.deaths += bool(blamed)
         self.kills += not blamed
-        return self.deaths < DEATHS and self.kills < KILLS
+        self.cuts += death.exit_code == CLOSED
+        return self.deaths < DEATHS and self.kills < KILLS and self.cuts < CUTS
 
     def _once_more(self) -> bool:
         if self.errors + 1 >= TRIES:

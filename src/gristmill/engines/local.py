@@ -28,6 +28,7 @@ from gristmill.engines.registry import this_machine
 from gristmill.engines.serving import GRACE, HEADER, receive
 from gristmill.job.options import LocalOptions
 from gristmill.process.messages import (
+    CLOSED,
     WAIT,
     Alive,
     Emit,
@@ -48,6 +49,7 @@ from gristmill.process.startup import packed
 Popen: TypeAlias = "subprocess.Popen[bytes] | Child"
 ROOM = 1 << 20  # capacity in bytes of a pipe to a worker, so that most messages are written in one go
 KILLED = 1.0  # seconds that the kernel has to end killed processes
+CUT = 5.0  # seconds that a process may live after its end of the pipe is closed: it can report nothing any more
 
 if sys.platform == "linux":
     import fcntl
@@ -131,9 +133,9 @@ class Process:
         self.popen = popen
         self.outbox = Outbox(popen)
         self.outbox.put((name, {**os.environ, **environment}, payload))
-        overheard = Overheard()
-        listening = [_thread(_listen, popen, name, emit), _thread(_overhear, popen, overheard, name, emit)]
-        _thread(_await, popen, overheard, name, emit, listening)
+        overheard, end = Overheard(), _End()
+        listening = [_thread(_listen, popen, name, emit, end), _thread(_overhear, popen, overheard, name, emit)]
+        _thread(_await, popen, overheard, name, emit, listening, end)
 
     def give(self, item: Item | Portion | None) -> None:
         """See crew.Link; also a portion of an item that was given."""
@@ -227,11 +229,28 @@ def _thread(target: Any, *args: Any) -> threading.Thread:
     return thread
 
 
-def _listen(popen: Popen, name: str, emit: Emit) -> None:
+class _End:
+    """The end of a process. One whose pipe is closed while it goes on is ended here: `cut` says why."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+        self.cut = ""
+
+
+def _listen(popen: Popen, name: str, emit: Emit, end: _End) -> None:
     assert popen.stdout is not None
-    with contextlib.suppress(EOFError, OSError, ValueError):
+    why = "closed a file descriptor that it had not opened, over which it reports"
+    try:
         while True:
             emit(replace(receive(popen.stdout), worker=name))  # type: ignore[arg-type]
+    except (EOFError, OSError, ValueError):
+        pass
+    except Exception as e:  # what it writes is no message
+        why = f"wrote to a file descriptor that it had not opened, over which it reports ({type(e).__name__}: {e})"
+    if not end.gone.wait(CUT):
+        end.cut = f"the process {why}, and was ended\n"
+        emit(Printed(name, end.cut))
+        popen.kill()
 
 
 def _overhear(popen: Popen, overheard: Overheard, name: str, emit: Emit) -> None:
@@ -243,17 +262,20 @@ def _overhear(popen: Popen, overheard: Overheard, name: str, emit: Emit) -> None
                 emit(Printed(name, text))
 
 
-def _await(popen: Popen, overheard: Overheard, name: str, emit: Emit, listening: Sequence[threading.Thread]) -> None:
+def _await(
+    popen: Popen, overheard: Overheard, name: str, emit: Emit, listening: Sequence[threading.Thread], end: _End
+) -> None:
     """Death is seen by waiting for the process, not by end of file: grandchildren may hold its pipes."""
     _tell_stops(popen.pid, name, emit)
     code = popen.wait()
+    end.gone.set()
     for thread, pipe in zip(listening, (popen.stdout, popen.stderr), strict=True):
         thread.join(timeout=1.0)
         if not thread.is_alive() and pipe is not None:  # a grandchild may hold the other end, so its reader still waits
             pipe.close()
     if text := overheard.rest():
         emit(Printed(name, text))
-    emit(Ended(name, code))
+    emit(Ended(name, CLOSED if end.cut and code < 0 else code))  # the rows' doing, not a kill from outside
 
 
 def _tell_stops(pid: int, name: str, emit: Emit) -> None:

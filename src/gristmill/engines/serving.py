@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from gristmill.process.interrupts import ENDING
 from gristmill.process.liveness import give_signs, sign
-from gristmill.process.messages import Elsewhere, Event, Item, Outcome, Portion, Started, Taken
+from gristmill.process.messages import CLOSED, Elsewhere, Event, Item, Outcome, Portion, Started, Taken
 from gristmill.process.pickling import from_value
 from gristmill.process.startup import become_worker, heed_no_signals, print_whole_lines
 
@@ -75,7 +75,14 @@ def serve(imports: Sequence[str] = (), *, forked: bool = False) -> NoReturn:
 
     def emit(event: Event) -> None:
         with lock:
-            send(reports, event)
+            try:
+                send(reports, event)
+            except BrokenPipeError:
+                raise  # the driver is gone
+            except (OSError, ValueError) as e:  # in whichever thread: nobody would hear of it, and wait
+                with contextlib.suppress(OSError):
+                    os.write(2, f"a worker cannot report any more ({e}): was its pipe closed by user code?\n".encode())
+                os._exit(CLOSED)
 
     items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
     opened: list[Any] = []

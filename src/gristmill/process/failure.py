@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gristmill import errors
-from gristmill.process.messages import Death, Failure, FailureKind
+from gristmill.process.messages import CLOSED, Death, Failure, FailureKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,6 +118,8 @@ def ended(death: Death, late: str) -> str:
             return f"signal {death.signal}"
     if late and "Timeout (" in death.evidence:
         return late + _late(death.evidence)
+    if death.exit_code == CLOSED:
+        return "its code closed file descriptors, or wrote to some, that it had not opened"
     return f"exit code {death.exit_code}"
 
 

@@ -106,6 +106,10 @@ class Outcome(Event):
     error: Failure | None = None
 
 
+# Exit code of a process whose pipe to the driver its code has closed, or written to: it can report nothing any more.
+CLOSED = 71
+
+
 @dataclass(frozen=True)
 class Death(Event):
     """A worker ended without being asked. `keys` are the items it held, the first one was running.
