@@ -252,6 +252,8 @@ def test_fault_61_readers_of_the_result_before_read_on(source: str, root: str) -
     assert seen == {29, 28}
     work = Path(root, "_gristmill").glob("g*/work/part-*")
     assert {p.parent.parent.name[:5] for p in work} == {"g0009", "g0010"}, "this result and the one before, no more"
+    with pytest.raises(gm.BadSource, match="a later result has replaced these rows since they were opened: read again"):
+        old.to_table()
 
 
 @pytest.mark.parametrize("harm", ["claim", "success", "publication", "both", "writable"])

@@ -78,10 +78,16 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Described)
 
 
 def _cut(root: str, parts: Sequence[Live], files: Files) -> BadSource | None:
-    """The error if one of these files is not as long as it was when written."""
+    """The error if one of these files is not as long as it was when written; that it is a later result's place, if it
+    is.
+    """
     sizes = sizes_of(root, {name for f in parts for name in (f.name, f.work)}, files)
+    now = latest(root, files)
+    live = {f.work for f in now.live()} if now is not None else set()
     for f in parts:
         if f.bytes not in (there := [sizes[name] for name in (f.work, f.name) if name in sizes]):
+            if not there and now is not None and f.work not in live:
+                return BadSource(f"{root}: a later result has replaced these rows since they were opened: read again")
             what = f"has {max(there):,} of its {f.bytes:,} bytes" if there else "the file is gone"
             return BadSource(
                 f"{join(root, f.name)}: is published, but {what}: put it back, or score all rows again with --restart "
