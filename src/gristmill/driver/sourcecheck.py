@@ -264,24 +264,26 @@ def _differing(readings: Iterator[_Again], tell: Tell | None = None) -> dict[str
     return reasons
 
 
-def verify(members: Sequence[Generation], source: Source | None = None) -> list[str]:
-    """Read again what every shard of some generations read. Returns a line for each file that has changed. Files are
-    opened by the paths in the plans, or as the job's `source` says.
+def verify(members: Sequence[Generation], source: Source | None = None) -> tuple[list[str], list[str]]:
+    """Read again what every shard of some generations read. Returns a line for each file that has changed, and one for
+    each generation of which that cannot be known. Files are opened by the paths in the plans, or as the job's `source`
+    says.
     """
     openreaders.close_all()
     found: list[str] = []
+    unknown: list[str] = []
     job = source if source is not None and not is_snapshot(source) else None  # a store is read from its files
     for member in members:
         files = [f.path for f in read_plan(member).shards.files]
         if (gone := _removed(member, files)) is not None:
-            found.append(gone)
+            unknown.append(gone)
             continue
         if all(path.startswith(HELD) for path in files):
             fs = paths.mounted(files, {HELD: held_inputs(member.root, member.files)})
         else:
             fs = paths.mounted(*((files, {}) if job is None else (reveal(job.uri), reveal(job.storage))))
         found += [f"{path}: {why}" for path, why in _differing(_readings([member], fs, None)).items()]
-    return found
+    return found, unknown
 
 
 def _removed(member: Generation, files: Sequence[str]) -> str | None:
@@ -291,6 +293,6 @@ def _removed(member: Generation, files: Sequence[str]) -> str | None:
     if all(os.path.isdir(os.path.join(folder, name)) for name in copies):
         return None
     return (
-        "source: a store, of which a copy was read that was removed when the result was published: what it held then "
-        "cannot be looked at again"
+        f"source: generation {member.number} read a copy of a store, which was removed when the result was published: "
+        "what the store held then cannot be read again, and was not compared"
     )

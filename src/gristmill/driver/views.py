@@ -357,7 +357,9 @@ def verify(
         verdict = replace(verdict, ok=verdict.ok and not bad, lines=(*verdict.lines, *good, *bad))
     if source is False:
         return verdict
-    changed = sourcecheck.verify(Held.by(root, files).members(), source if isinstance(source, Source) else None)
-    if not changed:
-        return replace(verdict, lines=(*verdict.lines, "source: unchanged, it holds what every shard read"))
-    return replace(verdict, ok=False, lines=(*(() if verdict.ok else verdict.lines), *changed))
+    members = Held.by(root, files).members()
+    changed, unknown = sourcecheck.verify(members, source if isinstance(source, Source) else None)
+    if changed:
+        return replace(verdict, ok=False, lines=(*(() if verdict.ok else verdict.lines), *changed, *unknown))
+    same = [] if unknown else ["source: unchanged, it holds what every shard read"]
+    return replace(verdict, lines=(*verdict.lines, *unknown, *same))
