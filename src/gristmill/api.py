@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     Place = Path | Sink
 
 
-_OF_FILES = ("format", "partition_by", "merge")  # options of a sink that a table cannot have
+_OF_FILES = ("format", "partition_by", "merge", "index")  # options of a sink that a table cannot have
 # Types in which a single column may come.
 _COLUMNS = (
     ("numpy", "ndarray"),
@@ -523,7 +523,8 @@ def lookup(at: Any, key: Sequence[str] | str | None = None, *, storage: Mapping[
     threads may use it; close it, or use it in a `with` statement. Raises BadSource if nothing is published there.
     """
     from gristmill.job.delivery import Delivery, is_store
-    from gristmill.stores.lookup import in_sink, in_store
+    from gristmill.stores.lookup import in_store
+    from gristmill.stores.sinkrows import in_sink
 
     columns = (key,) if isinstance(key, str) else tuple(key or ())
     if isinstance(at, Delivery) or (isinstance(at, str) and is_store(at)):

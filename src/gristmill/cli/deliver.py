@@ -105,7 +105,8 @@ def lookup(target: str, keys: tuple[str, ...], columns: tuple[str, ...], nearest
     """Show the published row of each key, or the rows nearest to a vector, as JSON lines, all of one generation. Exits
     1 if a key has no row.
     """
-    from gristmill.stores.lookup import in_sink, in_store
+    from gristmill.stores.lookup import in_store
+    from gristmill.stores.sinkrows import in_sink
 
     if bool(keys) == (nearest is not None):
         raise BadJob("lookup: give keys, or --nearest with a vector")

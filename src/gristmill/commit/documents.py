@@ -138,6 +138,16 @@ class Live:
     shard: int
 
 
+@dataclass(frozen=True)
+class Indexed:
+    """The index of a result: the columns that rows are looked up `by`, and its files, oldest first. Each has the rows
+    of the generations up to its own, without those of the files before it.
+    """
+
+    by: tuple[str, ...]
+    files: tuple[Live, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord(Described):
     """What a published result says of itself, except for its files."""
@@ -158,8 +168,8 @@ class ResultRecord(Described):
 
 @dataclass(frozen=True, kw_only=True)
 class Success(ResultRecord, what="publication"):
-    """A publication, and `_SUCCESS`: the live `files`, or where their table is; `before` is the number of the last
-    publication of another result.
+    """A publication, and `_SUCCESS`: the live `files`, or where their table is, and the `index` beside them; `before`
+    is the number of the last publication of another result.
     """
 
     publication: int
@@ -168,6 +178,7 @@ class Success(ResultRecord, what="publication"):
     files: tuple[Live, ...] | None = None
     files_table: str | None = None
     files_sha256: str | None = None
+    index: Indexed | None = None
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,11 @@ class Generation:
         return join(self.folder, "deliveries")
 
     @property
+    def indexed(self) -> str:
+        """Where the receipts of index files are."""
+        return join(self.folder, "indexed")
+
+    @property
     def suspects(self) -> str:
         """Where attempts note what they are about to predict."""
         return join(self.folder, "suspects")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.commit.documents import Live, ResultRecord, Success
+from gristmill.commit.documents import Indexed, Live, ResultRecord, Success
 from gristmill.commit.generation import Generation, meta
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadSource, CorruptStore, SinkBusy
@@ -78,9 +78,11 @@ class Publication:
         return self.number - 1 if self.body.before is None else self.body.before
 
     def live(self) -> list[Live]:
-        """Its files. Raises CorruptStore if their table is missing or damaged."""
-        if self.body.files is not None:
-            return list(self.body.files)
+        """Its files, with those of its index. Raises CorruptStore if their table is missing or damaged."""
+        index = () if self.body.index is None else self.body.index.files
+        return [*(self._listed() if self.body.files is None else self.body.files), *index]
+
+    def _listed(self) -> list[Live]:
         path = join(self.root, self.body.files_table or "")
         try:
             with self.files.local(path) as name:
@@ -183,14 +185,16 @@ def success(root: str, files: Files = LOCAL) -> Success | None:
 # ---------------------------------------------------------------- making the next
 
 
-def create(generation: Generation, about: ResultRecord, live: Sequence[Live]) -> Publication:
+def create(
+    generation: Generation, about: ResultRecord, live: Sequence[Live], index: Indexed | None = None
+) -> Publication:
     """Publish a generation as the successor of the publication it was made from: the one step that decides. The same
-    generation published twice is one publication.
+    generation published twice is one publication. `live` are its files, without those of its index.
 
     Raises SinkBusy if another generation has become the successor: nothing of this one is or will be published.
     """
     root, number = generation.root, generation.predecessor + 1
-    body = Success(**vars(about), publication=number, generation=generation.number)
+    body = Success(**vars(about), publication=number, generation=generation.number, index=index)
     if len(live) > INLINE_FILES:
         table, digest = _write_table(generation, live)
         body = dataclasses.replace(body, files_table=table, files_sha256=digest)
@@ -205,11 +209,14 @@ def create(generation: Generation, about: ResultRecord, live: Sequence[Live]) ->
     return standing
 
 
-def again(found: Publication) -> Publication:
-    """Publish the same result as its own successor: unfinished generations begun on top of it are given up for good, as
-    none of them can become the successor any more. Raises SinkBusy if another run has published meanwhile.
+def again(found: Publication, index: Indexed | None = None) -> Publication:
+    """Publish the same result as its own successor, with another index if one is given: unfinished generations begun on
+    top of it are given up for good, as none of them can become the successor any more. Raises SinkBusy if another run
+    has published meanwhile.
     """
-    body = dataclasses.replace(found.body, publication=found.number + 1, before=found.before)
+    body = dataclasses.replace(
+        found.body, publication=found.number + 1, before=found.before, index=index or found.body.index
+    )
     standing = _first(found.root, body, found.files)
     if standing.body != body:
         raise SinkBusy(f"{found.root}: another run has published meanwhile: run again to continue from there")

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
-from gristmill.commit.documents import Live, ResultRecord, Settled
+from gristmill.commit.documents import Indexed, Live, ResultRecord, Settled
 from gristmill.commit.generation import Generation, generations, meta
 from gristmill.commit.publication import SUCCESS, Publication
 from gristmill.commit.receipt import Part, Receipt
@@ -64,6 +64,8 @@ def put_back(root: str, files: Files) -> list[str]:
     there = sizes_of(root, {f.name for f in live}, files)
     wrong = [f for f in live if there.get(f.name) != f.bytes]
     kept = sizes_of(root, {f.work for f in wrong}, files)
+    made_again = {f.name for f in wrong if f.role == "index" and kept.get(f.work) != f.bytes}  # by who is asked for it
+    wrong = [f for f in wrong if f.name not in made_again]
     for f in wrong:
         if kept.get(f.work) != f.bytes:
             what = f"has {there[f.name]:,} of its {f.bytes:,} bytes" if f.name in there else "the file is gone"
@@ -78,9 +80,11 @@ def put_back(root: str, files: Files) -> list[str]:
     return [f.name for f in wrong]
 
 
-def publish(generation: Generation, about: ResultRecord, live: Sequence[Live]) -> Publication:
+def publish(
+    generation: Generation, about: ResultRecord, live: Sequence[Live], index: Indexed | None = None
+) -> Publication:
     """Make this generation the sink's result, unless it already is. Raises SinkBusy if another one was quicker."""
-    made = publication.create(generation, about, live)
+    made = publication.create(generation, about, live, index)
     settle(generation.root, generation.files)
     return made
 
@@ -210,7 +214,7 @@ def _forget(newest: Publication, live: Sequence[Live], before: Publication | Non
 
 def committed(generation: Generation) -> list[str]:
     """The visible names that a generation's receipts give."""
-    folders = (generation.receipts, join(generation.folder, "merged"))
+    folders = (generation.receipts, join(generation.folder, "merged"), generation.indexed)
     found = [r for folder in folders for r in receipts.standing(folder, generation.files).values()]
     return [p.publish for r in found for p in r.parts]
 

@@ -14,7 +14,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit.documents import ModelRecord, PlanDocument
 from gristmill.commit.generation import Plan
-from gristmill.driver import budgets, delivering, planning, shipping, sourcecheck
+from gristmill.driver import budgets, delivering, indexing, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
 from gristmill.driver.retrydead import Only
 from gristmill.errors import RunFailed
@@ -146,6 +146,7 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
         only=None if r.only is None else os.path.basename(r.only.path),
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
+    indexing.fitting(at, about)
     delivering.fitting(at, about)
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gristmill.commit import gates, onefile, publication, publish
 from gristmill.commit.documents import Described, Live, ResultRecord
 from gristmill.commit.publication import live_of
-from gristmill.driver import budgets, planning, summary
+from gristmill.driver import budgets, indexing, planning, summary
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
 from gristmill.driver.opening import Opened
@@ -37,6 +37,7 @@ class Published:
 
 def untouched(at: Opened) -> Published:
     """The outcome of a run that had nothing to do."""
+    indexing.again(at)
     onefile.settle(at.root, at.resolved.sink_format, at.sink.options, at.sink.overwrite)
     report = summary.untouched(at)
     at.log.say(phase="done")
@@ -63,17 +64,18 @@ def published(s: Scored) -> Published:
 
         merged = merge(s.files, s.generation, s.receipts, s.resolved.sink_format, s.plan.schema, s.sink.options)
         s = replace(s, receipts=tuple(merged))
+    index = indexing.made(s, [*whole.live, *live_of(s.generation, s.receipts)])
     s.refuse_late()
     try:
-        publish.link_parts(s.files, s.generation, s.receipts)
+        publish.link_parts(s.files, s.generation, [*s.receipts, *(() if index is None else (index.receipt,))])
     except CorruptStore:
         s.refuse_late()  # whoever gave up this generation has removed its files
         raise
-    live = [*(f for f in whole.live if f.role != "manifest"), *live_of(s.generation, s.receipts)]
+    live = [*(f for f in whole.live if f.role not in ("manifest", "index")), *live_of(s.generation, s.receipts)]
     if not s.resolved.sink_format.tables:
         live.append(publish.manifest(s.generation, s.receipts, whole.live))
     whole = replace(whole, live=live)
-    publish.publish(s.generation, _record(s, whole), whole.live)
+    publish.publish(s.generation, _record(s, whole), whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
     _tell(s, counts)
     report = summary.finished(s, whole)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gristmill.commit import generation as generations
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import delivering, selection, sparktables, summary
+from gristmill.driver import delivering, indexing, selection, sparktables, summary
 from gristmill.driver.choice import chosen
 from gristmill.driver.opening import Command, Verbs, opened
 from gristmill.driver.publishing import Published, published, untouched
@@ -109,6 +109,7 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
                 done = untouched(at)
             else:
                 if choice.plan is not None:
+                    indexing.fitting(choice, choice.plan.about)
                     delivering.fitting(choice, choice.plan.about)
                 scoring = Scoring(choice, stops)
                 with stops.heeded():

@@ -182,6 +182,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             options=_parquet_options(spec.sink),
             merge=False,
             partition_by=(),
+            index=(),
             storage={},
         )
         workers = 0 if spec.engine.workers == 0 else 1
@@ -249,6 +250,7 @@ def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, Non
             options=_parquet_options(spec.sink),
             merge=False,
             partition_by=(),
+            index=(),
             storage={},
         )
         gates = replace(spec.gates, allow_empty=True)

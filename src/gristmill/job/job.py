@@ -121,6 +121,7 @@ class Sink:
         "storage": "how to reach the sink; credentials change from night to night",
         "evolve": "whether a later run may widen the schema, which the plan stores",
         "overwrite": "whether files of others may stand beside the result",
+        "index": "what stands beside the result, to find its rows by",
     }
 
     uri: Annotated[
@@ -155,6 +156,10 @@ class Sink:
     merge: Annotated[
         bool, Help("Publish one file instead of parts, in the order of the source; each append adds another")
     ] = False
+    index: Annotated[
+        tuple[str, ...],
+        Help("The columns that rows are looked up by (gristmill lookup), of which an index is made beside the parts"),
+    ] = ()
     model_version: Annotated[str | None, Help("Write the model's digest into this column", "NAME")] = None
     overwrite: Annotated[bool, Help("Allow a folder that holds other files")] = False
     evolve: Annotated[

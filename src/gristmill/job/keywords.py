@@ -135,6 +135,7 @@ class OutputOptions(TypedDict, total=False):
     key: Names
     partition_by: Names
     merge: bool
+    index: Names
     model_version: str | None
     overwrite: bool
     evolve: bool

@@ -47,13 +47,14 @@ class Verdict:
 @dataclass(frozen=True)
 class Member:
     """A generation of a result with its plan and its valid receipts by shard; `merged` is the receipt of its
-    one file.
+    one file, `indexed` are those of index files.
     """
 
     generation: Generation
     plan: Plan
     done: Mapping[int, Receipt]
     merged: Receipt | None = None
+    indexed: Mapping[int, Receipt] = field(default_factory=dict)
 
 
 def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bool = False) -> Verdict:
@@ -157,7 +158,10 @@ def _differs(path: str, f: Live, sink_format: SinkFormat, schema: pa.Schema, opt
         return f"{os.path.getsize(path)} bytes, but {f.bytes} were published"
     if sha256_of(path) != f.sha256:
         return "content changed (sha256 differs)"
-    counted = count_lines(path) if f.role == "dead" else sink_format.count(path, f.role)
+    if f.role == "index":
+        counted = int(np.load(path, mmap_mode="r" if f.rows else None).shape[1])
+    else:
+        counted = count_lines(path) if f.role == "dead" else sink_format.count(path, f.role)
     if counted != f.rows:
         return f"{counted} rows, but {f.rows} were published"
     return sink_format.misfit(path, schema, options) if f.role == "rows" else None
@@ -186,7 +190,8 @@ def _members(result: Publication) -> Iterator[Member | str]:
             continue
         done = receipts.standing(generation.receipts, result.files)
         merged = receipts.standing(join(generation.folder, "merged"), result.files)
-        yield Member(generation, plan, done, next(iter(merged.values()), None))
+        indexed = receipts.standing(generation.indexed, result.files)
+        yield Member(generation, plan, done, next(iter(merged.values()), None), indexed)
 
 
 def _against_plan(m: Member) -> list[str]:
@@ -258,7 +263,7 @@ def _against_receipts(m: Member, live: Sequence[Live]) -> list[str]:
     """Check that a generation's live files are those that its receipts commit: all rows, and no other files."""
     number = m.generation.number
     done = [*m.done.values()] if m.merged is None else [m.merged, *m.done.values()]
-    committed = {p.publish: p for r in done for p in r.parts}
+    committed = {p.publish: p for r in [*done, *m.indexed.values()] for p in r.parts}
     mine = {f.name: f for f in live if f.generation == number and f.role != "manifest"}
     lines = []
     for name, f in mine.items():

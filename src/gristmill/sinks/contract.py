@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 from gristmill.files.contract import Files
 
-Role = Literal["rows", "ids", "dead", "manifest"]
+Role = Literal["rows", "ids", "dead", "manifest", "index"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class WorkFile:
     """A finished file of a shard: where it was written, the name it is published under, and its rows.
 
     `role` is "rows" for files with output rows (their sum is the shard's ok count), "ids" for the files of the other
-    columns if those are not tables, "dead" for dead letters, and "manifest" for the file that lists both.
+    columns if those are not tables, "dead" for dead letters, and "manifest" for the file that lists both,
+    "index" for one by which rows are looked up.
     """
 
     path: str

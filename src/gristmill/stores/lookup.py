@@ -5,9 +5,7 @@ back becomes rows as they were delivered.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,13 +13,10 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.commit.generation import decode_schema
-from gristmill.commit.publication import Publication, published
 from gristmill.errors import BadJob, did_you_mean
-from gristmill.files.contract import Files
 from gristmill.job.delivery import STORES, Delivery, place_of
-from gristmill.result.reading import rows_of
-from gristmill.stores.contract import DISTANCE, Mark, Metric, Near, Reader, Row, Search, Searcher
-from gristmill.stores.vectors import columns_in, nearest_of_all, search_of, searched
+from gristmill.stores.contract import DISTANCE, Mark, Metric, Near, Reader, Row, Searcher
+from gristmill.stores.vectors import search_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -179,6 +174,8 @@ class Lookup:
 
 
 def _tuple(key: Any) -> tuple[Any, ...]:
+    if isinstance(key, (str, int)):  # most are, and to ask whether they are mappings takes longer
+        return (key,)
     if isinstance(key, Mapping):
         return tuple(key.values())
     return tuple(key) if isinstance(key, (tuple, list)) else (key,)
@@ -188,50 +185,3 @@ def in_store(at: str | Delivery, key: tuple[str, ...]) -> Lookup:
     """In a store. Raises BadJob, BadSource, MissingExtra."""
     place = place_of(at)
     return Lookup(STORES.get(place.store).reader(place, key), place.shown)
-
-
-def in_sink(root: str, files: Files, key: tuple[str, ...]) -> Lookup:
-    """In a sink's own files: what may hold the keys is read each time."""
-    return Lookup(Published(root, files, key), root)
-
-
-class Published:
-    """Looks rows up in the published files of a sink. Row groups that cannot hold a key are left out, if the rows are
-    sorted by it; a store is quicker.
-    """
-
-    def __init__(self, root: str, files: Files, key: tuple[str, ...]) -> None:
-        self._root, self._files, self._key = root, files, key
-
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
-        result = published(self._root, self._files)
-        rows = rows_of(result)
-        types = {f.name: f.type for f in rows.schema}
-        wanted = keyed(self._root, self._key or _own_key(result), types)
-        asked_for = asked(keys, wanted, self._root)
-        found = rows.to_table(filter=matching(asked_for)) if keys else rows.schema.empty_table()
-        return _as_mark(result), restored(found, asked_for, None)
-
-    def nearest(self, search: Search) -> Near:
-        """Every vector is read."""
-        result = published(self._root, self._files)
-        rows = rows_of(result)
-        column = searched(columns_in(rows.schema), search, self._root)
-        batches = rows.scanner(batch_size=SCANNED, batch_readahead=2).to_batches()
-        return replace(nearest_of_all(batches, column, search, self._root), mark=_as_mark(result))
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-
-def _own_key(result: Publication) -> tuple[str, ...]:
-    """The columns that tell the rows of a result apart: its row id, else its key, if these were written."""
-    options = result.body.fingerprint.options
-    row_id, key = (json.loads(options.get(f"sink.{name}", "null")) for name in ("row_id", "key"))
-    return tuple(key) if key else (row_id,) if row_id else ()
-
-
-def _as_mark(result: Publication) -> Mark:
-    body = result.body
-    about = (result.root, result.generation, "", tuple(result.generations), "replace", (), body.rows_ok)
-    return Mark(*about, body.output_schema)

@@ -97,11 +97,12 @@ def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
 def key_bytes(keys: Sequence[tuple[Any, ...]], columns: Mapping[str, pa.DataType], shown: str) -> list[bytes | None]:
     """Keys as `packed_keys` has them; None for one that is null. Raises BadJob for a key that is none."""
     kind = next(iter(columns.values()))
-    if len(columns) == 1 and all(len(key) == 1 for key in keys):  # at once what Arrow takes a while to begin
-        if pa.types.is_string(kind) and all(type(key[0]) is str for key in keys):
-            return [key[0].encode() for key in keys]
-        if pa.types.is_integer(kind) and all(type(key[0]) is int for key in keys):
-            return [b"%d" % key[0] for key in keys]
+    if len(columns) == 1 and {*map(len, keys)} == {1}:  # at once what Arrow takes a while to begin
+        given = {type(value) for (value,) in keys}
+        if pa.types.is_string(kind) and given == {str}:
+            return [value.encode() for (value,) in keys]
+        if pa.types.is_integer(kind) and given == {int}:
+            return [b"%d" % value for (value,) in keys]
     found = packed_keys([column.combine_chunks() for column in asked(keys, columns, shown).columns])
     return list(found.to_pylist())
 

@@ -1,0 +1,74 @@
+"""The index of a sink: what a job asks for, made before its result is published, or for one that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gristmill.commit import publication, publish
+from gristmill.commit.documents import Indexed, Live, PlanDocument
+from gristmill.commit.generation import decode_schema, generations
+from gristmill.driver.choice import Chosen
+from gristmill.driver.opening import Opened
+from gristmill.driver.runlog import RunLog
+from gristmill.driver.scoring import Scored
+from gristmill.files.disk import sizes_of
+from gristmill.observe import units
+from gristmill.result import reading
+from gristmill.sinks.formats import sink_format
+from gristmill.stores import sinkindex
+from gristmill.stores.sinkindex import Made
+
+
+def fitting(at: Chosen, about: PlanDocument) -> None:
+    """Once the schema of the rows is known, see that they can be looked up as the job asks. Raises BadJob."""
+    if at.sink.index:
+        tables = sink_format(about.sink_format).tables
+        sinkindex.check(decode_schema(about.output_schema), at.sink.index, tables, at.sink.uri)
+
+
+def made(s: Scored, live: Sequence[Live]) -> Made | None:
+    """The index of what is about to be published, whose files are `live`; None if the job asks for none."""
+    if not s.sink.index:
+        return None
+    base = None if s.base is None or s.generation.base is None else s.base.body.index
+    return _told(sinkindex.made(s.generation, live, s.plan.about, s.sink.index, _stands(s, base)), s.log)
+
+
+def again(at: Opened) -> None:
+    """Make the index that the job asks for and that its result does not have, and publish the result once more with it.
+    Nothing is scored. Raises BadJob, and SinkBusy if another run has published meanwhile.
+    """
+    result = publication.latest(at.root, at.files)
+    if not at.sink.index or result is None or _stands(at, result.body.index):
+        return
+    about, by = result.body, at.sink.index
+    sinkindex.check(decode_schema(about.output_schema), by, sink_format(about.sink_format).tables, at.sink.uri)
+    if (begun := reading.unfinished(at.root, at.files)) is not None:
+        at.log.note(
+            "warning", f"no index was made, as an unfinished {begun.kind} would be lost by it: finish that first"
+        )
+        return
+    generation = next(g for g in generations(at.root, at.files) if g.number == result.generation)
+    at.log.say(phase="publishing")
+    found = _told(sinkindex.made(generation, result.live(), about, by, None), at.log)
+    at.refuse_late()
+    publish.link_parts(at.files, generation, [found.receipt])
+    publication.again(result, found.index)
+    publish.settle(at.root, at.files)
+    at.log.tell(f"made an index by {', '.join(by)}")
+
+
+def _stands(at: Opened, index: Indexed | None) -> Indexed | None:
+    """An index with the columns that the job asks for, if all its files are there."""
+    if index is None or index.by != at.sink.index:
+        return None
+    there = sizes_of(at.root, {f.name for f in index.files}, at.files)
+    return index if all(there.get(f.name) == f.bytes for f in index.files) else None
+
+
+def _told(found: Made, log: RunLog) -> Made:
+    if found.repeats:
+        rows = units.plural(found.repeats, "row has", "rows have")
+        by = ", ".join(found.index.by)
+        log.note("warning", f"index by {by}: {rows} the key of an earlier row: a lookup finds the last of them")
+    return found

@@ -1,0 +1,202 @@
+"""The index of a sink: for a published row's key, which row it is, so that a lookup reads little. It stands beside the
+parts (`_index/`), is made before they are published, and is one of the files that `_SUCCESS` lists.
+
+An index file is a .npy of whole numbers, [2, n], sorted: hashes of keys, and for each the number of its row, counted
+through the files of the result. An append adds a file for its own rows; when there are FEW, one takes their place. Keys
+themselves are not in it: who finds a row compares them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.arrow.spilling import spilling
+from gristmill.commit import publication
+from gristmill.commit import receipt as receipts
+from gristmill.commit.documents import Described, Indexed, Live
+from gristmill.commit.generation import Generation
+from gristmill.commit.receipt import Receipt
+from gristmill.errors import BadJob
+from gristmill.files.contract import Files
+from gristmill.files.disk import join
+from gristmill.result.reading import dataset_of
+from gristmill.sinks.contract import WorkFile
+from gristmill.stores.packing import check_packed, packed_keys
+
+FEW = 8  # files that are searched one after the other, a few microseconds each; more become one
+MEMORY = "256MB"  # for sorting; more is sorted on disk
+SORTED = 65_536  # hashes that are written at once
+READ = 65_536  # rows whose keys are read at once
+_STAGED = pa.schema([("h", pa.uint64()), ("n", pa.uint64())])
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: its products spread over all bits
+_SPREAD = np.uint64(0xBF58476D1CE4E5B9)  # the first multiplier of splitmix64
+
+
+@dataclass(frozen=True)
+class Made:
+    """An index file that is committed: its receipt, what the result is to say of the whole index, and how many rows of
+    that file have the key of an earlier one.
+    """
+
+    receipt: Receipt
+    index: Indexed
+    repeats: int
+
+
+def check(schema: pa.Schema, by: Sequence[str], tables: bool, shown: str) -> None:
+    """Raises BadJob for columns that rows cannot be looked up by."""
+    if not tables:
+        raise BadJob(f"sink {shown}: index is for files of rows: leave it out, or give another format")
+    for name in by:
+        if name not in schema.names:
+            raise BadJob(
+                f"sink {shown}: index names column {name!r}, which is not an output column: there are "
+                f"{', '.join(schema.names)}"
+            )
+    check_packed(pa.schema([schema.field(name) for name in by]), by, f"sink {shown}: index")
+
+
+# ---------------------------------------------------------------- making it
+
+
+def made(
+    generation: Generation, live: Sequence[Live], about: Described, by: tuple[str, ...], base: Indexed | None
+) -> Made:
+    """The index file of a generation that is about to be published with the files `live`, those of its `base` first.
+    When repeated, it finds its receipt.
+    """
+    files = generation.files
+    rows = [f for f in live if f.role == "rows"]
+    kept = base.files if base is not None and base.by == by and len(base.files) < FEW else ()
+    since = max((f.generation for f in kept), default=0)
+    own = [f for f in rows if f.generation > since]
+    first = sum(f.rows for f in rows if f.generation <= since)
+    digest = hashlib.sha256("\0".join([*by, str(first), *(f.sha256 for f in own)]).encode()).hexdigest()
+    number, stem = int(digest[:12], 16), f"{digest[:12]}.g{generation.number}"
+    folder = generation.indexed
+    found = receipts.valid(receipts.listed(folder, files).get(number, []), files)
+    if found is not None and receipts.cut(files, generation.work, [found]):
+        receipts.void(files, generation.root, folder, found)
+        found = None
+    if found is None:
+        found = _committed(generation, own, about, by, first, stem, number)
+    index = Indexed(by, (*kept, *publication.live_of(generation, [found])))
+    return Made(found, index, _repeats(generation.root, files, index))
+
+
+def _committed(
+    generation: Generation, own: Sequence[Live], about: Described, by: Sequence[str], first: int, stem: str, number: int
+) -> Receipt:
+    files, nonce = generation.files, secrets.token_hex(6)
+    path = join(generation.work, f"{stem}.npy.{nonce}.tmp")
+    keys = hashes(generation.root, files, own, about, by, first)
+    with files.create(path) as out:
+        count = write(keys, out)
+        files.sync(out)
+    part = receipts.measure(files, WorkFile(path, f"_index/{stem}.npy", count, "index"), generation.root)
+    files.settle([path])
+    files.make_folder(generation.indexed)
+    return receipts.commit(files, generation.indexed, Receipt(number, nonce, (0,) * 8, (part,)))
+
+
+def hashes(
+    root: str, files: Files, parts: Sequence[Live], about: Described, by: Sequence[str], first: int
+) -> Iterator[pa.RecordBatch]:
+    """The keys of all rows of some files, hashed, with the numbers of the rows, which begin at `first`."""
+    rows = dataset_of(root, files, parts, about)
+    for part, fragment in zip(parts, rows.get_fragments(), strict=True):
+        at = first
+        for batch in fragment.to_batches(schema=rows.schema, columns=list(by), batch_size=READ, batch_readahead=2):
+            keys = packed_keys([batch.column(name) for name in by])
+            numbers = np.arange(at, at + batch.num_rows, dtype=np.uint64)
+            valid = keys.is_valid().to_numpy(zero_copy_only=False)
+            yield pa.record_batch([hashed(keys)[valid], numbers[valid]], schema=_STAGED)
+            at += batch.num_rows
+        first += part.rows
+
+
+def write(keys: Iterator[pa.RecordBatch], out: BinaryIO) -> int:
+    """Write an index file of such keys; the number of them."""
+    with spilling(MEMORY) as db, tempfile.TemporaryFile(prefix="gristmill-") as numbers:
+        db.register("staged", pa.RecordBatchReader.from_batches(_STAGED, keys))
+        db.execute("CREATE TEMP TABLE keys AS SELECT h, n FROM staged")
+        count = int(db.sql("SELECT count(*) FROM keys").fetchall()[0][0])
+        header = {"descr": "<u8", "fortran_order": False, "shape": (2, count)}
+        np.lib.format.write_array_header_1_0(out, header)
+        for batch in db.sql("SELECT h, n FROM keys ORDER BY h, n").to_arrow_reader(SORTED):
+            out.write(batch.column(0).to_numpy().astype("<u8", copy=False).tobytes())
+            numbers.write(batch.column(1).to_numpy().astype("<u8", copy=False).tobytes())
+        numbers.seek(0)
+        while block := numbers.read(1 << 20):
+            out.write(block)
+    return count
+
+
+def _repeats(root: str, files: Files, index: Indexed) -> int:
+    """Rows of the newest file that have the key of an earlier row, in it or in the others."""
+    with contextlib.ExitStack() as stack:
+        *others, newest = (stack.enter_context(opened(root, files, f)) for f in index.files)
+        count, last = 0, None
+        for first in range(0, newest.shape[1], SORTED):
+            some = np.array(newest[0, first : first + SORTED])
+            again: np.ndarray = np.append(last is not None and some[0] == last, some[1:] == some[:-1])
+            for other in others:
+                at = np.minimum(np.searchsorted(other[0], some), max(0, other.shape[1] - 1))
+                again |= other[0][at] == some if other.shape[1] else False
+            count, last = count + int(again.sum()), some[-1]
+    return count
+
+
+# ---------------------------------------------------------------- reading it
+
+
+@contextlib.contextmanager
+def opened(root: str, files: Files, f: Live) -> Iterator[np.ndarray]:
+    """The numbers of an index file, mapped into memory. Raises FileNotFoundError."""
+    for name in (f.work, f.name):
+        with contextlib.suppress(FileNotFoundError), files.local(join(root, name)) as path:
+            yield np.asarray(np.load(path, mmap_mode="r" if f.rows else None))
+            return
+    raise FileNotFoundError(join(root, f.name))
+
+
+def hashed(keys: pa.Array) -> np.ndarray:
+    """A hash of 64 bits of each key (a binary array; of a null, any): eight bytes a step, over all keys together."""
+    _, edges, data = keys.buffers()
+    starts = np.frombuffer(edges, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    held = np.zeros((0 if data is None else data.size) + 8, np.uint8)  # so that each eight bytes can be read
+    if data is not None:
+        held[:-8] = np.frombuffer(data, np.uint8)
+    words: np.ndarray = np.ndarray(len(held) - 7, "<u8", held, strides=(1,))
+    at, left = starts[:-1], np.diff(starts)
+    found = left.astype(np.uint64) * _MIX
+    active = np.flatnonzero(left > 0)
+    while len(active):
+        whole = len(active) == len(found)
+        begins, rest = (at, left) if whole else (at[active], left[active])
+        beyond = (np.maximum(8 - rest, 0) * 8).astype(np.uint64)  # bits of the next key
+        step = _mixed((found if whole else found[active]) ^ (words[begins] << beyond))
+        found = step if whole else _put(found, active, step)
+        at, left = at + 8, left - 8
+        active = active[rest > 8]
+    found = _mixed(found)
+    return found
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    values = (values ^ (values >> np.uint64(30))) * _SPREAD
+    return np.asarray(values ^ (values >> np.uint64(31)))
+
+
+def _put(values: np.ndarray, at: np.ndarray, new: np.ndarray) -> np.ndarray:
+    values[at] = new
+    return values
