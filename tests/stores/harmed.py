@@ -4,10 +4,12 @@ run in the stores' code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,16 +17,19 @@ from typing import Any
 import gristmill as gm
 from gristmill.driver import delivering
 
-STORES = str(Path(delivering.__file__).parents[1] / "stores")
+PACKAGE = Path(delivering.__file__).parents[1]
 
 
-def deliver(sink: str, to: str, at: int | None, **options: Any) -> None:
-    """`gm.deliver`, killed before line number `at` of the stores' code; without `at`, prints how many lines ran."""
-    lines = 0
+@contextlib.contextmanager
+def killed_at(at: int | None, *places: str) -> Iterator[None]:
+    """This process is killed before line number `at` of the code in these files and folders of the package; without
+    `at`, it prints how many lines ran.
+    """
+    lines, prefixes = 0, tuple(str(PACKAGE / place) for place in places)
 
     def traced(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines
-        if not frame.f_code.co_filename.startswith(STORES):
+        if not frame.f_code.co_filename.startswith(prefixes):
             return None
         if event == "line":
             lines += 1
@@ -35,7 +40,13 @@ def deliver(sink: str, to: str, at: int | None, **options: Any) -> None:
     threading.settrace(traced)
     sys.settrace(traced)
     try:
-        gm.deliver(sink, to, **options)
+        yield
     finally:
         sys.settrace(None)
     print(f"lines {lines}")
+
+
+def deliver(sink: str, to: str, at: int | None, **options: Any) -> None:
+    """`gm.deliver`, killed before line number `at` of the stores' code."""
+    with killed_at(at, "stores"):
+        gm.deliver(sink, to, **options)

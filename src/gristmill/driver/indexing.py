@@ -10,7 +10,6 @@ from gristmill.commit.generation import decode_schema, generations
 from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Opened
 from gristmill.driver.runlog import RunLog
-from gristmill.driver.scoring import Scored
 from gristmill.files.disk import sizes_of
 from gristmill.observe import units
 from gristmill.result import reading
@@ -26,12 +25,12 @@ def fitting(at: Chosen, about: PlanDocument) -> None:
         sinkindex.check(decode_schema(about.output_schema), at.sink.index, tables, at.sink.uri)
 
 
-def made(s: Scored, live: Sequence[Live]) -> Made | None:
+def made(s: Chosen, about: PlanDocument, live: Sequence[Live]) -> Made | None:
     """The index of what is about to be published, whose files are `live`; None if the job asks for none."""
     if not s.sink.index:
         return None
     base = None if s.base is None or s.generation.base is None else s.base.body.index
-    return _told(sinkindex.made(s.generation, live, s.plan.about, s.sink.index, _stands(s, base)), s.log)
+    return _told(sinkindex.made(s.generation, live, about, s.sink.index, _stands(s, base)), s.log)
 
 
 def again(at: Opened) -> None:

@@ -201,9 +201,15 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
                 "drop",
                 "neither source nor model has: there are",
             )
-    for name in sink.partition_by:
-        if name not in there.names and not job.post and name not in (info.outputs or (name,)):
-            raise _no_column(name, there, "partition_by")
+    for what, names, ours in (("partition_by", sink.partition_by, ()), ("index", sink.index, _made_here(sink))):
+        for name in names:
+            if name not in (*there.names, *ours, *(info.outputs or (name,))) and not job.post:
+                raise _no_column(name, there, what)
+
+
+def _made_here(sink: Sink) -> tuple[str | None, ...]:
+    """Columns that are neither the source's nor the model's."""
+    return sink.row_id, sink.model_version
 
 
 def doubtful(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> list[str]:
@@ -212,6 +218,7 @@ def doubtful(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> list[str]:
 
     sink, outputs = job.sink, info.outputs or ()
     named = [] if sink is None else [("keep", sink.keep or ()), ("key", sink.key), ("partition_by", sink.partition_by)]
+    named += [] if sink is None else [("index", sink.index)]
     lines = []
     for what, names in named:
         for name in names:

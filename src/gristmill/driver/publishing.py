@@ -64,7 +64,7 @@ def published(s: Scored) -> Published:
 
         merged = merge(s.files, s.generation, s.receipts, s.resolved.sink_format, s.plan.schema, s.sink.options)
         s = replace(s, receipts=tuple(merged))
-    index = indexing.made(s, [*whole.live, *live_of(s.generation, s.receipts)])
+    index = indexing.made(s, s.plan.about, [*whole.live, *live_of(s.generation, s.receipts)])
     s.refuse_late()
     try:
         publish.link_parts(s.files, s.generation, [*s.receipts, *(() if index is None else (index.receipt,))])

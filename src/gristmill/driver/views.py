@@ -39,6 +39,7 @@ from gristmill.result import verify as verifying
 from gristmill.shards import shard
 from gristmill.shards.counts import Counts, summed
 from gristmill.sinks.formats import DEFAULT, sink_format
+from gristmill.stores import sinkindex
 
 COUNTED = 10_000  # most receipts read to tell how far an unfinished run is: half a second
 FILTERED = 10_000  # most rows that a preview reads to find one that no filter drops
@@ -355,6 +356,8 @@ def verify(
             verdict, lines=(*verdict.lines, f"source: without the files that could not be read: {'; '.join(skipped)}")
         )
     bad, good = delivering.wrong(root, files, result, deliver)
+    if deep and verdict.ok:
+        bad = [*bad, *sinkindex.differences(result)]
     if bad or good:
         verdict = replace(verdict, ok=verdict.ok and not bad, lines=(*verdict.lines, *good, *bad))
     if source is False:

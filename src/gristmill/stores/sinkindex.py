@@ -14,7 +14,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +24,11 @@ from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Described, Indexed, Live
 from gristmill.commit.generation import Generation
+from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadJob
 from gristmill.files.contract import Files
-from gristmill.files.disk import join
+from gristmill.files.disk import join, sha256_of
 from gristmill.result.reading import dataset_of
 from gristmill.sinks.contract import WorkFile
 from gristmill.stores.packing import check_packed, packed_keys
@@ -108,6 +109,24 @@ def _committed(
     return receipts.commit(files, generation.indexed, Receipt(number, nonce, (0,) * 8, (part,)))
 
 
+def differences(result: Publication) -> list[str]:
+    """A line for each index file that is not what the rows of the result make."""
+    index, lines = result.body.index, []
+    rows = [f for f in result.live() if f.role == "rows"]
+    first, since = 0, 0
+    for f in () if index is None else index.files:
+        own = [part for part in rows if since < part.generation <= f.generation]
+        with tempfile.NamedTemporaryFile(prefix="gristmill-") as again:
+            write(hashes(result.root, result.files, own, result.body, index.by if index else (), first), again)
+            again.flush()
+            if sha256_of(again.name) != f.sha256:
+                lines.append(
+                    f"{f.name}: is not the index of these rows: run the job again with --restart (restart=True)"
+                )
+        first, since = first + sum(part.rows for part in own), f.generation
+    return lines
+
+
 def hashes(
     root: str, files: Files, parts: Sequence[Live], about: Described, by: Sequence[str], first: int
 ) -> Iterator[pa.RecordBatch]:
@@ -124,7 +143,7 @@ def hashes(
         first += part.rows
 
 
-def write(keys: Iterator[pa.RecordBatch], out: BinaryIO) -> int:
+def write(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
     """Write an index file of such keys; the number of them."""
     with spilling(MEMORY) as db, tempfile.TemporaryFile(prefix="gristmill-") as numbers:
         db.register("staged", pa.RecordBatchReader.from_batches(_STAGED, keys))
