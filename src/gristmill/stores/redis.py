@@ -10,6 +10,7 @@ map (packing.py). Trap: a server that evicts keys, or that restarts without havi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,15 +55,18 @@ AT_ONCE = 1000  # commands that are sent before their replies are read
 ASKED = 5000  # keys a call of the script
 TIMEOUT = 30  # seconds to wait for the server
 
-# KEYS: the pointer. ARGV: for each row its number and its key. Returns where the rows are, and each row or nil.
+# KEYS: the pointer. ARGV: where it pointed, and what is asked for, packed: the number of a hash, keys in it, the next
+# number, and so on. Returns where it points now and, if that is the same, the rows, packed: a reply that is one text
+# and a command for each hash take half the time of one each for each row, on both sides.
 _FIND = """
-local at = redis.call('HMGET', KEYS[1], 'at', 'buckets')
-if not at[1] then return {} end
-local out = {at[1]}
-for i = 1, #ARGV, 2 do
-  out[#out + 1] = redis.call('HGET', at[1] .. ':' .. string.format('%d', ARGV[i] % at[2]), ARGV[i + 1])
+local at = redis.call('HGET', KEYS[1], 'at')
+if at ~= ARGV[1] then return {at} end
+local asked, out = cmsgpack.unpack(ARGV[2]), {}
+for i = 1, #asked, 2 do
+  local rows = redis.call('HMGET', at .. ':' .. string.format('%d', asked[i]), unpack(asked[i + 1]))
+  for j = 1, #rows do out[#out + 1] = rows[j] end
 end
-return out
+return {at, cmsgpack.pack(out)}
 """
 # KEYS: the pointer, the stages. ARGV: where it points now (or ''), where it is to, buckets, marks, the stage.
 _SWITCH = """
@@ -323,16 +327,19 @@ def _bulk(values: pa.Array) -> list[Any]:
 
 @dataclass(frozen=True)
 class Known:
-    """The generation that is read: where it is, its mark, its key columns, and what makes rows of its values."""
+    """The generation that is read: where it is, in how many hashes, its mark, its key columns, and what makes rows of
+    its values.
+    """
 
     at: bytes
+    buckets: int
     mark: Mark
     columns: Mapping[str, pa.DataType]
     unpacked: Callable[[Sequence[bytes | None]], list[dict[str, Any] | None]]
 
 
 class ServerReader:
-    """Looks rows up: one call of a script, which follows the pointer."""
+    """Looks rows up: one call of a script, which looks whether the pointer is still the same."""
 
     def __init__(self, place: Place, key: tuple[str, ...]) -> None:
         self._place = place
@@ -340,18 +347,19 @@ class ServerReader:
         self._client = _client(place)
         self._find = self._client.register_script(_FIND)
         self._known: Known | None = None
+        self._msgpack = require("msgpack", "redis", place.shown)
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with _said(self._place):
             while True:
                 known = self._known or self._look()
-                rows = self._rows(known, keys)
+                rows = self._rows(known, key_bytes(keys, known.columns, self._place.shown))
                 if rows is not None:
-                    return known.mark, rows
+                    return known.mark, known.unpacked(rows)
                 self._known = None  # another generation was published meanwhile
 
     def _look(self) -> Known:
-        at, marks = self._client.hmget(self._place.name, "at", "marks")
+        at, buckets, marks = self._client.hmget(self._place.name, "at", "buckets", "marks")
         if at is None:
             raise BadSource(f"{self._place.shown}: nothing is published there: deliver a result there first")
         mark = _marks(marks, self._place)[0]
@@ -359,22 +367,26 @@ class ServerReader:
             raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
         schema = decode_schema(mark.schema)
         columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
-        self._known = Known(at, mark, columns, unpacking(schema))
+        self._known = Known(at, int(buckets), mark, columns, unpacking(schema))
         return self._known
 
-    def _rows(self, known: Known, keys: Sequence[tuple[Any, ...]]) -> list[dict[str, Any] | None] | None:
-        """None if the rows are of another generation."""
-        packed = key_bytes(keys, known.columns, self._place.shown)
-        raw: list[bytes | None] = []
-        for first in range(0, max(1, len(packed)), ASKED):
-            some = packed[first : first + ASKED]
-            found = self._find(
-                keys=[self._place.name], args=[a for key in some for a in (zlib.crc32(key or b""), key or b"")]
-            )
-            if not found or found[0] != known.at:
+    def _rows(self, known: Known, keys: Sequence[bytes | None]) -> list[bytes | None] | None:
+        """What is kept of each key; None if the rows are of another generation."""
+        numbers = crc32s(pa.array(keys, pa.binary())) % np.uint32(known.buckets) if len(keys) > 1 else None
+        order = [0] * len(keys) if numbers is None else np.argsort(numbers, kind="stable").tolist()
+        of = [zlib.crc32(key or b"") % known.buckets for key in keys] if numbers is None else numbers.tolist()
+        out: list[bytes | None] = [None] * len(keys)
+        for first in range(0, max(1, len(order)), ASKED):
+            some = order[first : first + ASKED]
+            asked: list[Any] = []
+            for number, places in itertools.groupby(some, of.__getitem__):
+                asked += number, [keys[place] or b"" for place in places]
+            reply = self._find(keys=[self._place.name], args=[known.at, self._msgpack.packb(asked, use_bin_type=False)])
+            if not reply or reply[0] != known.at:
                 return None
-            raw += found[1:]
-        return known.unpacked(raw)
+            for place, row in zip(some, self._msgpack.unpackb(reply[1], raw=True), strict=True):
+                out[place] = row or None
+        return out
 
     def close(self) -> None:
         self._client.close()
