@@ -68,13 +68,15 @@ def scored(source: Path, sink: Path, night: int, stores: list[str]) -> float:
 
 
 def read(place: str, count: int) -> None:
-    """Ask for customers until standard input ends; print what was seen, as JSON."""
+    """Ask for customers until standard input ends; print a line before that, and then what was seen, as JSON."""
     import threading
 
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     drawn, nights, mixed, back, last, took = np.random.default_rng(), Counter(), 0, 0, 0, []
     with gm.lookup(place) as scores:
+        scores.get(0)
+        print("reading", flush=True)
         while not ended.is_set():
             asked = drawn.integers(count, size=TOGETHER).tolist()
             begun = time.perf_counter()
@@ -98,6 +100,7 @@ def reader(place: str, count: int, told: dict[str, dict]) -> Iterator[None]:
     command = [sys.executable, __file__, "--read", place, "--customers", str(count)]
     running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
+        assert running.stdout is not None and running.stdout.readline(), "the reader could not begin"
         yield
     finally:
         said, _ = running.communicate("")

@@ -19,7 +19,7 @@ def test_each_answer_is_of_one_night(server: bool, tmp_path: Path) -> None:
     if server and shutil.which("redis-server") is None:
         pytest.skip("there is no redis-server here (Debian's package of that name)")
     environment = dict(os.environ) if server else {**os.environ, "PATH": str(tmp_path)}
-    command = [sys.executable, str(DEMO), "--customers", "2000", "--nights", "2", "--seconds", "1.5"]
+    command = [sys.executable, str(DEMO), "--customers", "2000", "--nights", "2", "--seconds", "1"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     seen = [line for line in ended.stdout.splitlines() if "of night 1" in line and "of night 2" in line]
