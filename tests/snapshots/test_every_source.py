@@ -17,6 +17,7 @@ from scored import job
 from wells import Row, Well
 
 import gristmill as gm
+from gristmill.driver import views
 from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.snapshots.pinned import Pinning
 
@@ -186,8 +187,12 @@ def test_a_table_that_is_not_there_is_told_with_what_is(well: Well, tmp_path: Pa
     assert "\n" not in str(told.value) and not (tmp_path / "out").exists()
 
 
-def test_a_preview_and_a_plan_leave_nothing(well: Well, tmp_path: Path) -> None:
-    """They read the store as a run does."""
+@pytest.mark.parametrize("copied", [10, 10_000])
+def test_a_preview_and_a_plan_leave_nothing(
+    well: Well, copied: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read the store as a run does; a plan counts the rows where that is less than to copy them."""
+    monkeypatch.setattr(views, "COPIED", copied)
     well.fill(wells.rows(0, 40))
     asked = job(well.address, str(tmp_path / "out"), well.storage)
     assert asked.preview(5).num_rows == 5

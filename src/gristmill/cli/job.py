@@ -86,7 +86,8 @@ gristmill plan pipeline.py:reviews
 def plan(job: str, **given: Any) -> int:
     """Say what would run, from metadata alone: no model is loaded, nothing is written. Estimates are marked as such.
 
-    Exits 3 if a gate already cannot hold.
+    Exits as a run would, as far as that can be known: 2 if a delivery does not fit its store, 3 if a gate already
+    cannot hold, 4 if the sink holds a result of another job, or of fewer files.
     """
     from gristmill.driver.views import plan as planned
 
@@ -97,7 +98,10 @@ def plan(job: str, **given: Any) -> int:
     else:
         for line in plan_lines(view, conditions=bool(spec.source.where) or any(s.kind == "filter" for s in spec.steps)):
             sys.stdout.write(line + "\n")
-    return 3 if view.problems else 0
+    return int(view.exit_code)
+
+
+_STORE = ("to", "mode", "rows", "generation", "problem")
 
 
 def plan_dict(view: Any) -> dict[str, Any]:
@@ -111,6 +115,7 @@ def plan_dict(view: Any) -> dict[str, Any]:
         **out,
         "takes": dict(view.takes),
         "model": model,
+        "deliveries": [{name: getattr(store, name) for name in _STORE} for store in view.deliveries],
         "notes": list(view.notes),
         "problems": list(view.problems),
     }
@@ -137,6 +142,7 @@ def plan_lines(view: Any, conditions: bool = False) -> list[str]:
     ]
     lines += [f"asks     {_takes(view.takes)}"] if view.takes else []
     lines += [f"sink     {view.sink}"] if view.sink else []
+    lines += [f"delivers {store}" for store in view.deliveries]
     lines.append("nulls    " + (_nulls(view.nulls) or "none known"))
     lines += [f"note     {note}" for note in view.notes]
     return lines + [f"problem  {problem}" for problem in view.problems]

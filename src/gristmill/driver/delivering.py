@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.commit import generation as generations
 from gristmill.commit import publish as publishing
-from gristmill.commit.documents import Asked, Delivered, PlanDocument
+from gristmill.commit.documents import Asked, Delivered, Described, PlanDocument
 from gristmill.commit.generation import Generation
 from gristmill.commit.publication import Publication, published
 from gristmill.driver.choice import Chosen
@@ -50,6 +50,61 @@ def _before(delivery: Delivery) -> Any:
         yield
     except StoreUnavailable as e:
         raise BadJob(f"deliver {e}") from e
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a delivery would find: how many rows there are in the store now, the generation of this sink that they are
+    of (None: of none), and the `problem` that would stop a run, `before` it looks at the sink or after.
+    """
+
+    to: str
+    mode: str
+    rows: int | None = None
+    generation: int | None = None
+    problem: str = ""
+    before: bool = False
+
+    def __str__(self) -> str:
+        """As a line: `lmdb://s.lmdb: replaces 40 rows of generation 1`."""
+        if self.rows is None:
+            return f"{self.to}: {self.mode}"
+        if not self.rows:
+            return f"{self.to}: {self.mode}, nothing is there yet"
+        whose = "" if self.generation is None else f" of generation {self.generation}"
+        done = {"replace": "replaces", "append": "appends to", "upsert": "upserts into"}[self.mode]
+        return f"{self.to}: {done} {units.plural(self.rows, 'row')}{whose}"
+
+
+def foreseen(
+    wanted: Sequence[Delivery], generation: Generation, members: tuple[int, ...], about: Described | None
+) -> list[Foreseen]:
+    """What each delivery would find. `about` describes the rows that a `generation` would have; None if that is not
+    known before it runs. Nothing is changed.
+    """
+    out: list[Foreseen] = []
+    for delivery in wanted:
+        found = Foreseen(delivery.shown, delivery.mode)
+        try:
+            store = deliveries.opened(delivery)
+        except GristmillError as e:
+            out.append(replace(found, problem=_problem(e), before=True))
+            continue
+        with contextlib.closing(store):
+            try:
+                sink = deliveries.identity(generation.root, generation.files)
+                mark = store.live(sink)
+                found = replace(found, rows=store.count(None), generation=None if mark is None else mark.generation)
+                if about is not None:
+                    deliveries.check(delivery, deliveries.Result(generation, members, about, sink), store)
+            except GristmillError as e:
+                found = replace(found, problem=_problem(e))
+        out.append(found)
+    return out
+
+
+def _problem(error: GristmillError) -> str:
+    return f"deliver {error}" if isinstance(error, StoreUnavailable) else str(error)
 
 
 def delivered(at: Opened, report: Report) -> Report:

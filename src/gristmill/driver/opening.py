@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections, onefile, publication
@@ -151,7 +152,12 @@ def _look_at_sink(c: Command) -> None:
 
 
 def resolved(
-    spec: JobSpec, root: str, files: Files, held_data: str | None = None, pinned: Pinned | None = None
+    spec: JobSpec,
+    root: str,
+    files: Files,
+    held_data: str | None = None,
+    pinned: Pinned | None = None,
+    first: int | None = None,
 ) -> Resolved:
     """A job over files, resolved with what its sink knows of them. Raises as `planning.resolve` does."""
     claims = generations.generations(root, files)
@@ -159,7 +165,8 @@ def resolved(
     texts = next((g.fingerprint.texts for g in reversed(claims) if not g.lost), ())
     # The sink may hold a plan to resume, or a finished one: whether files differ matters only when a new one is begun.
     known = inspections.of_generations(claims)
-    return planning.resolve(spec, held_data, known, begins=not claims, texts=texts, written=written, pinned=pinned)
+    about: dict[str, Any] = {"begins": not claims, "texts": texts, "written": written, "pinned": pinned, "first": first}
+    return planning.resolve(spec, held_data, known, **about)
 
 
 def _with_data(c: Command) -> Resolved:

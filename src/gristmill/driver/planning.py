@@ -93,12 +93,14 @@ class Resolved:
     own: dict[str, pa.Schema] = field(default_factory=dict)  # schemas with which a retry reads some files
     folders: tuple[str, ...] = ()  # columns taken from folder names, of those that are read
     pins: tuple[Pin, ...] = ()  # where a source that is a store is read, and what of it was copied
+    more: int = 0  # rows of a store that were counted, and not copied: planned alone
     skipped: tuple[str, ...] = ()  # files left out because they cannot be read, with the reason
 
     @property
     def bytes(self) -> int:
-        """Bytes of the source's files."""
-        return sum(f.file.size for f in self.files)
+        """Bytes of the source's files; estimated, if these are only the first rows of a store."""
+        there = sum(f.file.size for f in self.files)
+        return round(there * (1 + self.more / max(1, sum(f.extent for f in self.files)))) if self.more else there
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -127,11 +129,22 @@ class Resolved:
     def rows(self) -> int | None:
         """Source rows selected, or None if only reading can tell."""
         known = [shard.rows_between(self.files[int(f)], int(a), int(b)) for f, a, b in self.selection.ranges]
-        return None if any(k is None for k in known) else sum(k for k in known if k is not None)
+        return None if any(k is None for k in known) else self._of_all(sum(k for k in known if k is not None))
+
+    def _of_all(self, selected: int) -> int:
+        """Rows selected of the whole store, if so many are of its first rows."""
+        if not self.more:
+            return selected
+        copied = sum(f.extent for f in self.files)
+        if self.job.source.sample is not None:
+            return min(self.job.source.sample, copied + self.more)
+        return selected if selected < copied else selected + self.more
 
     @property
     def estimated_rows(self) -> float:
         """Source rows selected, estimated from sampled row sizes if not known."""
+        if self.more and (rows := self.rows) is not None:
+            return rows
         spans = self.selection.ranges.tolist()
         return sum(shard.estimated_rows(self.files[f], a, b) for f, a, b in spans)
 
@@ -145,11 +158,13 @@ def resolve(
     texts: Sequence[str] = (),
     written: Collection[str] = (),
     pinned: Pinned | None = None,
+    first: int | None = None,
 ) -> Resolved:
     """Open the source's metadata, check everything that can be checked, and fingerprint the job.
 
     `held_data` is a folder that in-memory sources are written to, and stores are copied to, of which `pinned` has what
-    is read, if that is decided; `known` is what an earlier plan recorded about the
+    is read, if that is decided; for those who only look, the `first` rows are enough of a store that can be counted.
+    `known` is what an earlier plan recorded about the
     files: only files touched since are opened. Files that differ in a column that is read are refused if a generation
     `begins`; otherwise the error is left in `Resolved.differing` for a run that may find it resumes a plan. So is any
     other error that is due only to files not in `known`. `texts` are columns that the result to be added to has read as
@@ -170,7 +185,7 @@ def resolve(
 
         sink_format = partitioned(sink_format, job.sink.partition_by)
     if source.data is None and not source.uri[0].startswith(HELD) and is_snapshot(source):
-        pinned = pinned or _pinned(source, held_data)
+        pinned = pinned or _pinned(source, held_data, first)
         fs, listed, doubled = pinned.storage, list(pinned.files), list[str]()
         stored: Mapping[str, Kinds] = pinned.kinds
         source = replace(source, format="parquet", storage={})
@@ -186,7 +201,18 @@ def resolve(
 
         files = with_columns(files, source.types, stored)
     described = partial(
-        _described, job, source, fs, source_format, sink_format, how, doubled, skipped, folders, written
+        _described,
+        job,
+        source,
+        fs,
+        source_format,
+        sink_format,
+        how,
+        doubled,
+        skipped,
+        folders,
+        written,
+        0 if pinned is None else pinned.more,
     )
     try:
         return replace(described(files, files, begins), pins=() if pinned is None else pinned.pins)
@@ -211,6 +237,7 @@ def _described(
     skipped: Sequence[str],
     folders: bool,
     written: Collection[str],
+    more: int,
     files: list[FileInfo],
     seen: list[FileInfo],
     begins: bool,
@@ -260,7 +287,7 @@ def _described(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, room.gpus[: gpus // room.per_gpu], identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen])),
         nulls, jobcolumns.nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
-        skipped=tuple(skipped),
+        more=more, skipped=tuple(skipped),
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, gpus)
@@ -299,12 +326,12 @@ def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], li
     return fs, alone, stored, doubled
 
 
-def _pinned(source: Source, folder: str | None) -> Pinned:
-    """A source that is a store as it is now, for those who only look."""
+def _pinned(source: Source, folder: str | None, first: int | None) -> Pinned:
+    """A source that is a store as it is now, for those who only look; only its first rows, if it can be counted."""
     if folder is None:
         raise BadJob(f"{', '.join(map(redact, source.uri))}: a store is read by a run: it cannot be planned alone")
     with contextlib.closing(Pinning(source, folder)) as pinning:
-        return pinning.pinned(lambda _: None)
+        return pinning.pinned(lambda _: None, first)
 
 
 def check_other(source: Source, sink: Sink) -> None:

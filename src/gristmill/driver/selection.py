@@ -158,12 +158,16 @@ def choose(
     about files that are read again for this.
     """
     held = Held.by(root, files, tell)
-    r = held.known(r)
-    begun = held.unfinished
     if restart:
+        r, begun = held.known(r), held.unfinished
         if begun is not None and begun.kind == "restart" and _whole(held, begun, r):
             return Choice(begun, begun.planned, r)
         return Choice(held.claim("restart" if held.claims else "new", r), False, r)
+    return _chosen(held, uri, r, append=append, accept=accept)
+
+
+def _chosen(held: Held, uri: str, r: Resolved, *, append: bool, accept: bool) -> Choice:
+    r, begun = held.known(r), held.unfinished
     if begun is not None and (begun.planned or begun.kind in ("append", "restart")):
         return _unfinished(held, begun, uri, r, append, accept)
     if held.latest is None:  # a claim without a plan has scored nothing, but may have answers that were paid for
@@ -173,9 +177,41 @@ def choose(
     return _finished(held, held.latest, uri, r, append)
 
 
+class Looked(Held):
+    """What a sink holds, for those who only look: nothing is claimed, or given up."""
+
+    def claim(self, kind: Verb, r: Resolved) -> Generation:
+        if r.differing and kind != "retry-dead":
+            raise r.differing
+        return Generation(self.root, 0, "", kind, lost=True, files=self.files)
+
+    def given_up(self) -> Publication | None:
+        return self.latest
+
+
+def refusal(held: Held, uri: str, r: Resolved, append: bool) -> str:
+    """Why a run would be refused, as PlanChanged says it; "" if it would not. Nothing is claimed or written."""
+    looked = Looked(held.root, held.files, held.latest, held.claims, held.unfinished)
+    try:
+        _chosen(looked, uri, _comparable(held, r), append=append, accept=False)
+    except PlanChanged as e:
+        return str(e)
+    return ""
+
+
+def _comparable(held: Held, r: Resolved) -> Resolved:
+    """A job over the first rows of a store, with the rows that the sink knows in their place."""
+    if not r.more:
+        return r
+    begun = held.unfinished
+    of = [*held.members(), *([begun] if begun is not None and begun.planned else [])]
+    stored = {path: digest for g in of for path, digest in generations.stored_inputs(g).items()}
+    return replace(r, fingerprint=replace(r.fingerprint, inputs=stored))
+
+
 def outlook(held: Held, r: Resolved, append: bool) -> str:
     """What a run would find in the sink, as a line; "" if it holds nothing. Nothing is claimed or written."""
-    r, begun = held.known(r), held.unfinished
+    r, begun = held.known(_comparable(held, r)), held.unfinished
     if begun is not None and begun.planned:
         done = len(receipts.standing(begun.receipts, begun.files))
         shards = len(generations.read_plan(begun).shards)
@@ -184,6 +220,8 @@ def outlook(held: Held, r: Resolved, append: bool) -> str:
     if held.latest is None:
         return ""
     found = Difference.result(held, r)
+    if not found.lines and r.more:
+        return "a result of this job: whether its rows are those that are there now is known once a run has read them"
     if not found.lines:
         return "all rows are published: there is nothing to do"
     if not found.grown:

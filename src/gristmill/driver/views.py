@@ -16,12 +16,23 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import journal, onefile, publication, receipt
-from gristmill.driver import backends, delivering, opening, planning, selection, sourcecheck, sparktables, tally
+from gristmill.commit.documents import Described, ModelRecord
+from gristmill.driver import (
+    backends,
+    delivering,
+    opening,
+    planning,
+    selection,
+    shipping,
+    sourcecheck,
+    sparktables,
+    tally,
+)
 from gristmill.driver.estimate import estimate
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
-from gristmill.errors import GateFailed, RunFailed
+from gristmill.errors import BadJob, GateFailed, PlanChanged, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.job.delivery import Delivery
@@ -42,6 +53,7 @@ from gristmill.sinks.formats import DEFAULT, sink_format
 from gristmill.stores import sinkindex
 
 COUNTED = 10_000  # most receipts read to tell how far an unfinished run is: half a second
+COPIED = 10_000  # rows of a store that are copied to be looked at, where the rest can be counted
 FILTERED = 10_000  # most rows that a preview reads to find one that no filter drops
 UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for views that only look
 
@@ -49,8 +61,8 @@ UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for views that only look
 @dataclass(frozen=True)
 class PlanView:
     """What would run. `rows` and `shards` are estimates if flagged so; sizes are in bytes. `schema` and `nulls` are of
-    the columns that are read. `takes` has what requests would take (USED), by some of the rows; `problems` would stop
-    the run.
+    the columns that are read. `takes` has what requests would take (USED), by some of the rows; `deliveries` is what
+    each would find in its store. `problems` would stop the run, which would end with `exit_code`.
     """
 
     files: int
@@ -69,30 +81,40 @@ class PlanView:
     problems: list[str] = field(default_factory=list)
     sink: str = ""  # what a run would find there
     takes: Mapping[str, float] = field(default_factory=dict)  # by estimate: requests, tokens, dollars
+    deliveries: tuple[delivering.Foreseen, ...] = ()
+    exit_code: int = 0
 
 
 def plan(spec: JobSpec) -> PlanView:
     """What would run, from metadata alone, for prompts also from some rows. Raises BadJob if the job cannot run at all;
-    broken gates are in `problems`.
+    what else would stop a run is in `problems`: broken gates, a sink that holds a result of another job, stores.
     """
-    problems = []
+    gates: list[str] = []
     with passing() as folder, _of_files(spec) as spec:
         held = _held(spec)
 
         def resolved(spec: JobSpec) -> planning.Resolved:
             if held is None:
-                return planning.resolve(spec, folder)
-            return opening.resolved(spec, held.root, held.files, folder)
+                return planning.resolve(spec, folder, first=COPIED)
+            return opening.resolved(spec, held.root, held.files, folder, first=COPIED)
 
         try:
             r = resolved(spec)
         except GateFailed as e:
-            problems.append(str(e))
+            gates.append(str(e))
             r = resolved(replace(spec, gates=UNGATED))
-        sink = "" if held is None else selection.outlook(held, r, spec.on_new_files == "append")
+        append = spec.on_new_files == "append"
+        sink = "" if held is None else selection.outlook(held, r, append)
+        refused = "" if held is None else selection.refusal(held, held.root, r, append)
+        stores = _stores(spec, held, r, refused)
         takes = estimate(r)
-    rows = r.rows
-    table = shard.cut(r.files, r.selection, planning.shard_rows(r, None), max(1, r.workers))
+    before = [(store.problem, BadJob.exit_code) for store in stores if store.problem and store.before]
+    after = [(store.problem, BadJob.exit_code) for store in stores if store.problem and not store.before]
+    stopped = [(refused, PlanChanged.exit_code)] if refused else []
+    problems = [*before, *((line, GateFailed.exit_code) for line in gates), *stopped, *after]  # as a run meets them
+    rows, each = r.rows, planning.shard_rows(r, None)
+    table = shard.cut(r.files, r.selection, each, max(1, r.workers))
+    shards = shard.count(table) if not r.more else -(-(rows or 0) // each)
     given = r.schema.names if r.columns is None else r.columns
     read = {*given, *(r.condition.columns if r.condition is not None else ())}
     kept = r.keep if r.keep is not None else [n for n in given if n not in (r.info.columns or ())]
@@ -103,12 +125,45 @@ def plan(spec: JobSpec) -> PlanView:
     output += [(n, str(known.field(n).type) if known is not None else None) for n in r.info.outputs or ()]
     output = [(n, kind) for n, kind in output if spec.sink is None or n not in spec.sink.drop]
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
+    notes = [*r.warnings, *([r.nulls_given] if r.nulls_given else [])]
+    if r.more:
+        notes.append(
+            f"the store's rows were counted; bytes, shards and nulls are by the first {COPIED:,} of them, and a run "
+            "copies all"
+        )
     return PlanView(
-        len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shard.count(table),
-        timed or rows is None, r.workers, {n: count for n, count in r.nulls.items() if n in read},
+        len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shards,
+        timed or rows is None or bool(r.more), r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
-        backends.foreseen(r), (*r.warnings, *([r.nulls_given] if r.nulls_given else [])), problems, sink,
-        takes,
+        backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
+        problems[0][1] if problems else 0,
+    )  # fmt: skip
+
+
+def _stores(spec: JobSpec, held: Held | None, r: planning.Resolved, refused: str) -> list[delivering.Foreseen]:
+    """What the job's deliveries would find; `refused` tells that the sink's rows are not those of this job."""
+    if not spec.deliver or spec.sink is None:
+        return []
+    root, files = (held.root, held.files) if held is not None else opening.sink_place(spec.sink)
+    number = 1 + max([0, *(g.number for g in held.claims)] if held is not None else [0])
+    generation = generations.Generation(root, number, "planned", "new", files=files)
+    about = _written(spec, r)
+    if about is None and held is not None and held.latest is not None and not refused:
+        about = held.latest.body
+    return delivering.foreseen(spec.deliver, generation, (number,), about)
+
+
+def _written(spec: JobSpec, r: planning.Resolved) -> Described | None:
+    """What a plan would record of the rows; None if only running the code can tell their columns."""
+    code = any(step.kind != "filter" for step in spec.steps) or bool(spec.post)
+    if spec.sink is None or code or (r.info.schema is None and r.info.outputs != ()):
+        return None
+    rows = r.sink_format.stored(shipping.schema_without_rows(r).empty_table(), spec.sink.options)
+    model = ModelRecord(spec.model.name, r.info.digest, "")
+    schema = generations.encode_schema(rows)
+    return Described(
+        fingerprint=r.fingerprint.stored(), output_schema=schema, answers={}, made={}, sink_format=r.sink_format.name,
+        partition_by=tuple(spec.sink.partition_by), model=model,
     )  # fmt: skip
 
 

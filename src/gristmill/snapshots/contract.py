@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from gristmill.job.snapshots import Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DataFile", "Piece", "Snapshot", "SnapshotKind", "Wanted"]
+__all__ = ["Counted", "DataFile", "Piece", "Snapshot", "SnapshotKind", "Wanted"]
 
 Piece = Callable[[], "Iterator[pa.RecordBatch]"]
 """Reads some of the rows, in an order that is the same whenever they are. Pieces may be read at once, in threads."""
@@ -61,6 +61,15 @@ class Snapshot(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A Snapshot that can tell how many rows it has without giving them."""
+
+    def count(self) -> int | None:
+        """Rows of the snapshot; None if that cannot be told."""
+        ...
 
 
 class SnapshotKind(Protocol):

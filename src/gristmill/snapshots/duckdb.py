@@ -14,7 +14,7 @@ from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
 from gristmill.process.startup import imported
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
-from gristmill.snapshots.sql import selected
+from gristmill.snapshots.sql import counting, selected
 from gristmill.snapshots.times import checked
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open for writing
@@ -103,6 +103,13 @@ class Rows:
 
     def files(self) -> Sequence[DataFile] | None:
         return None
+
+    def count(self) -> int | None:
+        duckdb = imported("duckdb")
+        try:
+            return int(self._db.sql(counting(self._wanted)).fetchall()[0][0])
+        except duckdb.Error as e:
+            raise BadSource(f"{self._wanted.shown}: DuckDB says: {self._words(e)}") from e
 
     def pieces(self) -> Sequence[Piece]:
         return [self._read]

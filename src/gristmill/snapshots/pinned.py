@@ -14,7 +14,7 @@ from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS, Wanted, wanted
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sinks.partition import NULL
-from gristmill.snapshots.contract import DataFile, Snapshot
+from gristmill.snapshots.contract import Counted, DataFile, Snapshot
 from gristmill.snapshots.copying import copied
 from gristmill.sources import paths
 from gristmill.sources.paths import Storage
@@ -43,13 +43,15 @@ class Pin:
 @dataclass(frozen=True)
 class Pinned:
     """A source at its snapshots: Parquet files, in order, the types of columns that are constant in each, by path, and
-    the pins that lead there again.
+    the pins that lead there again. `more` are rows of the stores that the files do not
+    have, for those who only look.
     """
 
     storage: Storage
     files: tuple[SourceFile, ...]
     kinds: Mapping[str, Mapping[str, pa.DataType]]
     pins: tuple[Pin, ...]
+    more: int = 0
 
 
 class Pinning:
@@ -77,16 +79,18 @@ class Pinning:
     def _copy(self, pin: Pin | None) -> bool:
         return pin is not None and bool(pin.copy) and os.path.isdir(os.path.join(self._folder, pin.copy))
 
-    def pinned(self, tell: Tell) -> Pinned:
+    def pinned(self, tell: Tell, first: int | None = None) -> Pinned:
         """The files; `tell` gets a line on each store. Then the stores are let go: a transaction that stays open for as
-        long as a run takes keeps a server from tidying up, and a file from being written.
+        long as a run takes keeps a server from tidying up, and a file from being written. For those who only look, of a
+        store that can be counted no more than the `first` rows are copied.
         """
         try:
-            return self._pinned(tell)
+            return self._pinned(tell, first)
         finally:
             self.close()
 
-    def _pinned(self, tell: Tell) -> Pinned:
+    def _pinned(self, tell: Tell, first: int | None) -> Pinned:
+        more = 0
         storage, files, pins = Storage(), list[SourceFile](), list[Pin]()
         kinds: dict[str, Mapping[str, pa.DataType]] = {}
         for asked, pin, snapshot in zip(self._asked, self._pins, list(self._open), strict=True):
@@ -101,7 +105,9 @@ class Pinning:
                 types = {field.name: field.type for field in snapshot.schema}
                 kinds.update({_path(file): {name: types[name] for name in file.constant} for file in found})
             else:
-                told, copy = self._copied(asked, pin, snapshot)
+                left = 0 if first is None or snapshot is None else _beyond(first, asked, snapshot)
+                more += left
+                told, copy = self._copied(replace(asked, rows=first) if left else asked, pin, snapshot)
                 there = self._held(copy)
             storage = Storage((*storage.mounts, *there[0].mounts))
             files += there[1]
@@ -110,7 +116,7 @@ class Pinning:
             tell(
                 f"{asked.shown}: {told}" if pin is None else f"{asked.shown}: as for the run that is here ({pin.told})"
             )
-        return Pinned(storage, tuple(files), kinds, tuple(pins))
+        return Pinned(storage, tuple(files), kinds, tuple(pins), more)
 
     def _copied(self, asked: Wanted, pin: Pin | None, snapshot: Snapshot | None) -> tuple[str, str]:
         if snapshot is None:
@@ -143,6 +149,13 @@ class Pinning:
 
 def _opened(asked: Wanted, pin: Pin | None) -> Snapshot:
     return SNAPSHOTS.get(asked.place.store).open(asked, "" if pin is None else pin.version)
+
+
+def _beyond(first: int, asked: Wanted, snapshot: Snapshot) -> int:
+    """How many of the rows that are wanted come after the first ones; 0 if that is not known without reading."""
+    count = snapshot.count() if isinstance(snapshot, Counted) else None
+    wanted = first if count is None else count if asked.rows is None else min(count, asked.rows)
+    return max(0, wanted - first)
 
 
 def _path(file: DataFile) -> str:

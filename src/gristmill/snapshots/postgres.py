@@ -17,7 +17,7 @@ from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
 from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
-from gristmill.snapshots.sql import read_of, selected
+from gristmill.snapshots.sql import counting, read_of, selected
 from gristmill.snapshots.times import checked
 from gristmill.stores.postgres import CONNECT
 from gristmill.stores.sql import quoted
@@ -162,6 +162,12 @@ class Rows:
         deep = [f"coalesce(array_ndims({quoted(name)}) > 1, false)" for name, c in self._columns.items() if c.array]
         more = [f"{' OR '.join(deep)} AS {quoted(_DEEP)}"] if deep else []
         return selected(self._wanted, list(self._columns), asked, more)
+
+    def count(self) -> int | None:
+        try:
+            return int(self._run(counting(self._wanted))[0][0])
+        except self._psycopg.Error as e:
+            raise self._said(e) from e
 
     # ------------------------------------------------ rows
 

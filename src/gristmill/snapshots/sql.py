@@ -28,6 +28,11 @@ def selected(
     return f"SELECT {', '.join([*columns, *more])} FROM {rows}"
 
 
+def counting(wanted: Wanted) -> str:
+    """A statement that counts the rows that are wanted."""
+    return f"SELECT count(*) FROM ({selected(wanted)}) AS counted"
+
+
 def read_of(wanted: Wanted, there: Sequence[str]) -> list[str]:
     """The columns that are read of those that a store has. Raises BadSource for one that is not there, or is twice."""
     if len(set(there)) < len(there):

@@ -133,6 +133,19 @@ class Rows:
     def files(self) -> Sequence[DataFile] | None:
         return None
 
+    def count(self) -> int | None:
+        """Of a table, by a connection of its own: this one is giving rows."""
+        if self._wanted.query is not None:
+            return None
+        with contextlib.closing(self._connected()) as another:
+            schema, name = table_of(self._wanted)
+            table = self._sa.table(name, schema=schema or None)
+            try:
+                return int(another.execute(self._sa.select(self._sa.func.count()).select_from(table)).scalar_one())
+            except self._sa.exc.DBAPIError as e:
+                words = self._wanted.words(e.orig or e)
+                raise BadSource(f"{self._wanted.shown}: the database says: {words}") from e
+
     def pieces(self) -> Sequence[Piece]:
         return [self._read]
 

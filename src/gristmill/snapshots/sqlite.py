@@ -16,7 +16,7 @@ from gristmill.errors import BadSource
 from gristmill.job.snapshots import near, table_of
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.rows import as_batch
-from gristmill.snapshots.sql import selected
+from gristmill.snapshots.sql import counting, selected
 
 BATCH_ROWS = 16_384
 PATIENCE = 20.0  # seconds to wait for a file that another process is writing
@@ -92,6 +92,12 @@ class Rows:
 
     def files(self) -> Sequence[DataFile] | None:
         return None
+
+    def count(self) -> int | None:
+        try:
+            return int(self._db.execute(counting(self._wanted)).fetchall()[0][0])
+        except sqlite3.Error as e:
+            raise self._said(e) from e
 
     def pieces(self) -> Sequence[Piece]:
         return [self._read]
