@@ -91,7 +91,8 @@ gristmill lookup usearch:///data/emb.usearch --nearest question.npy -k 5
 @click.argument("target", metavar="SINK|STORE")
 @click.argument("keys", metavar="[KEY...]", nargs=-1)
 @words.option("--key", "columns", multiple=True, metavar="A,B",
-              help="The columns to look up by (default: the delivery's); of several, a key is a JSON list")  # fmt: skip
+              help="The columns to look up by (default: those of the delivery, or of the sink's index); of several, a "
+                   "key is a JSON list")  # fmt: skip
 @words.option("--nearest", metavar="FILE.npy|JSON",
               help="Instead of keys: the rows nearest to a vector (a JSON list), or to each of a file")  # fmt: skip
 @words.option("-k", "count", type=click.IntRange(1), default=10, show_default=True, help="How many rows are nearest")

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from gristmill.commit import publication, publish
 from gristmill.commit.documents import Indexed, Live, PlanDocument
-from gristmill.commit.generation import decode_schema, generations
+from gristmill.commit.generation import decode_schema, generations, pending
 from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Opened
 from gristmill.driver.runlog import RunLog
 from gristmill.files.disk import sizes_of
 from gristmill.observe import units
-from gristmill.result import reading
 from gristmill.sinks.formats import sink_format
 from gristmill.stores import sinkindex
 from gristmill.stores.sinkindex import Made
@@ -42,7 +41,7 @@ def again(at: Opened) -> None:
         return
     about, by = result.body, at.sink.index
     sinkindex.check(decode_schema(about.output_schema), by, sink_format(about.sink_format).tables, at.sink.uri)
-    if (begun := reading.unfinished(at.root, at.files)) is not None:
+    if (begun := pending(generations(at.root, at.files), result.number)) is not None:
         at.log.note(
             "warning", f"no index was made, as an unfinished {begun.kind} would be lost by it: finish that first"
         )

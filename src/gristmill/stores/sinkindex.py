@@ -26,9 +26,10 @@ from gristmill.commit.documents import Described, Indexed, Live
 from gristmill.commit.generation import Generation
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import join, sha256_of
+from gristmill.process.startup import imported
 from gristmill.result.reading import dataset_of
 from gristmill.sinks.contract import WorkFile
 from gristmill.stores.packing import check_packed, packed_keys
@@ -144,7 +145,16 @@ def hashes(
 
 
 def write(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
-    """Write an index file of such keys; the number of them."""
+    """Write an index file of such keys; the number of them. Raises RunFailed if there is no room to sort them."""
+    duckdb = imported("duckdb")
+    try:
+        return _sorted(keys, out)
+    except duckdb.Error as e:
+        why = " ".join(str(e).split())
+        raise RunFailed(f"index: the keys could not be sorted: {why}: run again when there is room for them") from e
+
+
+def _sorted(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
     with spilling(MEMORY) as db, tempfile.TemporaryFile(prefix="gristmill-") as numbers:
         db.register("staged", pa.RecordBatchReader.from_batches(_STAGED, keys))
         db.execute("CREATE TEMP TABLE keys AS SELECT h, n FROM staged")

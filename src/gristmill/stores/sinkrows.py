@@ -21,7 +21,7 @@ import pyarrow as pa
 from gristmill.commit import publication
 from gristmill.commit.documents import Live
 from gristmill.commit.publication import SUCCESS, Publication
-from gristmill.errors import CorruptStore, GristmillWarning
+from gristmill.errors import BadSource, CorruptStore, GristmillWarning
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.result.reading import rows_of
@@ -84,9 +84,12 @@ class Published:
                 return now.mark, restored(found, asked_for, None)
             try:
                 return now.mark, now.by_index(key_bytes(keys, wanted, self._root), wanted)
-            except (FileNotFoundError, CorruptStore):
+            except (FileNotFoundError, CorruptStore) as e:
                 if (later := self._now(anew=True)) is now:
-                    raise
+                    raise BadSource(
+                        f"{self._root}: a file of the result is gone: {e}: gristmill verify names it; an index is made "
+                        "again by the next run of the job"
+                    ) from e
                 now = later  # which has replaced these files
 
     def _slow(self, now: Result) -> None:
