@@ -77,7 +77,7 @@ class Published:
             if not keys:
                 return now.mark, []
             wanted = keyed(self._root, now.key, now.types)
-            if now.index is None:
+            if not now.indexed:
                 self._slow(now)
                 asked_for = asked(keys, wanted, self._root)
                 found = now.rows.to_table(filter=matching(asked_for))
@@ -136,6 +136,7 @@ class Result:
         self.types = {f.name: f.type for f in self.rows.schema}
         indexed = result.body.index
         self.key = key or (indexed.by if indexed is not None else own_key(result))
+        self.indexed = indexed is not None and indexed.by == self.key
         self.mark = _as_mark(result)
         self._parts: list[Live] = [f for f in result.live() if f.role == "rows"]
         self._firsts = [0, *itertools.accumulate(f.rows for f in self._parts)]
@@ -146,15 +147,13 @@ class Result:
         self._lock = threading.Lock()
 
     @cached_property
-    def index(self) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """Hashes and numbers of each index file, newest first; None without an index by the key columns."""
-        indexed = self.publication.body.index
-        if indexed is None or indexed.by != self.key:
-            return None
+    def _index(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Hashes and numbers of each index file, newest first. Raises FileNotFoundError."""
+        assert self.publication.body.index is not None
+        files = self.publication.body.index.files
         with contextlib.ExitStack() as stack:
             found = [
-                stack.enter_context(opened(self.publication.root, self.publication.files, f))
-                for f in reversed(indexed.files)
+                stack.enter_context(opened(self.publication.root, self.publication.files, f)) for f in reversed(files)
             ]
             return [(one[0], one[1]) for one in found]
 
@@ -163,7 +162,7 @@ class Result:
         out: list[Row | None] = [None] * len(keys)
         left = np.array([place for place, key in enumerate(keys) if key is not None], np.int64)
         wanted = hashed(pa.array([keys[place] for place in left.tolist()], pa.binary()))
-        for hashes, numbers in self.index or ():
+        for hashes, numbers in self._index:
             ends = np.searchsorted(hashes, wanted, "right")
             there = _ending(hashes, ends, wanted)
             while there.any():  # once, unless two keys have one hash
