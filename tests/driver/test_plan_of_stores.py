@@ -146,6 +146,23 @@ def test_it_ends_as_the_run(folder: Path) -> None:
     assert strict.plan().exit_code == 3 and ending(strict) == 3
 
 
+def test_a_gate_that_held_a_run_back() -> None:
+    """All rows are scored, too many are dead: 3, until a lower gate is given."""
+
+    def odd(batch: dict[str, Any]) -> dict[str, Any]:
+        if (batch["id"] % 10 == 1).any():
+            raise ValueError("ones")
+        return {"y": batch["x"]}
+
+    strict = job(fn=odd, gates={"min_ok": 0.92}, batch_rows=1)
+    assert ending(strict) == 3
+    found = strict.plan()
+    assert "4 of 4 shards done" in found.sink
+    assert found.exit_code == 3 and "4 are dead letters" in found.problems[0] and ending(strict) == 3
+    lower = job(fn=odd, gates={"min_ok": 0.5}, batch_rows=1)
+    assert lower.plan().exit_code == 0 and ending(lower) == 0
+
+
 def test_an_unfinished_run_of_another_job() -> None:
     """It is refused, too."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shlex
 import tempfile
 import time
 import weakref
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gristmill.commit import gates as gating
 from gristmill.commit import generation as generations
 from gristmill.commit import journal, onefile, publication, receipt
 from gristmill.commit.documents import Described, ModelRecord
@@ -106,6 +108,8 @@ def plan(spec: JobSpec) -> PlanView:
         append = spec.on_new_files == "append"
         sink = "" if held is None else selection.outlook(held, r, append)
         refused = "" if held is None else selection.refusal(held, held.root, r, append)
+        if held is not None and not refused:
+            gates += _held_back(spec, held)
         stores = _stores(spec, held, r, refused)
         takes = estimate(r)
     before = [(store.problem, BadJob.exit_code) for store in stores if store.problem and store.before]
@@ -138,6 +142,23 @@ def plan(spec: JobSpec) -> PlanView:
         backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
         problems[0][1] if problems else 0,
     )  # fmt: skip
+
+
+def _held_back(spec: JobSpec, held: Held) -> list[str]:
+    """Why an unfinished run that has scored all its rows would not be published."""
+    begun = held.unfinished
+    if begun is None or not begun.planned or begun.kind == "retry-dead":
+        return []
+    done = receipt.standing(begun.receipts, begun.files).values()
+    if len(done) < len(generations.read_plan(begun).shards):
+        return []
+    counts = sum((Counts(*found.counts) for found in done), Counts())
+    look = f"gristmill dead {shlex.quote(held.root)} shows them"
+    try:
+        gating.final(spec.gates, counts, summed(found.errors for found in done), look, begun.kind == "append")
+    except GateFailed as e:
+        return [str(e)]
+    return []
 
 
 def _stores(spec: JobSpec, held: Held | None, r: planning.Resolved, refused: str) -> list[delivering.Foreseen]:
