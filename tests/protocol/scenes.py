@@ -25,6 +25,8 @@ from gristmill.errors import GristmillError
 from gristmill.result import reading
 from gristmill.result.verify import verify
 from gristmill.sinks.formats import sink_format
+from gristmill.stores.sinkindex import differences
+from gristmill.stores.sinkrows import in_sink
 
 ROWS = 8  # a file; a shard holds half of them
 BAD = {1: (2, 5), 2: (5,), 3: ()}  # source rows that fail, by version of the code
@@ -88,6 +90,7 @@ class Scene:
 
     folder: Path
     kind: str
+    indexed: bool = False  # whether commands make an index, by which rows are then also looked up
     files: int = 0
     legal: set[tuple[Result, int]] = field(default_factory=set)  # with the version of the code that was last
     operations: int = 0
@@ -110,7 +113,12 @@ class Scene:
         job = gm.Job(
             str(self.folder / "in"),
             gm.model(answer, version=act.version),
-            gm.sink(self.root, keep=["id", "piece"], storage={} if self.kind == "disk" else {"region": "x"}),
+            gm.sink(
+                self.root,
+                keep=["id", "piece"],
+                index=["id", "piece"] if self.indexed else (),
+                storage={} if self.kind == "disk" else {"region": "x"},
+            ),
             steps=[gm.flat_map(pieces)],
             post=[gm.step(fails_at, version=act.version)],
             workers=0,
@@ -164,6 +172,10 @@ class Scene:
             raise AssertionError(f"a reader misses a file: {e}") from e
         rows = list(zip(*(table[n].to_pylist() for n in ("id", "piece", "y")), strict=True))
         dead = [(p["id"], p["piece"], DEAD) for p in map(json.loads, letters["payload"].to_pylist())]
+        if self.indexed:
+            with in_sink(self.root, layer, ()) as lookup:
+                found = lookup.get_many([(i, p) for i, p, _ in rows])
+            assert [row and (row["id"], row["piece"], row["y"]) for row in found] == rows, "looked up otherwise"
         assert len({(i, p) for i, p, _ in rows + dead}) == len(rows + dead), f"rows twice: {sorted(rows + dead)}"
         result = frozenset(rows + dead)
         assert result in {legal for legal, _ in self.legal}, f"a mix, or rows that are missing: {sorted(result)}"
@@ -178,6 +190,7 @@ class Scene:
         layer = self._layer(Driver("verifier"))
         verdict = verify(self.root, sink_format("parquet"), layer, deep=True)
         assert verdict.ok, verdict.lines
+        assert not (wrong := differences(publication.published(self.root, layer))), wrong
 
 
 def _grown(before: Result, version: int, files: int) -> Result:
@@ -211,14 +224,15 @@ class Interleaving:
     first: Act
     second: Act
     ends: bool
+    indexed: bool = False
 
     def __str__(self) -> str:
         how = "ends" if self.ends else "stops"
-        return f"{self.kind}: {self.held}; {self.first} {how}; {self.second}"
+        return f"{self.kind}: {self.held}; {self.first} {how}; {self.second}{', with an index' if self.indexed else ''}"
 
     def explored(self, folder: Path, at: int) -> tuple[bool, int]:
         """Take it. Whether the first driver came as far as `at`, and how many operations were done."""
-        scene = Scene(folder, self.kind)
+        scene = Scene(folder, self.kind, self.indexed)
         HELD[self.held](scene)
         before = scene.seen()
         driver = Driver("A", at, self.ends)

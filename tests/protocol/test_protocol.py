@@ -38,11 +38,13 @@ SECONDS = [
 
 
 def interleavings() -> list[Interleaving]:
-    """All combinations."""
+    """All combinations; with an index some, which stand for the others, as it is one more file."""
     return [
-        Interleaving(kind, held, first, second, ends)
+        Interleaving(kind, held, first, second, ends, indexed)
         for kind, (held, firsts), ends in itertools.product(("disk", "store"), FIRSTS.items(), (True, False))
-        for first, second in itertools.product(firsts, SECONDS)
+        for first in firsts
+        for indexed, seconds in ((False, SECONDS), (True, SECONDS[1::3]))
+        for second in seconds
     ]
 
 
