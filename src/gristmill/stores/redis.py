@@ -372,21 +372,26 @@ class ServerReader:
 
     def _rows(self, known: Known, keys: Sequence[bytes | None]) -> list[bytes | None] | None:
         """What is kept of each key; None if the rows are of another generation."""
-        numbers = crc32s(pa.array(keys, pa.binary())) % np.uint32(known.buckets) if len(keys) > 1 else None
-        order = [0] * len(keys) if numbers is None else np.argsort(numbers, kind="stable").tolist()
-        of = [zlib.crc32(key or b"") % known.buckets for key in keys] if numbers is None else numbers.tolist()
+        of = self._numbers(known, keys)
+        order = sorted((place for place, key in enumerate(keys) if key is not None), key=of.__getitem__)
         out: list[bytes | None] = [None] * len(keys)
         for first in range(0, max(1, len(order)), ASKED):
             some = order[first : first + ASKED]
             asked: list[Any] = []
             for number, places in itertools.groupby(some, of.__getitem__):
-                asked += number, [keys[place] or b"" for place in places]
+                asked += number, [keys[place] for place in places]
             reply = self._find(keys=[self._place.name], args=[known.at, self._msgpack.packb(asked, use_bin_type=False)])
             if not reply or reply[0] != known.at:
                 return None
             for place, row in zip(some, self._msgpack.unpackb(reply[1], raw=True), strict=True):
                 out[place] = row or None
         return out
+
+    def _numbers(self, known: Known, keys: Sequence[bytes | None]) -> list[int]:
+        """The number of the hash that each key is in."""
+        if len(keys) == 1:  # at once what Arrow takes a while to begin
+            return [zlib.crc32(keys[0] or b"") % known.buckets]
+        return [int(n) for n in (crc32s(pa.array(keys, pa.binary())) % np.uint32(known.buckets)).tolist()]
 
     def close(self) -> None:
         self._client.close()
