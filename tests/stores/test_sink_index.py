@@ -294,6 +294,20 @@ def test_harm_is_named_and_made_good() -> None:
     assert gm.lookup("out").get(3) == {"id": 3, "y": 1.5} and gm.verify("out", deep=True).ok
 
 
+def test_one_of_several_index_files_is_lost() -> None:
+    """It is told as one alone is, and the next run that asks for an index makes all of it again."""
+    run()
+    written("in/b.parquet", [ROWS], factor=1.0)
+    run(append=True)
+    for lost in Path("out").rglob(f"{index_files()[0].partition('.')[0]}*"):
+        os.remove(lost)
+    with pytest.raises(gm.BadSource, match="a file of the result is gone"):
+        gm.lookup("out").get(3)
+    run()
+    assert gm.lookup("out").get_many([3, ROWS]) == [{"id": 3, "y": 1.5}, {"id": ROWS, "y": 80.0}]
+    assert gm.verify("out", deep=True).ok and len(index_files()) == 1
+
+
 def test_a_reader_sees_one_result_at_a_time() -> None:
     """While results are replaced many times, all rows of an answer are of one."""
     run()

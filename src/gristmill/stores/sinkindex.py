@@ -30,7 +30,7 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import join, sha256_of
 from gristmill.process.startup import imported
-from gristmill.result.reading import dataset_of
+from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.contract import WorkFile
 from gristmill.stores.packing import check_packed, packed_keys
 
@@ -78,8 +78,8 @@ def made(
     """
     files = generation.files
     rows = [f for f in live if f.role == "rows"]
-    kept = base.files if base is not None and base.by == by and len(base.files) < FEW else ()
-    since = max((f.generation for f in kept), default=0)
+    standing = base.files if base is not None and base.by == by and len(base.files) < FEW else ()
+    since = max((f.generation for f in standing), default=0)
     own = [f for f in rows if f.generation > since]
     first = sum(f.rows for f in rows if f.generation <= since)
     digest = hashlib.sha256("\0".join([*by, str(first), *(f.sha256 for f in own)]).encode()).hexdigest()
@@ -91,7 +91,7 @@ def made(
         found = None
     if found is None:
         found = _committed(generation, own, about, by, first, stem, number)
-    index = Indexed(by, (*kept, *publication.live_of(generation, [found])))
+    index = Indexed(by, (*standing, *publication.live_of(generation, [found])))
     return Made(found, index, _repeats(generation.root, files, index))
 
 
@@ -191,11 +191,9 @@ def _repeats(root: str, files: Files, index: Indexed) -> int:
 @contextlib.contextmanager
 def opened(root: str, files: Files, f: Live) -> Iterator[np.ndarray]:
     """The numbers of an index file, mapped into memory. Raises FileNotFoundError."""
-    for name in (f.work, f.name):
-        with contextlib.suppress(FileNotFoundError), files.local(join(root, name)) as path:
-            yield np.asarray(np.load(path, mmap_mode="r" if f.rows else None))
-            return
-    raise FileNotFoundError(join(root, f.name))
+    (there,) = kept(root, [f], files)
+    with files.local(there) as path:
+        yield np.asarray(np.load(path, mmap_mode="r" if f.rows else None))
 
 
 def hashed(keys: pa.Array) -> np.ndarray:
@@ -214,18 +212,15 @@ def hashed(keys: pa.Array) -> np.ndarray:
         begins, rest = (at, left) if whole else (at[active], left[active])
         beyond = (np.maximum(8 - rest, 0) * 8).astype(np.uint64)  # bits of the next key
         step = _mixed((found if whole else found[active]) ^ (words[begins] << beyond))
-        found = step if whole else _put(found, active, step)
+        if whole:
+            found = step
+        else:
+            found[active] = step
         at, left = at + 8, left - 8
         active = active[rest > 8]
-    found = _mixed(found)
-    return found
+    return _mixed(found)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * _SPREAD
     return np.asarray(values ^ (values >> np.uint64(31)))
-
-
-def _put(values: np.ndarray, at: np.ndarray, new: np.ndarray) -> np.ndarray:
-    values[at] = new
-    return values
