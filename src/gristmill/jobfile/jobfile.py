@@ -127,7 +127,10 @@ def _python_job(ref: str) -> JobSpec:
     elif match := _MODULE.fullmatch(ref):
         module, name = _import(match["module"], ref), match["name"]
     else:
-        raise BadJob(f"{ref}: not a job: give a job file (.yaml), FILE.py, FILE.py:NAME or MODULE:NAME")
+        raise BadJob(
+            f"{ref}: not a job: give a job file (.yaml), FILE.py, FILE.py:NAME or MODULE:NAME; "
+            "a command becomes one with --save (gristmill apply … --save job.yaml)"
+        )
     value = getattr(module, name, None)
     spec = getattr(value, "spec", value)
     if isinstance(spec, JobSpec):
