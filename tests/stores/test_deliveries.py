@@ -186,6 +186,34 @@ def test_a_server_that_is_not_there_is_told_before_scoring(capsys: pytest.Captur
     assert not Path("out").exists()
 
 
+HELD = "import duckdb, sys; c = duckdb.connect('d.duckdb'); print('held', flush=True); sys.stdin.read()"
+
+
+def test_a_store_that_is_busy_costs_no_scoring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody has the file open: the rows are scored and published, and brought there by the same command."""
+    monkeypatch.setattr("gristmill.stores.duckdb.PATIENCE", 0.2)
+    to = gm.to("duckdb://d.duckdb#scores")
+    holder = subprocess.Popen([sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline() == "held\n"
+    with (
+        pytest.warns(
+            gm.GristmillWarning, match="close it there, and run again; the rows are scored, and brought there"
+        ),
+        pytest.raises(gm.RunFailed, match="the result is published, nothing is scored again"),
+    ):
+        job(deliver=[to]).run()
+    assert gm.read("out").to_table().num_rows == ROWS
+    code, _, told = command(capsys, "deliver", "out", "duckdb://d.duckdb#scores")
+    assert code == 1 and "close it there" in told
+    holder.stdin.close()
+    assert holder.wait(10) == 0
+    report = job(deliver=[to]).run()
+    assert report.state == "nothing to do" and report.deliveries[0].rows == ROWS
+    assert gm.lookup("duckdb://d.duckdb#scores", key="id").get(3)["y"] == 1.5
+
+
 def test_a_secret_stays_in_the_address(redis_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in no file of the sink, no report, no status, and no note that says what was delivered."""
     pytest.importorskip("redis")

@@ -16,6 +16,7 @@ from gristmill.commit.generation import Generation
 from gristmill.commit.publication import Publication, published
 from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Command, Opened
+from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, CorruptStore, GristmillError, Interrupted, RunFailed, SinkBusy
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
@@ -23,31 +24,38 @@ from gristmill.job.delivery import Delivery
 from gristmill.observe import units
 from gristmill.observe.report import Report
 from gristmill.stores import delivery as deliveries
-from gristmill.stores.contract import StoreUnavailable
+from gristmill.stores.contract import StoreBusy, StoreUnavailable
 
 ASKED = "deliver.json"
 
 
 def reached(c: Command) -> None:
-    """Before anything is scored, see that each store can be opened. Raises BadJob, MissingExtra."""
+    """Before anything is scored, see that each store can be opened, or is busy. Raises BadJob, MissingExtra."""
     for delivery in () if c.stream else c.spec.deliver:
-        with _before(delivery):
+        with _before(c.log):
             deliveries.opened(delivery).close()
 
 
 def fitting(at: Chosen, about: PlanDocument) -> None:
     """Once the schema of the rows is known, see that each store holds them. Raises BadJob."""
     for delivery in () if at.stream else at.spec.deliver:
-        with _before(delivery), contextlib.closing(deliveries.opened(delivery)) as store:
+        with _before(at.log), contextlib.closing(deliveries.opened(delivery)) as store:
             members = (at.generation.number,)
             result = deliveries.Result(at.generation, members, about, deliveries.identity(at.root, at.files))
             deliveries.check(delivery, result, store)
 
 
 @contextlib.contextmanager
-def _before(delivery: Delivery) -> Any:
+def _before(log: RunLog | None = None) -> Any:
+    """A store that cannot be used is told before rows are scored for it. One that is busy may be free by then: that is
+    noted in the `log`, if there is one.
+    """
     try:
         yield
+    except StoreBusy as e:
+        if log is None:
+            raise
+        log.note("warning", f"deliver {e}; the rows are scored, and brought there once they are published")
     except StoreUnavailable as e:
         raise BadJob(f"deliver {e}") from e
 
@@ -158,7 +166,7 @@ def deliver(
             publishing.settle(root, files)
         result = published(root, files)
         for delivery in wanted:
-            with _before(delivery), contextlib.closing(deliveries.opened(delivery)) as store:
+            with _before(), contextlib.closing(deliveries.opened(delivery)) as store:
                 deliveries.check(delivery, deliveries.Result.of(result), store)
         return _made(result, wanted, asked=True)
 

@@ -36,6 +36,7 @@ __all__ = [
     "Search",
     "Searcher",
     "Store",
+    "StoreBusy",
     "StoreKind",
     "StoreUnavailable",
     "is_there",
@@ -53,6 +54,10 @@ class StoreUnavailable(RunFailed):
     """A store cannot be reached, or refuses what is asked, in its own words. The result stands in the sink: running
     again, or `gristmill deliver`, delivers it.
     """
+
+
+class StoreBusy(StoreUnavailable):
+    """Another process has a store for itself, which may have ended when the result is published."""
 
 
 @dataclass(frozen=True)

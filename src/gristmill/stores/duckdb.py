@@ -27,6 +27,7 @@ from gristmill.stores.contract import (
     Reader,
     Search,
     Store,
+    StoreBusy,
     StoreKind,
     StoreUnavailable,
 )
@@ -234,7 +235,7 @@ class Transaction:
 
 
 def connected(place: Place, *, read_only: bool) -> Any:
-    """A connection, as soon as no other process has the file. Raises StoreUnavailable after PATIENCE."""
+    """A connection, as soon as no other process has the file. Raises StoreBusy after PATIENCE."""
     duckdb, path, until, wait = imported("duckdb"), place.path, time.monotonic() + PATIENCE, 0.002
     while True:
         try:
@@ -242,8 +243,8 @@ def connected(place: Place, *, read_only: bool) -> Any:
         except (duckdb.IOException, duckdb.ConnectionException, duckdb.BinderException) as e:
             held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
             if not held or time.monotonic() > until:
-                way = ": close it there, and run again" if held else ""
-                raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}{way}") from e
+                told = f"{place.shown}: cannot be opened: {place.words(e)}"
+                raise (StoreBusy(f"{told}: close it there, and run again") if held else StoreUnavailable(told)) from e
             time.sleep(wait)
             wait = min(0.1, wait * 2)
         except duckdb.Error as e:

@@ -9,7 +9,7 @@ import os
 import time
 
 from gristmill.process.locks import LockFile
-from gristmill.stores.contract import StoreUnavailable
+from gristmill.stores.contract import StoreBusy
 
 WAIT = 0.002  # seconds between looks at a gate that is held
 
@@ -24,7 +24,7 @@ class Gate:
         self._file: LockFile | None = None
 
     def hold(self) -> None:
-        """Take it. Raises StoreUnavailable if somebody else holds it for too long."""
+        """Take it. Raises StoreBusy if somebody else holds it for too long."""
         if self._file is None:
             self._file = self._locked()
 
@@ -49,7 +49,7 @@ class Gate:
             except OSError:
                 if time.monotonic() > until:
                     file.close()
-                    raise StoreUnavailable(
+                    raise StoreBusy(
                         f"{self._shown}: another process has been writing there for {self._patience:g} seconds: wait "
                         "for it, or stop it, and run again"
                     ) from None
