@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     Place = Path | Sink
 
 
-_OF_FILES = ("format", "partition_by", "merge", "index")  # options of a sink that a table cannot have
+_OF_FILES = ("format", "partition_by", "sort_by", "files", "merge", "index")  # options that a table cannot have
 # Types in which a single column may come.
 _COLUMNS = (
     ("numpy", "ndarray"),
@@ -440,6 +440,18 @@ def dead(sink: Any, storage: Mapping[str, Any] | None = None, generation: int | 
     if isinstance(sink, Report) and generation is None:
         generation = sink.generation
     return of_root(*_place(sink, storage, BadSource), generation=generation)
+
+
+@named("reduced")
+def reduced(sink: Any, storage: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The files that the job's `reduce` made of the published result, by name: their paths. `sink` is as in `read`.
+
+    Raises BadSource if nothing is published.
+    """
+    from gristmill.commit.publication import published
+    from gristmill.result.reduction import files_of
+
+    return files_of(published(*_place(sink, storage, BadSource)))
 
 
 @named("retry_dead")

@@ -84,6 +84,7 @@ EVERY_FLAG = """
 --engine ray --workers 4-64 --gpus auto --threads 2 --batch-tokens auto --batch-rows 64 --batch-timeout 5
 --shard-rows 100 --worker-memory 1000 --log log.jsonl --device cpu --dtype int8 --backend onnx --max-length 128
 --sha256 ab --trust-remote-code --prompt "p: " --prompt-name q --pooling cls --no-normalize --truncate-dim 64
+--sort-by id --files 3
 """
 
 
@@ -96,8 +97,9 @@ def test_every_common_flag_reaches_its_place() -> None:
     made = gm.TextEmbedder("m", "t", "vector", "p: ", "q", "cls", False, 64, 128, "onnx", "int8", "cpu", True, "ab")
     assert spec.model == made
     assert spec.sink == Sink(
-        "out", "jsonl", ("id", "lang", "day"), "rid", ("id",), ("day",), False, "mv", True, drop=("vector",)
-    )
+        "out", "jsonl", ("id", "lang", "day"), "rid", ("id",), ("day",), False, "mv", True, drop=("vector",),
+        sort_by=("id",), files=3,
+    )  # fmt: skip
     assert typed(*EMBED, "--merge").sink == Sink("out", merge=True)
     assert (spec.on_null, spec.on_nan, spec.on_new_files) == ("skip", "keep", "append")
     assert spec.running == Running("auto", 64, 100, batch_timeout=5.0, worker_memory=1000, log="log.jsonl")

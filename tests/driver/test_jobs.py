@@ -322,6 +322,8 @@ def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) 
         ({}, {"keep": ["nope"]}, "keep names column 'nope', which the source does not have"),
         ({"columns": ["x"]}, {"keep": ["id"]}, "keep names column 'id', which the source does not have: it has x"),
         ({}, {"merge": True, "partition_by": ["day"]}, "merge and partition_by"),
+        ({}, {"merge": True, "files": 2}, "merge, which is one file, and files=2"),
+        ({}, {"files": 0}, "files is 0"),
     ],
 )
 def test_what_a_sink_cannot_have_is_refused_at_once(
@@ -366,6 +368,8 @@ def test_a_sink_inside_its_source_is_refused(numbers: str, within: str) -> None:
         ("*/[0-9p]*", {"merge": True}, False),
         ("*/*.parquet", {"partition_by": ["day"]}, False),
         ("*/*/*.parquet", {"partition_by": ["day"]}, True),
+        ("*/*/merged*.parquet", {"partition_by": ["day"]}, True),
+        ("*/merged-*.parquet", {"files": 2}, True),
     ],
 )
 def test_a_sink_that_a_pattern_finds_is_refused(
@@ -585,9 +589,9 @@ def test_partitions_and_verify(numbers: str, tmp_path: Path) -> None:
     table = report.read().to_table()
     assert sorted(table["id"].to_pylist()) == list(range(1000))
     assert all(d == f"d{i % 3}" for i, d in zip(table["id"].to_pylist(), table["day"].to_pylist(), strict=True))
-    assert {p.parent.name for p in out.rglob("part-*.parquet")} == {"day=d0", "day=d1", "day=d2"}
+    assert {p.parent.name for p in out.rglob("merged-*.parquet")} == {"day=d0", "day=d1", "day=d2"}
     assert gm.verify(str(out)).ok
-    parts = sorted(out.rglob("part-*.parquet"))
+    parts = sorted(out.rglob("merged-*.parquet"))
     data = bytearray(parts[0].read_bytes())
     data[len(data) // 2] ^= 1
     parts[0].chmod(0o644)

@@ -24,16 +24,20 @@ def run(
     journal: str,
     harm: dict[str, Any] | None = None,
     bad: tuple[int, ...] = (13, 41),
+    layout: dict[str, Any] | None = None,
+    fn: str = "scored",
+    reduce: str | None = None,
     **verbs: Any,
 ) -> None:
-    """Shards of 20 rows, some rows filtered, some dead, on a recorded file layer."""
+    """Shards of 20 rows, some rows filtered, some dead, on a recorded file layer; `layout` are options of the sink."""
     job = gm.Job(
         source,
-        gm.model(victims.scored, log=log, bad=list(bad)),
-        gm.sink(sink, keep=["id"]),
+        gm.model(getattr(victims, fn), log=log, bad=list(bad)),
+        gm.sink(sink, keep=["id"], **(layout or {})),
         steps=[gm.step(victims.odd)],
         workers=0,
         shard_rows=20,
         gates={"min_ok": 0.0},
+        reduce=reduce,
     )
     finish(job.spec, Verbs(**verbs), files=Recorded(journal, Harm(**harm) if harm else None))

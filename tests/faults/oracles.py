@@ -71,9 +71,9 @@ def nothing_partial(root: str) -> None:
     """(d) What stands under a final name is whole: a part is what a receipt says, `_SUCCESS` can be read."""
     parts: dict[str, Any] = {}
     for generation in generations(root):
-        for paths in receipts.listed(generation.receipts).values():
-            receipt = receipts.valid(paths)
-            parts.update({p.publish: p for p in receipt.parts} if receipt else {})
+        for folder in (generation.receipts, generation.joined, generation.reduced):
+            for receipt in receipts.standing(folder).values():
+                parts.update({p.publish: p for p in receipt.parts})
     for name in strangers(root, set()):
         assert name in parts, f"{name} stands in the sink, and no receipt knows it"
         assert sha256_of(os.path.join(root, name)) == parts[name].sha256, f"{name} is not what its receipt says"

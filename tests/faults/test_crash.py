@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,61 @@ def test_fault_03_power_fails_and_unsynced_writes_are_lost(scene: Scene, another
     assert count > 20, f"only {count} operations were counted"
 
 
+LAID_OUT = {"partition_by": ["group"], "files": 1, "sort_by": ["y"]}
+
+
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("layout", [LAID_OUT, {"merge": True, "format": "jsonl"}], ids=["partitions", "merged"])
+def test_fault_02_killed_while_parts_are_joined(scene: Scene, another: Apart, layout: Any, step: int) -> None:
+    """At every operation on a joined file, and at every removal of a part: the next run scores nothing, joins what is
+    left, and publishes it once.
+    """
+    scene = replace(scene, verbs=(("layout", layout), ("fn", "grouped"), ("bad", [])))
+    wanted = whole(scene, 60)
+
+    def killed(scene: Scene, at: int, **where: Any) -> bool:
+        scene.begin()
+        ended = scene.run(harm={"at": at, "kind": "kill", **where})
+        assert ended.code in (0, -9), ended.printed
+        if ended.code == 0:
+            return False
+        if success(scene.root) is None:
+            with pytest.raises(gm.BadSource, match="no result"):
+                gm.read(scene.root)
+        assert scene.committed() == set(range(60))
+        scene.resumed(60, wanted)
+        return True
+
+    scenes = [scene, scene.beside(another)]
+    count = at_each(scenes, partial(killed, path="merged"), step=step)
+    count += at_each(scenes, partial(killed, path="work/part-", ops=["remove"]), step=step)
+    assert count >= 12 // step, f"only {count} operations were counted"
+
+
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_fault_02_killed_while_a_result_is_reduced(scene: Scene, another: Apart, step: int) -> None:
+    """At every operation on what `reduce` wrote, and where `_SUCCESS` is replaced: of all rows, and there once."""
+    scene = replace(scene, verbs=(("reduce", "victims:reported"), ("bad", [])))
+    wanted = whole(scene, 60)
+
+    def killed(scene: Scene, at: int, **where: Any) -> bool:
+        scene.begin()
+        ended = scene.run(harm={"at": at, "kind": "kill", **where})
+        assert ended.code in (0, -9), ended.printed
+        if ended.code == 0:
+            return False
+        scene.resumed(60, wanted)
+        (path,) = gm.reduced(scene.root).values()
+        assert Path(path).read_text().startswith("54 ")
+        assert [p for p in Path(scene.root, "_reduced").rglob("*") if p.is_file()] == [Path(path)]
+        return True
+
+    scenes = [scene, scene.beside(another)]
+    count = at_each(scenes, partial(killed, path="reduced"), step=step)
+    count += at_each(scenes, partial(killed, path="_SUCCESS"), step=step)
+    assert count > 8 // step, f"only {count} operations were counted"
+
+
 def restarted(scene: Scene) -> Scene:
     """A finished result of other code, about to be restarted."""
     assert scene.run(bad=[5]).code == 0
@@ -190,6 +246,11 @@ def retried(scene: Scene) -> Scene:
     ("before", "verbs", "rows"),
     [
         (restarted, {"restart": True, "bad": [3]}, 20),
+        (
+            restarted,
+            {"restart": True, "bad": [3], "fn": "grouped", "layout": LAID_OUT, "reduce": "victims:reported"},
+            20,
+        ),
         (appended, {"append": True, "bad": [3]}, 30),  # every third operation: most are those of a first run
         (retried, {"retry": True, "accept_code_change": True, "bad": []}, 20),  # every second
     ],

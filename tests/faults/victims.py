@@ -37,6 +37,11 @@ def scored(batch: Batch, log: str | None = None, bad: tuple[int, ...] = ()) -> B
     return _answer(batch)
 
 
+def grouped(batch: Batch, log: str | None = None, bad: tuple[int, ...] = ()) -> Batch:
+    """As `scored`, and one of three groups."""
+    return {**scored(batch, log, bad), "group": batch["id"] % 3}
+
+
 def refused(batch: Batch) -> list[Exception]:
     """An error in the place of every answer."""
     return [ValueError("no") for _ in batch["id"]]
@@ -52,6 +57,13 @@ def slow(batch: Batch, log: str | None = None, seconds: float = 0.01) -> Batch:
     _log(log, batch)
     time.sleep(seconds)
     return _answer(batch)
+
+
+def reported(rows: Any, folder: str) -> None:
+    """A `reduce`: how many rows there are, and one thing that is different each time."""
+    count = sum(batch.num_rows for batch in rows)
+    with open(os.path.join(folder, "rows.txt"), "w") as file:
+        file.write(f"{count} {os.urandom(8).hex()}")
 
 
 def segfault() -> None:

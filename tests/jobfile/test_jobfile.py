@@ -497,7 +497,11 @@ sink_fields = {
     "dead_payload": st.integers(0, 10**9),
 }
 sinks = st.builds(Sink, **sink_fields, merge=st.booleans()) | st.builds(
-    Sink, **sink_fields, partition_by=st.lists(columns, max_size=2).map(tuple)
+    Sink,
+    **sink_fields,
+    partition_by=st.lists(columns, max_size=2).map(tuple),
+    sort_by=st.lists(columns, max_size=2).map(tuple),
+    files=st.none() | st.integers(1, 99),
 )
 steps = st.one_of(
     st.builds(

@@ -58,8 +58,10 @@ def setting(chance: Random, without: tuple[str, ...]) -> Setting:
     sink: dict[str, Any] = {"uri": "out", "format": form, "keep": keep}
     if form == "jsonl" and (codec := some(None, "gz", "zst")):
         sink["options"] = {"compression": codec}
-    layout = some(None, "partition", "merge") if form != "npy" else None
-    sink |= {"partition": {"partition_by": ["day"]}, "merge": {"merge": True}}.get(layout, {})
+    layout = some(None, "merge", "files", *["partition"] * (form != "npy"))
+    sink |= {"partition": {"partition_by": ["day"]}, "merge": {"merge": True}, "files": {"files": 3}}.get(layout, {})
+    if form != "npy" and some("sort_by", None):
+        sink["sort_by"] = ["day", "id"]
     if some("row_id", None):
         sink["row_id"] = "row_id"
     shown = some("numpy", "rows", "arrow", "pandas", "polars")
@@ -209,7 +211,12 @@ class Siege:
     def _check(self, text: str = "") -> None:
         assert self.published is not None
         s = self.setting
-        witness.whole(self.sink, self.published, has_parts=s.shape.flat_map, ordered=not s.sink.get("partition_by"))
+        witness.whole(
+            self.sink,
+            self.published,
+            has_parts=s.shape.flat_map,
+            ordered=not s.sink.keys() & {"partition_by", "sort_by"},
+        )
         self.tally.counts["checks"] += 1
         self.tally.counts["rows checked"] += len(self.published.outcomes)
         report = [x for line in text.splitlines() if (x := _json(line)).get("event") == "report"]

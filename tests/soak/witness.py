@@ -38,7 +38,7 @@ def by_files(sink: str) -> list[Values]:
     """What stands in the folder, as other programs find it."""
     if _npy(sink):
         manifest = pq.read_table(Path(sink, "manifest.parquet"))["output_path"].unique().to_pylist()
-        names = sorted(str(p.relative_to(sink)) for p in Path(sink).rglob("part-*.npy") if "_gristmill" not in p.parts)
+        names = sorted(str(p.relative_to(sink)) for p in Path(sink).rglob("*.npy") if "_gristmill" not in p.parts)
         same(sorted(manifest), names, "the parts that the manifest lists")
         return [row for name in manifest for row in _vectors(Path(sink, name))]
     lines = [p for p in _visible(sink) if ".jsonl" in p.name]

@@ -58,8 +58,11 @@ def files_of(server: S3Server, name: str) -> tuple[str, ObjectFiles]:
     return root, files
 
 
-@pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}, {"partition_by": ["part"]}],
-                         ids=["parquet", "jsonl", "merge", "partitions"])  # fmt: skip
+SORTED = {"partition_by": ["part"], "sort_by": ["twice"], "files": 2}
+
+
+@pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}, {"partition_by": ["part"]}, SORTED],
+                         ids=["parquet", "jsonl", "merge", "partitions", "sorted"])  # fmt: skip
 def test_every_row_once(server: S3Server, rows: str, how: dict[str, Any]) -> None:
     """Published, read back, verified; a second run does nothing; no work file is left."""
     name = "once" + "".join(how)
@@ -77,6 +80,58 @@ def test_every_row_once(server: S3Server, rows: str, how: dict[str, Any]) -> Non
     assert made.run().state == "nothing to do"
     root, files = files_of(server, name)
     assert [n for n in files.below(root, "none") if n.endswith(".tmp") or "lease" in n or "probe" in n] == []
+    data = [n for n in files.below(root, "_gristmill") if not n.startswith("_")]
+    assert len(data) == {"": 6, "format": 6, "merge": 1, "partition_by": 3}.get("".join(how), 6)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_parts_are_joined_after_a_stop(
+    server: S3Server, rows: str, monkeypatch: pytest.MonkeyPatch, threads: bool
+) -> None:
+    """What was joined before the run was stopped is not joined again, and nothing is scored again."""
+    from gristmill.commit import merge
+    from gristmill.sinks import partition
+
+    monkeypatch.setattr(partition, "HELD_BYTES", 100)  # shards spill what they hold
+    monkeypatch.setattr(merge, "AT_ONCE_BYTES", 0 if threads else 1 << 30)
+    write, calls, scored = merge.Joining._write, [], []
+
+    def thirds(batch: dict[str, Any]) -> dict[str, Any]:
+        scored.append(len(batch["id"]))
+        return {**double(batch), "part": batch["id"] % 3}
+
+    def stopped(self: merge.Joining, file: merge.Joined) -> Any:
+        calls.append(file.folder)
+        if file.folder == "part=1" and calls.count("part=1") == 1:
+            raise OSError("the machine went away")
+        return write(self, file)
+
+    monkeypatch.setattr(merge.Joining, "_write", stopped)
+    made = job(server, rows, f"stopped{threads}", thirds, partition_by=["part"], sort_by=["twice"])
+    with pytest.raises(gm.RunFailed, match="the machine went away"):
+        made.run()
+    before = sum(scored)
+    report = made.run()
+    assert sum(scored) == before and calls.count("part=0") == 1 and calls.count("part=1") == 2
+    assert report.read().to_table()["id"].to_pylist() == [i for p in range(3) for i in range(p, ROWS, 3)]
+    assert gm.verify(made, deep=True).ok
+
+
+def test_a_report_of_the_whole_result(server: S3Server, rows: str) -> None:
+    """`reduce` reads the parts before they are published, and its file is an object beside them."""
+
+    def counted(stream: pa.RecordBatchReader, folder: str) -> None:
+        Path(folder, "count.txt").write_text(str(sum(b.num_rows for b in stream)))
+
+    target = gm.sink("s3://box/reduced", keep=["id"], storage=server.storage(), files=2)
+    for restart in (False, True):
+        made = gm.Job(rows, double, target, shard_rows=100, workers=0, reduce=counted)
+        assert made.run(restart=restart).state == "done"
+        assert gm.verify(made, deep=True).ok
+        ((name, path),) = gm.reduced(made).items()
+        root, files = files_of(server, "reduced")
+        assert name == "count.txt" and files.read(path) == str(ROWS).encode()
+        assert [n for n in files.below(root, "_gristmill") if n.startswith("_reduced/")] == [path[len(root) + 1 :]]
 
 
 def test_a_folder_named_like_a_file(server: S3Server, rows: str) -> None:

@@ -37,6 +37,7 @@ from gristmill.sinks.contract import SinkFormat
 from gristmill.sinks.jsonl import JsonlSink
 from gristmill.sinks.npy import NpySink
 from gristmill.sinks.openaibatch import OpenAIBatchSink
+from gristmill.sinks.ordered import Ordered
 from gristmill.sinks.parquet import ParquetSink
 from gristmill.sinks.partition import Partitioned
 from gristmill.snapshots import datasets, delta, duckdb, iceberg, postgres, sqlalchemy, sqlite
@@ -94,4 +95,4 @@ ROWS: tuple[type[RowModel], ...] = (LoadedRows, LoadedAsker, LoadedEmbeddings)
 
 def wrapped(source: SourceFormat, sink: SinkFormat) -> tuple[SourceFormat, SinkFormat]:
     """What stands for others is what these are."""
-    return Hive(source), Partitioned(sink, ("day",))
+    return Hive(source), Partitioned(Ordered(sink, ("id",)), ("day",))

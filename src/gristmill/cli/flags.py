@@ -42,7 +42,7 @@ GROUPS = {
 FIRST = (
     *("--text", "--features", "--method", "--device", "--dtype", "--backend", "--max-length", "--sha256"),
     *("--trust-remote-code", "--where", "--columns", "--limit", "--sample", "--seed", "--source-format", "--delimiter"),
-    *("--keep", "--drop", "--output", "--format", "--partition-by", "--merge"),
+    *("--keep", "--drop", "--output", "--format", "--partition-by", "--sort-by", "--files", "--merge"),
     *("--engine", "--workers", "--gpus", "--threads", "--steps-workers"),
     *("--batch-tokens", "--batch-rows", "--batch-timeout"),
 )

@@ -150,7 +150,9 @@ class Indexed:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord(Described):
-    """What a published result says of itself, except for its files."""
+    """What a published result says of itself, except for its files. `reduced_by` has the "name" of the function that
+    made those of the role "reduced", and the digest of its "code"; nothing if there are none.
+    """
 
     generations: tuple[int, ...]
     counts: Counts
@@ -164,6 +166,7 @@ class ResultRecord(Described):
     seconds: float
     errors: Mapping[str, int]
     skipped: tuple[str, ...]
+    reduced_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ class Staged:
     is the whole result: what was published before and what is added.
 
     `paths` are the files of its rows, and `ids` those of the other columns beside an npy sink's vectors, one for each;
-    `filesystem` is the pyarrow file system that opens them. With `merge` these are the parts, which are joined
-    afterwards.
+    `filesystem` is the pyarrow file system that opens them. With `merge`, `files` or
+    `partition_by` these are the parts, which are joined afterwards.
     """
 
     counts: Counts

@@ -87,6 +87,16 @@ class Generation:
         return join(self.folder, "indexed")
 
     @property
+    def joined(self) -> str:
+        """Where the receipts of files are that parts were joined to."""
+        return join(self.folder, "merged")
+
+    @property
+    def reduced(self) -> str:
+        """Where the receipts of what a job's `reduce` wrote are."""
+        return join(self.folder, "reduced")
+
+    @property
     def suspects(self) -> str:
         """Where attempts note what they are about to predict."""
         return join(self.folder, "suspects")

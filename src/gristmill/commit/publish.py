@@ -214,7 +214,7 @@ def _forget(newest: Publication, live: Sequence[Live], before: Publication | Non
 
 def committed(generation: Generation) -> list[str]:
     """The visible names that a generation's receipts give."""
-    folders = (generation.receipts, join(generation.folder, "merged"), generation.indexed)
+    folders = (generation.receipts, generation.joined, generation.indexed, generation.reduced)
     found = [r for folder in folders for r in receipts.standing(folder, generation.files).values()]
     return [p.publish for r in found for p in r.parts]
 

@@ -32,7 +32,8 @@ class Part:
 @dataclass(frozen=True)
 class Receipt(Document, what="receipt"):
     """A committed shard: its counts (Counts.values()), its files, who did it, figures for the report, and the digest of
-    what it `read` of each of its pieces (io.content).
+    what it `read` of each of its pieces (io.content). One of a file that parts were joined to has no counts, and is
+    `of` those parts: their sha256 by the name that they would have been published under.
     """
 
     shard: int
@@ -42,6 +43,7 @@ class Receipt(Document, what="receipt"):
     figures: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
     read: tuple[str, ...] = ()
+    of: Mapping[str, str] = field(default_factory=dict)
     version: int = field(default=0, metadata=NOT_STORED)
 
     @classmethod
@@ -54,6 +56,12 @@ class Receipt(Document, what="receipt"):
 def input_figure(path: str, folder: str) -> str:
     """The name of the figure that says how many rows of a source file are in the shard's part in that folder."""
     return f"input:{path}\0{folder}" if folder else f"input:{path}"
+
+
+def input_figures(receipt: Receipt, folder: str) -> dict[str, float]:
+    """The figures of `input_figure` that are about one folder."""
+    found = {name: rows for name, rows in receipt.figures.items() if name.startswith("input:")}
+    return {name: rows for name, rows in found.items() if name.partition("\0")[2] == folder}
 
 
 def inputs_of(receipt: Receipt) -> list[tuple[str, Part, int]]:

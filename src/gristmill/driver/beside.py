@@ -38,7 +38,7 @@ class Beside:
     def wake(self, at: Planned) -> None:
         """Shards were committed. The first time that this is worthwhile, the thread starts."""
         if self._thread is None:
-            if not at.spec.deliver or at.stream or at.sink.merge or time.monotonic() - self._begun < SOON:
+            if not at.spec.deliver or at.stream or at.sink.joins or time.monotonic() - self._begun < SOON:
                 return
             self._thread = threading.Thread(target=self._run, args=(at,), daemon=True, name="gristmill deliveries")
             self._thread.start()

@@ -177,11 +177,12 @@ def kept_columns(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str,
 
 
 def implied(job: JobSpec) -> tuple[str, ...]:
-    """Columns that are kept because they name folders."""
+    """Columns that are kept because they name folders, or rows are sorted by them."""
     sink = job.sink
     if sink is None:
         return ()
-    return tuple(n for n in sink.partition_by if n not in (*(sink.keep or ()), sink.row_id, sink.model_version))
+    named = dict.fromkeys((*sink.partition_by, *sink.sort_by))
+    return tuple(n for n in named if n not in (*(sink.keep or ()), sink.row_id, sink.model_version))
 
 
 def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -> None:
@@ -201,15 +202,12 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
                 "drop",
                 "neither source nor model has: there are",
             )
-    for what, names, ours in (("partition_by", sink.partition_by, ()), ("index", sink.index, _made_here(sink))):
+    here = (sink.row_id, sink.model_version)  # made neither by the source nor by the model
+    named = (("partition_by", sink.partition_by, ()), ("sort_by", sink.sort_by, here), ("index", sink.index, here))
+    for what, names, ours in named:
         for name in names:
             if name not in (*there.names, *ours, *(info.outputs or (name,))) and not job.post:
                 raise _no_column(name, there, what)
-
-
-def _made_here(sink: Sink) -> tuple[str | None, ...]:
-    """Columns that are neither the source's nor the model's."""
-    return sink.row_id, sink.model_version
 
 
 def doubtful(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> list[str]:
@@ -217,8 +215,8 @@ def doubtful(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> list[str]:
     import difflib
 
     sink, outputs = job.sink, info.outputs or ()
-    named = [] if sink is None else [("keep", sink.keep or ()), ("key", sink.key), ("partition_by", sink.partition_by)]
-    named += [] if sink is None else [("index", sink.index)]
+    options = ("keep", "key", "partition_by", "sort_by", "index")
+    named = [] if sink is None else [(what, getattr(sink, what) or ()) for what in options]
     lines = []
     for what, names in named:
         for name in names:

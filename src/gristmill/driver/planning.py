@@ -33,6 +33,7 @@ from gristmill.process import machine
 from gristmill.process.failure import storable
 from gristmill.process.scratch import is_passing
 from gristmill.result.reading import Kinds, check_whole, published_alone
+from gristmill.result.reduction import Reducer
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
@@ -179,11 +180,9 @@ def resolve(
     if job.sink is not None:
         _check_apart(job.source, job.sink, sink_format)
     audits(job)
+    reducer(job)
     source = job.source if job.source.data is None else _held(job, held_data)
-    if job.sink is not None and job.sink.partition_by:
-        from gristmill.sinks.partition import partitioned
-
-        sink_format = partitioned(sink_format, job.sink.partition_by)
+    sink_format = laid_out(sink_format, job.sink)
     if source.data is None and not source.uri[0].startswith(HELD) and is_snapshot(source):
         pinned = pinned or _pinned(source, held_data, first)
         fs, listed, doubled = pinned.storage, list(pinned.files), list[str]()
@@ -334,6 +333,27 @@ def _pinned(source: Source, folder: str | None, first: int | None) -> Pinned:
         return pinning.pinned(lambda _: None, first)
 
 
+def laid_out(form: SinkFormat, sink: Sink | None) -> SinkFormat:
+    """The format with the order and folders that a sink asks for. Raises BadJob for files that cannot have them."""
+    if sink is None:
+        return form
+    if sink.joins and not form.tables and sink.sort_by:
+        raise BadJob(
+            f"sink {redact(sink.uri)}: sort_by beside partition_by, files or merge is for tables, and the files of a "
+            f"{form.name} sink are none: leave one of them out"
+        )
+    by = tuple(name for name in sink.sort_by if name not in sink.partition_by)
+    if by:
+        from gristmill.sinks.ordered import ordered
+
+        form = ordered(form, by)
+    if sink.partition_by:
+        from gristmill.sinks.partition import partitioned
+
+        form = partitioned(form, sink.partition_by)
+    return form
+
+
 def check_other(source: Source, sink: Sink) -> None:
     """Raises BadJob for a sink that is one file, and a file that the source names."""
     if file_named(sink.uri) and _plain_path(sink.uri) in map(_plain_path, source.uri):
@@ -351,8 +371,9 @@ def _check_apart(source: Source, sink: Sink, form: SinkFormat) -> None:
     if is_passing(below):
         return  # a preview, or a job that returns a table
     folders = [f"{column}=0" for column in sink.partition_by]
-    stem = "merged.g1" if sink.merge else "part-0000000.g1"
-    parts = ["/".join([below, *folders, stem + end]) for end in form.suffixes]
+    stems = ["merged.g1"] if sink.merge else ["part-0000000.g1"]
+    stems += ["merged-0000000.g1"] if sink.joins and not sink.merge else []
+    parts = ["/".join([below, *folders, stem + end]) for stem in stems for end in form.suffixes]
     if file_named(sink.uri):
         parts = [below]
     for uri in source.uri:
@@ -673,6 +694,24 @@ def _as_asked(job: JobSpec, model: ModelSpec, info: ModelInfo) -> ModelSpec:
     """
     asked: Any = job.model
     return changed(model, backend=asked.backend) if info.exportable else model
+
+
+def reducer(job: JobSpec) -> Reducer | None:
+    """What makes the final files of a job, imported if given by name; None if nothing does. Raises BadJob."""
+    from gristmill.fingerprint import code
+    from gristmill.process.targets import import_target
+
+    if job.reduce is None:
+        return None
+    try:
+        call = import_target(job.reduce) if isinstance(job.reduce, str) else job.reduce
+    except BadModel as e:
+        raise BadJob(f"reduce: {e}") from e
+    if not callable(call):
+        raise BadJob(f"reduce: {job.reduce} is a {type(call).__name__}, not a function of rows and a folder")
+    name = job.reduce if isinstance(job.reduce, str) else getattr(call, "__qualname__", type(call).__qualname__)
+    digests = fingerprint.compared(code.digests_of_code((call,), [], {}, frozenset()))
+    return Reducer(name, call, fingerprint.digest_of(digests))
 
 
 def audits(job: JobSpec) -> list[Any]:

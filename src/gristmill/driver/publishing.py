@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from gristmill.commit import gates, onefile, publication, publish
 from gristmill.commit.documents import Described, Live, ResultRecord
+from gristmill.commit.generation import generations, pending
 from gristmill.commit.publication import live_of
 from gristmill.driver import budgets, indexing, planning, summary
 from gristmill.driver import retrydead as retrying
@@ -22,6 +23,7 @@ from gristmill.job.uris import file_named
 from gristmill.observe import units
 from gristmill.observe.report import Report
 from gristmill.result import ids, reading
+from gristmill.result.reduction import Reducer, Reduction, forget_others
 from gristmill.shards.counts import Counts, summed
 
 
@@ -39,6 +41,7 @@ def untouched(at: Opened) -> Published:
     """The outcome of a run that had nothing to do."""
     indexing.again(at)
     onefile.settle(at.root, at.resolved.sink_format, at.sink.options, at.sink.overwrite)
+    _reduced_anew(at)
     report = summary.untouched(at)
     at.log.say(phase="done")
     return Published(report)
@@ -59,12 +62,18 @@ def published(s: Scored) -> Published:
         _gates(s, counts)
         whole = _whole(s, counts)
         _audited(s, whole)
-    if s.sink.merge:
-        from gristmill.commit.merge import merge
+    if s.sink.joins:
+        from gristmill.commit.merge import Joining
 
-        merged = merge(s.files, s.generation, s.receipts, s.resolved.sink_format, s.plan.schema, s.sink.options)
-        s = replace(s, receipts=tuple(merged))
-    index = indexing.made(s, s.plan.about, [*whole.live, *live_of(s.generation, s.receipts)])
+        joining = Joining(s.files, s.generation, s.resolved.sink_format, s.plan.schema, s.sink)
+        s = replace(s, receipts=tuple(joining.receipts(s.receipts)))
+    rows = [*whole.live, *live_of(s.generation, s.receipts)]
+    index = indexing.made(s, s.plan.about, rows)
+    reducer = planning.reducer(s.spec)
+    if reducer is not None:
+        made = Reduction(s.generation, rows, s.plan.about, reducer).receipt()
+        forget_others(s.generation, made, s.base)
+        s = replace(s, receipts=(*s.receipts, made))
     s.refuse_late()
     try:
         publish.link_parts(s.files, s.generation, [*s.receipts, *(() if index is None else (index.receipt,))])
@@ -75,13 +84,36 @@ def published(s: Scored) -> Published:
     if not s.resolved.sink_format.tables:
         live.append(publish.manifest(s.generation, s.receipts, whole.live))
     whole = replace(whole, live=live)
-    publish.publish(s.generation, _record(s, whole), whole.live, None if index is None else index.index)
+    publish.publish(s.generation, _record(s, whole, reducer), whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
     _tell(s, counts)
     report = summary.finished(s, whole)
     log.say(phase="done")
     budgets.remember(s.resolved, s.batch, s.sums.figures)
     return Published(report, s.later if s.appends else ())
+
+
+def _reduced_anew(at: Opened) -> None:
+    """Where the job's `reduce` is not what the published result was reduced by: run it on that, and publish the same
+    rows with its files. Raises SinkBusy if another run publishes meanwhile.
+    """
+    reducer, result = planning.reducer(at.spec), publication.published(at.root, at.files)
+    if reducer is None or result.body.reduced_by == reducer.said():
+        return
+    claims = generations(at.root, at.files)
+    own = next((g for g in claims if g.number == result.generation and not g.lost), None)
+    if own is None or pending(claims, result.number) is not None:
+        why = "its claim is lost" if own is None else "an unfinished run stands on it"
+        at.log.note("warning", f"reduce {reducer.name} was not run on the result that is published: {why}")
+        return
+    rows = [f for f in result.live() if f.role not in ("reduced", "index")]
+    made = Reduction(own, rows, result.body, reducer).receipt()
+    forget_others(own, made, result)
+    publish.link_parts(at.files, own, [made])
+    fields = {f.name: getattr(result.body, f.name) for f in dataclasses.fields(ResultRecord)}
+    about = ResultRecord(**{**fields, "reduced_by": reducer.said()})
+    publish.publish(replace(own, predecessor=result.number), about, [*rows, *live_of(own, [made])], result.body.index)
+    at.log.tell(f"nothing was scored; reduce {reducer.name} was run on the result that is published")
 
 
 def _gates(s: Scored, counts: Counts) -> None:
@@ -98,7 +130,7 @@ def _whole(s: Scored, new: Counts) -> Whole:
     errors, shards = summed(x.errors for x in s.receipts), len(s.plan.shards)
     if s.base is None or s.generation.base is None:
         return Whole(new, errors, shards, [s.generation.number], [])
-    body, live = s.base.body, s.base.live()
+    body, live = s.base.body, [f for f in s.base.live() if f.role != "reduced"]  # which were made of fewer rows
     before = Counts(*body.counts_list)
     numbers, shards = [*body.generations, s.generation.number], body.shards + shards
     if not s.retries:
@@ -134,7 +166,7 @@ def _audited(s: Scored, whole: Whole) -> None:
         s.log.note("warning", f"{refused}, which was accepted")
 
 
-def _record(s: Scored, whole: Whole) -> ResultRecord:
+def _record(s: Scored, whole: Whole, reducer: Reducer | None) -> ResultRecord:
     plan, total = s.plan.about, whole.counts
     return ResultRecord(
         **{f.name: getattr(plan, f.name) for f in dataclasses.fields(Described)},
@@ -150,6 +182,7 @@ def _record(s: Scored, whole: Whole) -> ResultRecord:
         seconds=round(s.log.seconds, 3),
         errors={k: int(v) for k, v in whole.errors.items()},
         skipped=tuple(s.resolved.skipped),
+        reduced_by={} if reducer is None else reducer.said(),
     )
 
 

@@ -149,11 +149,11 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
     for option, name in (("row_id", sink.row_id), ("model_version", sink.model_version)):
         if name in answer["results"]:
             raise BadJob(f"{option} names column {name!r}, which {r.model.name} returns: give another name")
-    missing = [n for n in (*(r.keep or ()), *sink.partition_by) if n not in names]
+    missing = [n for n in (*(r.keep or ()), *sink.partition_by, *sink.sort_by) if n not in names]
     if missing:
         there = ", ".join(names)
         raise BadJob(
-            f"keep or partition_by names column {missing[0]!r}, which is not an output column: there are {there}"
+            f"keep, partition_by or sort_by names column {missing[0]!r}, which is no output column: there are {there}"
         )
 
 

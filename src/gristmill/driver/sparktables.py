@@ -239,8 +239,10 @@ class TableSink:
 
     def _refuse(self, sink: Sink) -> None:
         about = _described(self._spark, self._name)
-        if sink.partition_by or sink.merge or sink.index or sink.format not in (None, "parquet"):
-            raise BadJob(f"sink {sink.uri}: a table has no format, partition_by, merge or index: leave them out")
+        if sink.joins or sink.sort_by or sink.index or sink.format not in (None, "parquet"):
+            raise BadJob(
+                f"sink {sink.uri}: a table has no format, partition_by, sort_by, files, merge or index: leave them out"
+            )
         if about.get("Type") == "VIEW" or (about and not _is_plain(about)):
             kind = "a view" if about.get("Type") == "VIEW" else f"{about.get('Provider')}, or partitioned"
             raise BadJob(

@@ -258,8 +258,10 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             format=None,
             options=_parquet_options(spec.sink),
             merge=False,
+            files=None,
             partition_by=(),
             index=(),
+            sort_by=(),
             storage={},
         )
         workers = 0 if spec.engine.workers == 0 else 1
@@ -272,6 +274,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             sink=target,
             gates=UNGATED,
             audit=(),
+            reduce=None,
             deliver=(),
             engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
         )
@@ -326,12 +329,14 @@ def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, Non
             format=DEFAULT,
             options=_parquet_options(spec.sink),
             merge=False,
+            files=None,
             partition_by=(),
             index=(),
+            sort_by=(),
             storage={},
         )
         gates = replace(spec.gates, allow_empty=True)
-        run = streamed(replace(spec, sink=target, gates=gates), observer)
+        run = streamed(replace(spec, sink=target, gates=gates, reduce=None), observer)
         stack.callback(run.close)
         while True:
             try:

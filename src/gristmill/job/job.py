@@ -151,7 +151,11 @@ class Sink:
         ),
     ] = ()
     partition_by: Annotated[
-        tuple[str, ...], Help("Write hive folders by these columns; they are carried over as if listed in keep")
+        tuple[str, ...],
+        Help(
+            "Write hive folders by these columns, with about one file in each; they are carried over as if listed in "
+            "keep"
+        ),
     ] = ()
     merge: Annotated[
         bool, Help("Publish one file instead of parts, in the order of the source; each append adds another")
@@ -176,11 +180,28 @@ class Sink:
         tuple[str, ...],
         Help("Columns left out of the output row, whatever made them: source, model or steps"),
     ] = ()
+    sort_by: Annotated[
+        tuple[str, ...],
+        Help(
+            "Sort the rows of each file by these columns, ascending, nulls last; they are carried over as if listed in "
+            "keep"
+        ),
+    ] = ()
+    files: Annotated[
+        int | None,
+        whole(1),
+        Help(
+            "Publish at most so many files (in each folder of partition_by) instead of a part for each shard; each "
+            "append adds as many (default for partition_by: one for each 512 MB)"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.key and not self.row_id:
             raise BadJob(f"sink has key={list(self.key)} but no row_id: name the column that the id is written to")
-        needed: dict[str, Any] = {"keep": self.keep or (), "partition_by": self.partition_by}
+        needed: dict[str, Any] = {
+            "keep": self.keep or (), "partition_by": self.partition_by, "sort_by": self.sort_by,
+        }  # fmt: skip
         needed |= {"row_id": (self.row_id,), "model_version": (self.model_version,)}
         for what, names in needed.items():
             for name in self.drop:
@@ -204,6 +225,13 @@ class Sink:
             self._one_file()
         if self.merge and self.partition_by:
             raise BadJob("sink has merge and partition_by: one file cannot be in many folders; leave one of them out")
+        if self.merge and self.files is not None:
+            raise BadJob(f"sink has merge, which is one file, and files={self.files}: leave one of them out")
+
+    @property
+    def joins(self) -> bool:
+        """Whether what shards wrote is joined to larger files before it is published."""
+        return self.merge or self.files is not None or bool(self.partition_by)
 
     def _one_file(self) -> None:
         form, *others = file_formats(self.uri)
@@ -211,7 +239,7 @@ class Sink:
             raise BadJob(f"sink {self.uri}: one file is for local disks: give a folder ({self.uri}/ is one)")
         if self.format not in (None, form, *others):
             raise BadJob(f"sink {self.uri}: format is {self.format!r}: give a file named .{self.format}, or a folder")
-        if given := [name for name in ("partition_by", "evolve") if getattr(self, name)]:
+        if given := [name for name in ("partition_by", "evolve", "files") if getattr(self, name)]:
             raise BadJob(
                 f"sink {self.uri}: {given[0]} is for folders, and this name is that of one file: give a folder"
             )
@@ -230,13 +258,16 @@ class JobSpec:
     """A job, ready to be planned. `sink` None means that the answers are returned.
 
     `audit` are functions, or their names as "module:name", that are given the staged result (`commit.gates.Staged`)
-    before it is published; one that returns False, or raises, refuses it. `on_null` None means "dead", for models that
-    refuse nulls; if it is given there must be columns that it can apply to (planning).
+    before it is published; one that returns False, or raises, refuses it. `reduce` is a function, or its name, that is
+    given the result's rows (a pyarrow.RecordBatchReader) and a folder (str), and writes files that are published with
+    them. `on_null` None means "dead", for models that refuse nulls; if it is given there must be columns that it can
+    apply to (planning).
     """
 
     not_shaping: ClassVar[Mapping[str, str]] = {
         "on_new_files": "what the next run does about files that are new",
         "audit": "looks at the staged result, and may only refuse it",
+        "reduce": "reads what is about to be published; it may be mended and run again without scoring anything",
         "deliver": "where the published result is brought afterwards",
     }
 
@@ -299,6 +330,15 @@ class JobSpec:
         ),
     ] = ()
 
+    reduce: Annotated[
+        Any,
+        Help(
+            "MODULE:NAME or FILE.py:NAME of a function (rows, folder) that makes the one final file, index or report: "
+            "it reads all rows as a stream and writes into the folder, before anything is published",
+            "FILE.py:NAME",
+            group="Output",
+        ),
+    ] = None
     deliver: Annotated[
         tuple[Delivery, ...],
         Help(
@@ -326,6 +366,14 @@ class JobSpec:
                     f"audit has {hook!r}, which cannot be called: give functions that take the staged result, or their "
                     "names, MODULE:NAME"
                 )
+        if self.reduce is not None:
+            if not (callable(self.reduce) or (isinstance(self.reduce, str) and all(self.reduce.rpartition(":")))):
+                raise BadJob(
+                    f"reduce is {self.reduce!r}, which cannot be called: give a function (rows, folder), or its name, "
+                    "MODULE:NAME or FILE.py:NAME"
+                )
+            if self.sink is None:
+                raise BadJob("the job has reduce but no sink, beside whose rows its files are published: give it one")
         for step in self.post:
             if step.kind != "map":
                 raise BadJob(f"post step {step.name} is a {step.kind}: after the model, steps must keep the row count")

@@ -134,6 +134,8 @@ class OutputOptions(TypedDict, total=False):
     row_id: str | None
     key: Names
     partition_by: Names
+    sort_by: Names
+    files: int | None
     merge: bool
     index: Names
     model_version: str | None
@@ -208,6 +210,7 @@ class JobOptions(EngineOptions, total=False):
     on_new_files: Literal["refuse", "append"]
     gates: Gates | Mapping[str, Any] | None
     audit: Any
+    reduce: Any
     deliver: Any
     running: Running | Mapping[str, Any] | None
     engine: str | EngineSpec | None

@@ -190,7 +190,7 @@ def check_names(spec: JobSpec) -> None:
     if isinstance(returns := getattr(spec.model, "returns", None), Mapping):
         named.append(("model.returns", returns.get("properties", ()) if is_schema(returns) else returns))
     if sink is not None:
-        named += [("sink.partition_by", sink.partition_by), ("sink.key", sink.key), ("sink.index", sink.index)]
+        named += [(f"sink.{what}", getattr(sink, what)) for what in ("partition_by", "sort_by", "key", "index")]
         named += [("sink.row_id", [sink.row_id]), ("sink.model_version", [sink.model_version])]
     for where, names in named:
         for name in names:

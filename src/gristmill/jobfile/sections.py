@@ -127,6 +127,7 @@ def _job(kinds: tuple[str, ...]) -> type[BaseModel]:
             "gates": _field(said["gates"], GatesSection, default_factory=GatesSection),
             "deliver": _field(said["deliver"], list[DeliverySection], default_factory=list),  # type: ignore[valid-type]
             "audit": _field(said["audit"], str | list[str], default_factory=list),
+            "reduce": _field(said["reduce"], str | None, default=None),
             "engine": _field(said["engine"], EngineSection, default_factory=EngineSection),
             "running": _field(said["running"], RunningSection, default_factory=RunningSection),
             "profiles": (dict[str, dict[str, Any]], Field(description=_PROFILES, default_factory=dict)),
@@ -194,7 +195,7 @@ def _built(document: Document, job: Any) -> JobSpec:
     made["deliver"] = tuple(
         _placed(document, ("deliver", i), Delivery, _given(section)) for i, section in enumerate(job.deliver)
     )
-    made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit")}
+    made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit", "reduce")}
     spec: JobSpec = _placed(document, (), JobSpec, made)
     return spec
 

@@ -34,7 +34,7 @@ def dump(spec: JobSpec) -> str:
         usual = file_formats(spec.sink.uri)[:1]  # of one file, which is merged anyway
         told = ("format", "merge") if usual == (spec.sink.format,) else ("merge",) if usual else ()
         body["sink"] = _differing(spec.sink, drop=told)
-    apart = ("source", "sink", "model", "steps", "post", "gates", "engine", "running", "audit", "deliver")
+    apart = ("source", "sink", "model", "steps", "post", "gates", "engine", "running", "audit", "reduce", "deliver")
     choices = _differing(spec, drop=apart)
     engine = _differing(spec.engine, drop=("options",))
     if spec.engine.options:
@@ -44,6 +44,8 @@ def dump(spec: JobSpec) -> str:
         choices["deliver"] = [_differing(one) for one in spec.deliver]
     if spec.audit:
         choices["audit"] = [target_name(Call(hook)) for hook in spec.audit]
+    if spec.reduce is not None:
+        choices["reduce"] = target_name(Call(spec.reduce))
     return write_document(_plain({**body, **choices, **{name: item for name, item in sections.items() if item}}))
 
 

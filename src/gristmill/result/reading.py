@@ -147,7 +147,7 @@ def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
     return files.arrow({join(root, f.name): join(root, f.work) for f in parts}) or pafs.LocalFileSystem()
 
 
-_PART = re.compile(r"(part-\d{7,}|merged)\.g\d+\.")
+_PART = re.compile(r"(part-\d{7,}|merged(-\d{7,})?)\.g\d+\.")
 
 
 Kinds = Mapping[str, pa.DataType]

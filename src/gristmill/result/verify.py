@@ -25,6 +25,7 @@ from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join, sha256_of
 from gristmill.result import ids, reading
+from gristmill.result.reduction import OF_ROWS, digest_of_rows
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import SinkFormat
 
@@ -46,15 +47,26 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Member:
-    """A generation of a result with its plan and its valid receipts by shard; `merged` is the receipt of its
-    one file, `indexed` are those of index files.
+    """A generation of a result with its plan and its valid receipts by shard; `joined` are the receipts of files that
+    parts were joined to, `indexed` those of index files.
     """
 
     generation: Generation
     plan: Plan
     done: Mapping[int, Receipt]
-    merged: Receipt | None = None
+    joined: tuple[Receipt, ...] = ()
     indexed: Mapping[int, Receipt] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether one file has all rows, by a receipt that does not say which parts it is of."""
+        return any(not r.of for r in self.joined)
+
+    @property
+    def covered(self) -> set[str]:
+        """The names of the parts that are in joined files."""
+        parts = (p for r in self.done.values() for p in r.parts if p.role != "dead")
+        return {p.publish for p in parts} if self.whole else {name for r in self.joined for name in r.of}
 
 
 def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bool = False) -> Verdict:
@@ -158,6 +170,8 @@ def _differs(path: str, f: Live, sink_format: SinkFormat, schema: pa.Schema, opt
         return f"{os.path.getsize(path)} bytes, but {f.bytes} were published"
     if sha256_of(path) != f.sha256:
         return "content changed (sha256 differs)"
+    if f.role == "reduced":
+        return None
     if f.role == "index":
         counted = int(np.load(path, mmap_mode="r" if f.rows else None).shape[1])
     else:
@@ -189,9 +203,9 @@ def _members(result: Publication) -> Iterator[Member | str]:
             yield f"generation {number}: its plan is missing or damaged ({e})"
             continue
         done = receipts.standing(generation.receipts, result.files)
-        merged = receipts.standing(join(generation.folder, "merged"), result.files)
+        joined = receipts.standing(generation.joined, result.files)
         indexed = receipts.standing(generation.indexed, result.files)
-        yield Member(generation, plan, done, next(iter(merged.values()), None), indexed)
+        yield Member(generation, plan, done, tuple(joined.values()), indexed)
 
 
 def _against_plan(m: Member) -> list[str]:
@@ -262,18 +276,37 @@ def _overlaps(members: Sequence[Member]) -> list[str]:
 def _against_receipts(m: Member, live: Sequence[Live]) -> list[str]:
     """Check that a generation's live files are those that its receipts commit: all rows, and no other files."""
     number = m.generation.number
-    done = [*m.done.values()] if m.merged is None else [m.merged, *m.done.values()]
-    committed = {p.publish: p for r in [*done, *m.indexed.values()] for p in r.parts}
+    covered = m.covered
+    committed = {p.publish: p for r in m.done.values() for p in r.parts if p.publish not in covered}
+    committed |= {p.publish: p for r in m.joined for p in r.parts}
+    reduced = receipts.standing(m.generation.reduced, m.generation.files).values()
+    made = committed | {p.publish: p for r in [*reduced, *m.indexed.values()] for p in r.parts}
     mine = {f.name: f for f in live if f.generation == number and f.role != "manifest"}
     lines = []
     for name, f in mine.items():
-        part = committed.get(name)
+        part = made.get(name)
         if part is None or (part.sha256, part.rows, part.role) != (f.sha256, f.rows, f.role):
             lines.append(f"{name}: it does not match any receipt of generation {number}")
-    for receipt in [m.merged] if m.merged is not None else m.done.values():
-        lost = [p.publish for p in receipt.parts if p.role != "dead" and p.publish not in mine]
-        lines += [f"{name}: committed by generation {number}, but not in the result" for name in lost]
-    return lines
+    lost = [name for name, part in committed.items() if part.role != "dead" and name not in mine]
+    lines += [f"{name}: committed by generation {number}, but not in the result" for name in lost]
+    of = digest_of_rows(live)
+    strange = [p.publish for r in reduced if r.of.get(OF_ROWS) != of for p in r.parts if p.publish in mine]
+    lines += [f"{name}: was made by reduce of other rows than those of the result" for name in strange]
+    return lines + [line for receipt in m.joined if receipt.of for line in _misjoined(receipt, m)]
+
+
+def _misjoined(receipt: Receipt, m: Member) -> list[str]:
+    """Check that a joined file is of parts that shards committed, of each once, and has all their rows."""
+    parts = {p.publish: p for r in m.done.values() for p in r.parts}
+    name = receipt.parts[0].publish
+    strange = [n for n, digest in receipt.of.items() if n not in parts or parts[n].sha256 != digest]
+    lines = [f"{name}: was made of {n}, which no receipt commits" for n in strange]
+    others = [r for r in m.joined if r.shard != receipt.shard]
+    lines += [f"{name}: has the rows of {n}, which {r.parts[0].publish} has, too" for r in others for n in r.of
+              if n in receipt.of]  # fmt: skip
+    rows = sum(parts[n].rows for n in receipt.of if n in parts and parts[n].role == "rows")
+    held = sum(p.rows for p in receipt.parts if p.role == "rows")
+    return lines if lines or rows == held else [f"{name}: holds {held} rows, but the parts it is made of {rows}"]
 
 
 # ---------------------------------------------------------------- sums

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 from gristmill.files.contract import Files
 
-Role = Literal["rows", "ids", "dead", "manifest", "index"]
+Role = Literal["rows", "ids", "dead", "manifest", "index", "reduced"]
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class WorkFile:
     """A finished file of a shard: where it was written, the name it is published under, and its rows.
 
     `role` is "rows" for files with output rows (their sum is the shard's ok count), "ids" for the files of the other
-    columns if those are not tables, "dead" for dead letters, and "manifest" for the file that lists both,
-    "index" for one by which rows are looked up.
+    columns if those are not tables, "dead" for dead letters, "manifest" for the file that lists both, "index" for one
+    by which rows are looked up, and "reduced" for those that a job's `reduce` wrote.
     """
 
     path: str
@@ -102,6 +102,7 @@ class SinkFormat(Protocol):
         options: Mapping[str, Any],
     ) -> list[WorkFile]:
         """Work files, as a writer for `stem` would make them, that hold the rows of all parts in order, in bounded
-        memory. Raises BadJob if the format has no such files.
+        memory. `parts` are files that writers closed, with the same schema. Raises BadJob if the format has no such
+        files.
         """
         ...

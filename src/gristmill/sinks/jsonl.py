@@ -102,7 +102,8 @@ class JsonlSink:
         options: Mapping[str, Any],
     ) -> list[WorkFile]:  # fmt: skip
         """Concatenates the parts, compressed ones too, as gzip and zstd files may be joined."""
-        suffix = parts[0].publish[parts[0].publish.index(".jsonl") :] if parts else ".jsonl"
+        name = parts[0].publish.rpartition("/")[2] if parts else ".jsonl"
+        suffix = name[name.index(".jsonl") :]
         path = os.path.join(folder, f"{stem}{suffix}.{nonce}.tmp")
         with files.create(path) as out:
             for part in parts:

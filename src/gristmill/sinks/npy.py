@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from gristmill.errors import BadJob, BadOutput, CorruptStore
 from gristmill.files.contract import Files
 from gristmill.job.formatoptions import known
 from gristmill.sinks.contract import Role, WorkFile, Writer
-from gristmill.sinks.parquet import ParquetSink
+from gristmill.sinks.parquet import MERGED_ROWS, ParquetSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,8 +92,20 @@ class NpySink:
         self, files: Files, folder: str, parts: Sequence[WorkFile], stem: str, nonce: str, schema: pa.Schema,
         options: Mapping[str, Any],
     ) -> list[WorkFile]:  # fmt: skip
-        """Raises BadJob: files of vectors are mapped into memory one by one."""
-        raise BadJob("merge: a npy sink cannot be merged; read its manifest instead")
+        """The matrices one below the other, as bytes; the other columns through one writer."""
+        column = vector_column(schema, options.get("vector"))
+        writer = NpyWriter(files, folder, stem, nonce, schema, column)
+        try:
+            for part in parts:
+                with files.local(part.path) as path:
+                    if part.role == "rows":
+                        writer.copy(path)
+                    else:
+                        writer.copy_beside(path)
+            return writer.close()
+        except BaseException:
+            writer.abort()
+            raise
 
     def shape(self, path: str) -> tuple[int, int]:
         """Rows and width by the header. Raises CorruptStore if the file's size does not agree."""
@@ -178,7 +191,7 @@ class NpyWriter:
             )
         self._width: int = kind.list_size
         self._others = [f for f in schema if f.name != column]
-        self._rows = 0
+        self._rows = self._beside = 0
         ids = pa.schema(self._others or [("row", pa.int64())])
         self._ids = ParquetSink().writer(files, folder, f"{stem}.ids", nonce, ids, {})
         try:
@@ -200,6 +213,26 @@ class NpyWriter:
         else:
             self._ids.write(pa.table({"row": pa.array(np.arange(self._rows, self._rows + rows.num_rows))}))
         self._rows += rows.num_rows
+
+    def copy(self, path: str) -> None:
+        """Add the vectors of a finished file, whose other columns `copy_beside` adds."""
+        self._rows += NpySink().shape(path)[0]
+        with open(path, "rb") as source:
+            source.seek(_HEADER)
+            shutil.copyfileobj(source, self._file, 1 << 20)
+
+    def copy_beside(self, path: str) -> None:
+        """Add the other columns of a finished file; numbers of rows, where there are none, go on."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=MERGED_ROWS):
+                rows = pa.Table.from_batches([batch])
+                if not self._others:
+                    rows = pa.table({"row": pa.array(np.arange(self._beside, self._beside + rows.num_rows))})
+                self._ids.write(rows)
+                self._beside += rows.num_rows
 
     def _vectors(self, chunk: pa.Array) -> np.ndarray:
         """The rows' vectors one after the other, float32 [rows * width]."""

@@ -163,8 +163,8 @@ class PartitionedWriter:
     def close(self) -> list[WorkFile]:
         import pyarrow as pa
 
-        spills = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self._spills]
         out: list[WorkFile] = []
+        spills = [self._spilled(path) for path in self._spills]
         for folder, part in self._parts.items():
             writer = self._opened(part.number)
             self._writers.append(writer)
@@ -178,6 +178,12 @@ class PartitionedWriter:
                 out.append(replace(file, publish=f"{folder}/{name}"))
         self._remove_spills()
         return out
+
+    def _spilled(self, path: str) -> pa.Table:
+        import pyarrow as pa
+
+        with self._files.local(path) as local:  # which stays mapped
+            return pa.ipc.open_file(pa.memory_map(local)).read_all()
 
     def abort(self) -> None:
         self._parts.clear()

@@ -50,7 +50,8 @@ class Reader:
 class Output:
     """What an output row has: kept columns (None: all but `leave`), the model's, an id, a version; nothing in `drop`.
 
-    Columns of `keep` that are `implied` (by partition_by) are kept unless the model answers in a column of that name.
+    Columns of `keep` that are `implied` (by partition_by or sort_by) are kept unless the model answers in a column of
+    that name.
     """
 
     keep: tuple[str, ...] | None
