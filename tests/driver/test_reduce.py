@@ -151,6 +151,24 @@ def test_another_function_on_a_result_that_stands(tmp_path: Path) -> None:
     assert gm.read(out).to_table()["id"].to_pylist() == list(range(100))
 
 
+def test_beside_an_index_of_joined_parts(tmp_path: Path) -> None:
+    """Rows are looked up in the files that parts were joined to; another index, or function, keeps the other's."""
+    out = tmp_path / "out"
+    how = {"partition_by": ["k"], "sort_by": ["y"], "keep": ["id", "k"]}
+    job(out, index=["id"], **how).run()
+    for made in (job(out, index=["id"], **how), job(out, failing_never, index=["id"], **how),
+                 job(out, failing_never, index=["y"], **how)):  # fmt: skip
+        assert made.run().state == "nothing to do" and gm.verify(out, deep=True).ok
+        assert len(gm.reduced(out)) == (2 if made.spec.reduce is total else 1)
+        with gm.lookup(str(out)) as rows:
+            found = [rows.get(i * (2 if made.spec.sink.index == ("y",) else 1)) for i in range(100)]
+        assert found == [{"id": i, "k": f"k{i % 3}", "y": i * 2} for i in range(100)]
+
+
+def failing_never(rows: pa.RecordBatchReader, folder: str) -> None:
+    Path(folder, "n.txt").write_text(str(sum(b.num_rows for b in rows)))
+
+
 def test_one_that_was_linked_and_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is stopped between linking and publishing, and the function is changed: only the new file is there."""
     out = tmp_path / "out"

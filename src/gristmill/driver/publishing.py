@@ -108,6 +108,7 @@ def _reduced_anew(at: Opened) -> None:
         return
     rows = [f for f in result.live() if f.role not in ("reduced", "index")]
     made = Reduction(own, rows, result.body, reducer).receipt()
+    at.refuse_late()
     forget_others(own, made, result)
     publish.link_parts(at.files, own, [made])
     fields = {f.name: getattr(result.body, f.name) for f in dataclasses.fields(ResultRecord)}
