@@ -97,8 +97,8 @@ def test_every_common_flag_reaches_its_place() -> None:
     made = gm.TextEmbedder("m", "t", "vector", "p: ", "q", "cls", False, 64, 128, "onnx", "int8", "cpu", True, "ab")
     assert spec.model == made
     assert spec.sink == Sink(
-        "out", "jsonl", ("id", "lang", "day"), "rid", ("id",), ("day",), False, "mv", True, drop=("vector",),
-        sort_by=("id",), files=3,
+        "out", "jsonl", ("id", "lang", "day"), "rid", ("id",), ("day",), model_version="mv", overwrite=True,
+        drop=("vector",), sort_by=("id",), files=3,
     )  # fmt: skip
     assert typed(*EMBED, "--merge").sink == Sink("out", merge=True)
     assert (spec.on_null, spec.on_nan, spec.on_new_files) == ("skip", "keep", "append")
