@@ -32,6 +32,7 @@ class Claim(Document, what="claim of a generation"):
     predecessor: int = 0
     fingerprint: StoredFingerprint = field(default_factory=StoredFingerprint)
     schema: str | None = None
+    sink: str | None = None
 
 
 # ---------------------------------------------------------------- plans and results
@@ -151,7 +152,8 @@ class Indexed:
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord(Described):
     """What a published result says of itself, except for its files. `reduced_by` has the "name" of the function that
-    made those of the role "reduced", and the digest of its "code"; nothing if there are none.
+    made those of the role "reduced", and the digest of its "code"; nothing if there are none. `sink` is what stores call
+    its sink (`generation.sink_of`).
     """
 
     generations: tuple[int, ...]
@@ -167,6 +169,7 @@ class ResultRecord(Described):
     errors: Mapping[str, int]
     skipped: tuple[str, ...]
     reduced_by: Mapping[str, str] = field(default_factory=dict)
+    sink: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

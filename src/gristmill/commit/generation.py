@@ -36,8 +36,9 @@ class Generation:
 
     `base` is the generation whose live files stay live beside this one's (append, retry-dead). `predecessor` is the
     number of the publication that it builds on, 0 for none: it can be published only as the next one after that.
-    `fingerprint` is the job's; `schema` is the encoded output schema that its rows must fit, taken from its base. A
-    claim that does not read back is `lost`: its number is taken, nothing else is known.
+    `fingerprint` is the job's; `schema` is the encoded output schema that its rows must fit, taken from its base.
+    `sink` is what stores call the sink (`sink_of`). A claim that does not read back is `lost`: its number is taken,
+    nothing else is known.
     """
 
     root: str
@@ -48,6 +49,7 @@ class Generation:
     predecessor: int = 0
     fingerprint: StoredFingerprint = field(default_factory=StoredFingerprint, compare=False, repr=False)
     schema: str | None = field(default=None, repr=False)
+    sink: str | None = field(default=None, compare=False, repr=False)
     lost: bool = False
     files: Files = field(default=LOCAL, compare=False, repr=False)
 
@@ -158,7 +160,8 @@ def refuse(generation: Generation) -> None:
 def _claimed(files: Files, root: str, number: int) -> Generation:
     try:
         c = Claim.load_from(_claim_path(root, number), files)
-        return Generation(root, number, c.folder, c.kind, c.base, c.predecessor, c.fingerprint, c.schema, files=files)
+        begun = (c.folder, c.kind, c.base, c.predecessor, c.fingerprint, c.schema, c.sink)
+        return Generation(root, number, *begun, files=files)
     except CorruptStore:
         return Generation(root, number, f"g{number:04d}", "new", lost=True, files=files)
 
@@ -173,18 +176,33 @@ def claim(
     fingerprint: StoredFingerprint | None = None,
     schema: str | None = None,
     after: int = 0,
+    sink: str | None = None,
 ) -> Generation:
     """Claim the next generation number, also above `after`, whose claim may be lost. Two that claim at once get
-    different numbers.
+    different numbers. `sink` is what the sink is called in stores, if its latest result says so; else its claims do.
     """
     folder = join(root, META, "generations")
     while True:
         taken = [int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e))]
         number = max([*taken, after]) + 1
         name = f"g{number:04d}-{secrets.token_hex(4)}"
-        begun = (name, kind, base, predecessor, fingerprint or StoredFingerprint(), schema)
+        known = sink or sink_of(generations(root, files))
+        # Whatever was delivered of an unknown sink, a result that is begun anew is another one.
+        own = known or (name if kind in ("new", "restart") else None)
+        begun = (name, kind, base, predecessor, fingerprint or StoredFingerprint(), schema, own)
         if files.write_new(_claim_path(root, number), Claim(number, *begun).dump()):
             return Generation(root, number, *begun, files=files)
+
+
+def sink_of(claims: Sequence[Generation]) -> str | None:
+    """What stores call a sink: the name of its first generation, which stays when the folder is moved or copied. Every
+    claim and every result repeats it, so that it is known as long as one of them is; None if it is not, or if there is
+    no claim yet.
+    """
+    if said := next((g.sink for g in claims if g.sink is not None), None):
+        return said
+    first = claims[0] if claims else None
+    return first.name if first is not None and first.number == 1 and not first.lost else None
 
 
 def _claim_path(root: str, number: int) -> str:

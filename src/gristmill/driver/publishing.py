@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gristmill.commit import gates, onefile, publication, publish
 from gristmill.commit.documents import Described, Live, ResultRecord
-from gristmill.commit.generation import generations, pending
+from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.publication import live_of
 from gristmill.driver import budgets, indexing, planning, summary
 from gristmill.driver import retrydead as retrying
@@ -184,6 +184,7 @@ def _record(s: Scored, whole: Whole, reducer: Reducer | None) -> ResultRecord:
         errors={k: int(v) for k, v in whole.errors.items()},
         skipped=tuple(s.resolved.skipped),
         reduced_by={} if reducer is None else reducer.said(),
+        sink=s.generation.sink or sink_of(generations(s.root, s.files)),
     )
 
 

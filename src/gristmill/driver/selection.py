@@ -92,6 +92,7 @@ class Held:
             fingerprint=r.fingerprint.stored(),
             schema=schema,
             after=0 if latest is None else max(latest.generations),
+            sink=None if latest is None else latest.body.sink,
         )
 
     def given_up(self) -> Publication | None:

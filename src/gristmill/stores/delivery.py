@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from gristmill.arrow.spilling import spilling
 from gristmill.commit.documents import Delivered, Described, Live
-from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations
-from gristmill.commit.publication import Publication
+from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations, sink_of
+from gristmill.commit.publication import Publication, latest
 from gristmill.errors import BadJob, CorruptStore, RunFailed, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
@@ -28,6 +28,8 @@ from gristmill.stores.sql import quoted
 GROUP_ROWS = 500_000  # rows of small parts that are brought together: a transaction takes a while whatever is in it
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
 READ_AHEAD = 2  # batches
+_UNKNOWN = "which rows there are this sink's cannot be told, as the claim of its first generation is lost"
+_UNKNOWN_WAYS = "restore _gristmill/generations/0001.json, or deliver to another place, or with mode replace"
 KEY_MEMORY = "256MB"  # for finding keys that repeat; more are compared on disk
 
 
@@ -37,10 +39,23 @@ def opened(delivery: Delivery) -> Store:
     return STORES.get(place.store).open(place)
 
 
-def identity(root: str, files: Files) -> str:
-    """What marks call a sink: the name of its first generation, which stays when the folder is moved or copied."""
-    first = next((g.name for g in generations(root, files) if not g.lost), None)
-    return first or hashlib.sha256(root.encode()).hexdigest()[:16]
+@dataclass(frozen=True)
+class Identity:
+    """What marks call a sink: see `sink_of`. One that is not `known` any more, as all documents that said it are lost,
+    may have delivered under another name.
+    """
+
+    name: str
+    known: bool = True
+
+
+def identity(root: str, files: Files, found: Publication | None = None) -> Identity:
+    """The identity of a sink."""
+    result, claims = found or latest(root, files), generations(root, files)
+    if name := (None if result is None else result.body.sink) or sink_of(claims):
+        return Identity(name)
+    first = next((g.name for g in claims if not g.lost), None)
+    return Identity(first or hashlib.sha256(root.encode()).hexdigest()[:16], known=not claims)
 
 
 @dataclass(frozen=True)
@@ -52,19 +67,19 @@ class Result:
     generation: Generation
     members: tuple[int, ...]
     about: Described
-    sink: str  # its identity
+    sink: Identity
 
     @staticmethod
     def of(found: Publication) -> Result:
         """The result that a publication made. Raises CorruptStore if its claim is lost."""
         claims = {g.number: g for g in generations(found.root, found.files)}
         generation = claims.get(found.generation)
-        if generation is None:
+        if generation is None or generation.lost:
             raise CorruptStore(
-                f"{found.root}: the claim of generation {found.generation} is missing, and a delivery needs it: start "
-                "over with --restart (restart=True)"
+                f"{found.root}: the claim of generation {found.generation} is lost, and a delivery needs it: start over "
+                "with --restart (restart=True)"
             )
-        return Result(generation, tuple(found.generations), found.body, identity(found.root, found.files))
+        return Result(generation, tuple(found.generations), found.body, identity(found.root, found.files, found))
 
     @property
     def schema(self) -> pa.Schema:
@@ -75,10 +90,14 @@ class Result:
 
 
 def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
-    """What a delivery of this result brings."""
+    """What a delivery of this result brings. Raises CorruptStore if it is to be appended, and might be there already
+    under a name that is lost.
+    """
+    if delivery.mode == "append" and not result.sink.known:
+        raise CorruptStore(f"{delivery.shown}: {_UNKNOWN}, and rows are not appended twice: {_UNKNOWN_WAYS}")
     schema = result.schema
     mark = Mark(
-        sink=result.sink,
+        sink=result.sink.name,
         generation=result.generation.number,
         name=result.generation.name,
         generations=result.members,
@@ -119,7 +138,7 @@ class Loading:
         self._delivery, self._result, self._store = delivery, result, store
         self._begun = time.monotonic()
         self._load = load_of(delivery, result, expected)
-        self._before = store.live(result.sink)
+        self._before = store.live(result.sink.name)
         self._staged: dict[str, int] | None = None
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
@@ -292,7 +311,10 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
     """What is wrong in a store to which a result was delivered: a line each. Raises what opening it raises."""
     store = opened(delivery)
     try:
-        mark = store.live(identity(found.root, found.files))
+        sink = identity(found.root, found.files, found)
+        mark = store.live(sink.name)
+        if mark is None and not sink.known:
+            return [f"{receipt.to}: {_UNKNOWN}: {_UNKNOWN_WAYS}"]
         if mark is None:
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]
         if mark.generation != receipt.generation:
