@@ -74,3 +74,43 @@ def test_a_sink_whose_name_in_stores_is_lost_appends_nothing() -> None:
     with pytest.raises(gm.RunFailed, match=r"rows are not appended twice: restore _gristmill/generations/0001\.json"):
         made.run()
     assert count("s.sqlite") == 2 * ROWS
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("sqlite://s.sqlite#scores", "sqlite://s.sqlite#Scores"),
+        ("duckdb://s.duckdb#scores", "duckdb://s.duckdb#SCORES"),
+        ("duckdb://s.duckdb#scores", "duckdb://s.duckdb#Main.scores"),
+        ("duckdb://s.duckdb#own.Scores", "duckdb://s.duckdb#OWN.scores"),
+        ("postgres#aliased", "postgres#public.aliased"),
+    ],
+)
+def test_a_table_by_another_spelling_is_the_same_table(
+    first: str, second: str, request: pytest.FixtureRequest
+) -> None:
+    """Nothing is appended twice, and the rows are looked up by each."""
+    if first.startswith("postgres"):
+        server = request.getfixturevalue("postgres")
+        first, second = (to.replace("postgres", server, 1) for to in (first, second))
+    for to in (first, second, first):
+        made = gm.to(to, mode="append", key="id")
+        report = job(made).run()
+        assert gm.verify(job(made)).ok and report.deliveries[0].rows == ROWS
+        with gm.lookup(to) as lookup:
+            assert lookup.get(3) == {"id": 3, "y": 6} and lookup.generation == 1
+    job(gm.to(second, key="id")).run(restart=True)
+    assert gm.verify(job(gm.to(second, key="id"))).ok  # which counts them
+
+
+def test_a_name_without_a_schema_is_found_as_the_database_finds_it(postgres: str) -> None:
+    """In a later schema of the search path, if it is there, and not made a second time in the first."""
+    import psycopg
+
+    with psycopg.connect(postgres, autocommit=True) as db:
+        db.execute("CREATE SCHEMA IF NOT EXISTS ahead")
+        to = f"{postgres}{'&' if '?' in postgres else '?'}options=-csearch_path%3Dahead,public#found_late"
+        job(gm.to(f"{postgres}#found_late", mode="append")).run()
+        job(gm.to(to, mode="append")).run()
+        assert db.execute("SELECT count(*) FROM public.found_late").fetchone() == (ROWS,)
+        assert db.execute("SELECT to_regclass('ahead.found_late')").fetchone() == (None,)

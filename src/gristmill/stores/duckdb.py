@@ -33,7 +33,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.gate import Gate
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
-from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+from gristmill.stores.sql import MARKS, Session, Tables, created, folded, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
@@ -139,6 +139,7 @@ class File:
             self._held.begin()
             if write and self._schema != "main":
                 self._held.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._schema)}")
+            self._schema, self._table = spelled(self._held, self._schema, self._table)
             yield Transaction(self._held, self._schema)
             self._held.commit()
         except BaseException as e:
@@ -155,6 +156,9 @@ class File:
 
     def target(self) -> str:
         return self.table(self._table)
+
+    def marked(self) -> str:
+        return folded(self._table)
 
     def kind(self, field: pa.Field) -> str:
         return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
@@ -234,6 +238,18 @@ class Transaction:
         return [f"{quoted(self._schema)}.{quoted(row[0])}" for row in self.run(sql, self._schema, prefix)]
 
 
+def spelled(connection: Any, schema: str, table: str) -> tuple[str, str]:
+    """A schema's and a table's name as the database has them; those that are not there as given."""
+    schemas = "SELECT schema_name FROM duckdb_schemas() WHERE database_name = current_database()"
+    tables = "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = ?"
+    schema = _same(schema, connection.execute(schemas).fetchall())
+    return schema, _same(table, connection.execute(tables, [schema]).fetchall())
+
+
+def _same(name: str, there: Sequence[tuple[str]]) -> str:
+    return next((found for (found,) in there if folded(found) == folded(name)), name)
+
+
 def connected(place: Place, *, read_only: bool) -> Any:
     """A connection, as soon as no other process has the file. Raises StoreBusy after PATIENCE."""
     duckdb, path, until, wait = imported("duckdb"), place.path, time.monotonic() + PATIENCE, 0.002
@@ -303,15 +319,15 @@ class FileReader:
         duckdb, place = imported("duckdb"), self._place
         if not os.path.exists(place.path):
             raise BadSource(f"{place.shown}: there is no such file: deliver a result there first")
-        table = f"{quoted(self._schema)}.{quoted(self._table)}"
         self._gate.through()
         with connected(place, read_only=True) as connection:
             try:
                 connection.begin()
-                transaction = Transaction(connection, self._schema)
+                schema, name = spelled(connection, self._schema, self._table)
+                table, transaction = f"{quoted(schema)}.{quoted(name)}", Transaction(connection, schema)
                 if not transaction.columns(table):
                     raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
-                yield connection, table, self._mark(transaction)
+                yield connection, table, self._mark(transaction, schema)
             except duckdb.Error as e:
                 raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e
 
@@ -335,11 +351,11 @@ class FileReader:
             near = nearest_of_all((_as_delivered(batch, mark) for batch in rows), column, search, self._place.shown)
         return dataclasses.replace(near, mark=mark)
 
-    def _mark(self, transaction: Transaction) -> Mark | None:
-        marks = f"{quoted(self._schema)}.{quoted(MARKS)}"
+    def _mark(self, transaction: Transaction, schema: str) -> Mark | None:
+        marks = f"{quoted(schema)}.{quoted(MARKS)}"
         if not transaction.columns(marks):
             return None
-        rows = transaction.run(f"SELECT body FROM {marks} WHERE target = ?", self._place.name)
+        rows = transaction.run(f"SELECT body FROM {marks} WHERE target = ?", folded(self._table))
         found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
         return max(found, key=lambda m: m.at, default=None)
 

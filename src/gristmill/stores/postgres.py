@@ -119,7 +119,7 @@ class Server:
             with self._connection.transaction():
                 made = Transaction(self._connection)
                 if not self._schema:
-                    self._schema = made.run("SELECT current_schema()")[0][0] or "public"
+                    self._schema = _schema_of(made, self._table) or made.run("SELECT current_schema()")[0][0] or "public"
                 if self._vectors is None:
                     self._vectors = bool(made.run("SELECT 1 FROM pg_extension WHERE extname = 'vector'"))
                 yield made
@@ -138,6 +138,9 @@ class Server:
 
     def target(self) -> str:
         return self.table(self._table)
+
+    def marked(self) -> str:
+        return self._table
 
     def kind(self, field: pa.Field) -> str:
         return _kind(field.type, f"{self._place.shown}: column {field.name!r}", bool(self._vectors))
@@ -321,6 +324,13 @@ class Transaction:
         return [f"{_bare(schema)}.{_bare(name)}" for schema, _, name in names]
 
 
+def _schema_of(session: Transaction, table: str) -> str:
+    """The schema in which a name without one is found; "" if it is not there."""
+    sql = "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(?)"
+    found = session.run(sql, quoted(table))
+    return str(found[0][0]) if found else ""
+
+
 def _bare(name: str) -> str:
     return name if name.startswith('"') else quoted(name)
 
@@ -422,7 +432,7 @@ class ServerReader:
         table = f"{before}{quoted(name)}"
         # Before the snapshot is taken: no other table gets this name until the transaction is over.
         session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
-        mark = self._mark(session, f"{before}{quoted(MARKS)}")
+        mark = self._mark(session, f"{quoted(schema or _schema_of(session, name))}.{quoted(MARKS)}", name)
         return There(table, session.columns(table), mark, decode_schema(mark.schema) if mark else pa.schema([]))
 
     def _found(
@@ -451,10 +461,10 @@ class ServerReader:
         rows = [there.rows([row[1:] for row in one]) for one in found]
         return Near(there.mark, metric, rows, [[float(row[0]) for row in one] for one in found])
 
-    def _mark(self, session: Transaction, marks: str) -> Mark | None:
+    def _mark(self, session: Transaction, marks: str, table: str) -> Mark | None:
         if not session.columns(marks):
             return None
-        rows = session.run(f"SELECT body FROM {marks} WHERE target = ?", self._place.name)
+        rows = session.run(f"SELECT body FROM {marks} WHERE target = ?", table)
         found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
         return max(found, key=lambda m: m.at, default=None)
 

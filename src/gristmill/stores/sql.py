@@ -63,6 +63,10 @@ class Database(Protocol):
         """How the target is named in SQL."""
         ...
 
+    def marked(self) -> str:
+        """Under which name the marks beside the target have it: the same, however an address spells it."""
+        ...
+
     def kind(self, field: pa.Field) -> str:
         """The type of a column for these values. Raises BadJob if none holds all of them without loss."""
         ...
@@ -93,6 +97,11 @@ class Database(Protocol):
 def quoted(name: str) -> str:
     """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def folded(name: str) -> str:
+    """A name as databases compare it that do not tell capitals of ASCII from small letters."""
+    return name.encode().lower().decode()
 
 
 class Tables:
@@ -138,7 +147,7 @@ class Tables:
         marks = self._db.table(MARKS)
         if not session.columns(marks):
             return None
-        rows = session.run(f"SELECT body FROM {marks} WHERE target = ? AND sink = ?", self._place.name, sink)
+        rows = session.run(f"SELECT body FROM {marks} WHERE target = ? AND sink = ?", self._db.marked(), sink)
         if not rows or not session.columns(self._db.target()):
             return None
         return Mark.load(rows[0][0].encode(), self._place.shown)
@@ -228,16 +237,13 @@ class Tables:
         self._db.indexed(session, load)
 
     def _note(self, session: Session, load: Load) -> None:
-        marks, parts = self._db.table(MARKS), self._db.table(PARTS)
-        # The rows of all others are gone after a replace, and so are their marks.
-        others = "" if load.mode == "replace" else " AND sink = ?"
-        session.run(f"DELETE FROM {marks} WHERE target = ?{others}", *self._said(load, others))
-        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", load.target, load.mark.sink, load.mark.dump().decode())
+        marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
+        if load.mode == "replace":  # the rows of all others are gone, and so are their marks
+            session.run(f"DELETE FROM {marks} WHERE target = ?", target)
+        else:
+            session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, load.mark.sink)
+        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, load.mark.sink, load.mark.dump().decode())
         session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
-
-    @staticmethod
-    def _said(load: Load, others: str) -> tuple[str, ...]:
-        return (load.target, load.mark.sink) if others else (load.target,)
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         with self._db.session(write=True) as session:

@@ -35,7 +35,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
 )
 from gristmill.stores.lookup import SCANNED, asked, keyed
-from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+from gristmill.stores.sql import MARKS, Session, Tables, created, folded, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
@@ -111,6 +111,9 @@ class File:
     def target(self) -> str:
         return quoted(self._place.name)
 
+    def marked(self) -> str:
+        return folded(self._place.name)
+
     def kind(self, field: pa.Field) -> str:
         return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
 
@@ -145,11 +148,12 @@ class File:
 
     def _bound(self, session: Session) -> bool:
         """Whether the target has more than columns, and than indices of ours."""
-        own = session.run("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", self._place.name)[0][0]
+        named = "type = 'table' AND name = ? COLLATE NOCASE"
+        own = session.run(f"SELECT sql FROM sqlite_master WHERE {named}", self._place.name)[0][0]
         plainly = ", ".join(f"{quoted(n)} {k}" for n, k in session.columns(self.target()).items())
         if own.partition("(")[2] != f"{plainly})":
             return True
-        sql = "SELECT 1 FROM sqlite_master WHERE tbl_name = ? AND type IN ('index', 'trigger') AND name NOT GLOB ?"
+        sql = "SELECT 1 FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE AND type IN ('index', 'trigger') AND name NOT GLOB ?"
         return bool(session.run(sql, self._place.name, f"{OURS}*"))
 
     def indexed(self, session: Session, load: Load) -> None:
@@ -412,7 +416,7 @@ class FileReader:
     def _mark(self, transaction: Transaction) -> Mark | None:
         if not transaction.columns(quoted(MARKS)):
             return None
-        rows = transaction.run(f"SELECT body FROM {quoted(MARKS)} WHERE target = ?", self._place.name)
+        rows = transaction.run(f"SELECT body FROM {quoted(MARKS)} WHERE target = ?", folded(self._place.name))
         found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
         return max(found, key=lambda m: m.at, default=None)
 
