@@ -88,7 +88,8 @@ def appender(shop: shops.Shop, folder: Path) -> Callable[[pa.Table], None]:
 
             lance.write_dataset(table, folder / "lancedb" / "scores.lance", mode="append")
         else:
-            iceberg_table(folder).append(table)
+            made = pa.schema([(f.name, f.type) for f in table.schema])
+            iceberg_catalog(folder).create_table_if_not_exists(("nights", "scores"), made).append(table)
 
     return append
 
@@ -263,6 +264,71 @@ def test_delivered_again_after_others_took_its_place(shop: shops.Shop, out: str,
     assert shop.seen("scores") == wanted(range(5), 5)
     gm.deliver(out, made)
     assert shop.seen("scores") == wanted(range(ROWS))
+
+
+def test_a_table_that_was_restored(shop: shops.Shop, out: str, tmp_path: Path) -> None:
+    """To an earlier delivery: `verify` and `lookup` say which rows are there, and the next command brings the others;
+    also after others have written to it.
+    """
+    made = gm.to(shop.address("scores"), mode="append", key="id")
+    gm.deliver(out, made)
+    write(tmp_path / "in", ROWS, ROWS + 10)
+    nightly = job(tmp_path, on_new_files="append", deliver=[made])
+    nightly.run()
+    for others in (False, True):
+        restore(shop, tmp_path)
+        if others:
+            appender(shop, tmp_path)(rows(1000))
+        verdict = gm.verify(nightly)
+        assert not verdict.ok and "holds generation 1, and 2 was delivered last" in verdict.lines[-1]
+        with gm.lookup(made) as lookup:
+            assert lookup.generation == 1 and lookup.get(ROWS) is None
+        assert nightly.run().state == "nothing to do" and gm.verify(nightly).ok
+        assert nightly.run().state == "nothing to do"
+        assert shop.seen("scores") == {**wanted(range(ROWS + 10)), **(theirs(1000) if others else {})}
+        assert count_of(shop, tmp_path) == ROWS + 10 + others
+
+
+def test_a_table_that_was_restored_to_a_time_before_deliveries(shop: shops.Shop, out: str, tmp_path: Path) -> None:
+    """Has none of their rows, which come again, beside those of others."""
+    appender(shop, tmp_path)(rows(1000))
+    made = gm.to(shop.address("scores"), mode="append", key="id")
+    gm.deliver(out, made)
+    restore(shop, tmp_path)
+    assert shop.seen("scores") == theirs(1000)
+    assert "has no rows of this sink: deliver it again" in gm.verify(job(tmp_path, deliver=[made])).lines[-1]
+    gm.deliver(out, made)
+    assert shop.seen("scores") == {**wanted(range(ROWS)), **theirs(1000)} and count_of(shop, tmp_path) == ROWS + 1
+
+
+def restore(shop: shops.Shop, folder: Path) -> None:
+    """Make the first state of the table the newest one, as an operator does."""
+    if shop.name == "delta":
+        from deltalake import DeltaTable
+
+        DeltaTable(str(folder / "scores")).restore(0)
+    elif shop.name == "iceberg":
+        table = iceberg_table(folder)
+        table.manage_snapshots().rollback_to_snapshot(table.metadata.snapshots[0].snapshot_id).commit()
+    else:
+        import lancedb
+
+        table = lancedb.connect(str(folder / "lancedb")).open_table("scores")
+        table.checkout(1)
+        table.restore()
+
+
+def count_of(shop: shops.Shop, folder: Path) -> int:
+    """The rows of the table, with any that repeat."""
+    if shop.name == "delta":
+        from deltalake import DeltaTable
+
+        return int(DeltaTable(str(folder / "scores")).to_pyarrow_table().num_rows)
+    if shop.name == "iceberg":
+        return int(iceberg_table(folder).scan().count())
+    import lancedb
+
+    return int(lancedb.connect(str(folder / "lancedb")).open_table("scores").count_rows())
 
 
 def test_refused(shop: shops.Shop, out: str, tmp_path: Path) -> None:

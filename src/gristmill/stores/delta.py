@@ -2,12 +2,14 @@
 with an application transaction for the generation, makes them visible.
 
 The marks are a file in the table's folder, which is named by its content and never changed; the version of the
-application `gristmill` says which one holds. Commits have them, too, but a log forgets its commits after a while.
+application `gristmill` says which one holds. Commits have them, too, but a log forgets its commits after a while. A
+table that is restored keeps that version, so the marks are then those of the version that it was restored to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import hashlib
 import json
 import os
@@ -104,7 +106,7 @@ class Table:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._marked: tuple[int, tuple[Mark, ...]] = (0, ())
+        self._marked: tuple[int, tuple[Mark, ...]] = (-1, ())
 
     def folder(self) -> str:
         return self._place.path
@@ -117,10 +119,9 @@ class Table:
             return Snapshot(_schema(table), self._marks(table), lambda s: table.transaction_version(s) or 0, table)
 
     def _marks(self, table: Any) -> tuple[Mark, ...]:
-        version = table.transaction_version(APP)
-        if version is not None and version != self._marked[0]:
-            self._marked = (version, marks_of(table, version, self._place))
-        return () if version is None else self._marked[1]
+        if table.version() != self._marked[0]:
+            self._marked = (table.version(), marks_of(table, self._place))
+        return self._marked[1]
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
@@ -252,8 +253,58 @@ def opened(place: Place) -> Any:
         return None
 
 
-def marks_of(table: Any, version: int, place: Place) -> tuple[Mark, ...]:
-    """The marks that hold. Raises StoreUnavailable if neither their file nor the commit that wrote it is there."""
+def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
+    """The marks that hold in the newest version. Raises StoreUnavailable if they are not to be found."""
+    version = table.transaction_version(APP)
+    if version is None:
+        return ()
+    for most in (1, 16, None):
+        for entry in (entries := table.history(most)):
+            if _marks_in(entry) is not None:
+                return _marks_named(version, table, place)
+            if entry.get("operation") == "RESTORE":
+                return _restored_marks(table, place)
+        if most is None or len(entries) < most:
+            break
+    return _marks_named(version, table, place)
+
+
+def _marks_in(entry: dict[str, Any]) -> str | None:
+    """The marks that a commit wrote."""
+    return said if isinstance(said := entry.get(APP), str) else None
+
+
+def _restored_marks(table: Any, place: Place) -> tuple[Mark, ...]:
+    """The marks that held in the version to which the table was restored."""
+    entries, at = {entry["version"]: entry for entry in table.history()}, table.version()
+    while (entry := entries.get(at)) is not None:
+        if (found := _marks_in(entry)) is not None:
+            return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in json.loads(found))
+        at = _restored_to(entry, place) if entry.get("operation") == "RESTORE" else at - 1
+    if at < 0:
+        return ()
+    before = _version(place, at)  # the log has forgotten how it came to be
+    version = before.transaction_version(APP)
+    return () if version is None else _marks_named(version, before, place)
+
+
+def _restored_to(entry: dict[str, Any], place: Place) -> int:
+    """The version that a commit restored, which it names by its number or by a time."""
+    said = entry.get("operationParameters", {})
+    if (number := said.get("version")) is not None:
+        return int(number)
+    time = said.get("datetime") or said.get("timestamp")
+    when = dt.datetime.fromtimestamp(int(time) / 1000, dt.timezone.utc) if str(time).isdigit() else str(time)
+    return int(_version(place, when).version())
+
+
+def _version(place: Place, which: Any) -> Any:
+    table = _package(place).DeltaTable(place.path, storage_options=dict(place.options) or None)
+    table.load_as_version(which)
+    return table
+
+
+def _marks_named(version: int, table: Any, place: Place) -> tuple[Mark, ...]:
     digest = f"{version:015x}"
     try:
         with open(os.path.join(place.path, OURS, f"{digest}.json"), "rb") as file:
@@ -325,8 +376,7 @@ class TableReader:
             table = opened(place)
             if table is None:
                 raise BadSource(f"{place.shown}: there is no Delta table: deliver a result there first")
-            version = table.transaction_version(APP)
-            mark = marks_of(table, version, place)[0] if version is not None else None
+            mark = next(iter(marks_of(table, place)), None)
             rows = table.to_pyarrow_dataset()
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in rows.schema})
             asked_for = asked(keys, wanted, place.shown)

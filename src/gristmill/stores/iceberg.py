@@ -1,8 +1,9 @@
 """Iceberg tables whose files are on this machine, in any catalog that pyiceberg knows. The parts of a result become the
 table's data files, and one commit of the catalog makes them visible.
 
-The marks are a property of the table, set in that commit. A commit is made on the version that was looked at, or not at
-all: pyiceberg's own retries would add the rows of a deliverer that has become stale.
+The marks are a property of the table, set in that commit, and of its snapshot: a table that is rolled back keeps its
+properties, but has another snapshot. A commit is made on the version that was looked at, or not at all: pyiceberg's own
+retries would add the rows of a deliverer that has become stale.
 """
 
 from __future__ import annotations
@@ -198,6 +199,7 @@ class Table:
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
         said_of = {"gristmill.sink": load.mark.sink, "gristmill.generation": str(load.mark.generation)}
+        said_of[MARKS] = transaction.table_metadata.properties[MARKS]
         paths = [file.path for file in files]
         whole = load.mode == "replace" or load.delete
         if now is not None and not now.table.spec().is_unpartitioned():
@@ -332,10 +334,20 @@ def loaded(catalog: Any, name: tuple[str, ...]) -> Any:
 
 
 def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
-    """The marks of what is in a version."""
-    return tuple(
-        Mark.load(json.dumps(one).encode(), place.shown) for one in json.loads(table.properties.get(MARKS, "[]"))
-    )
+    """The marks of what is in the current snapshot: those of the last snapshot before it that was delivered. If what
+    came before it is forgotten, those of the last delivery.
+    """
+    said_of, at = table.properties.get(MARKS, "[]"), table.metadata.current_snapshot()
+    while at is not None:
+        about = {} if at.summary is None else at.summary.additional_properties
+        if "gristmill.sink" in about:
+            said_of = about.get(MARKS, said_of)
+            break
+        if at.parent_snapshot_id is None:  # it is of a time before all deliveries
+            said_of = "[]"
+            break
+        at = table.metadata.snapshot_by_id(at.parent_snapshot_id)
+    return tuple(Mark.load(json.dumps(one).encode(), place.shown) for one in json.loads(said_of))
 
 
 def arrow_schema(table: Any) -> pa.Schema:

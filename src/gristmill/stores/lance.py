@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -258,15 +258,34 @@ class Note:
 
 
 def note_of(table: Any) -> Note:
-    """The note of the last delivery: that of its commit, if nobody has written it into the schema yet."""
+    """The note of the last delivery that is in the table: that of its commit, if nobody has written it into the schema
+    yet. A table that was restored has the marks of the version that it was restored to.
+    """
+    from lance import LanceOperation
+
     said_of = (table.schema.metadata or {}).get(NOTE.encode())
     note = Note() if said_of is None else Note(**json.loads(said_of))
     for version in range(table.version, note.version, -1):
         with contextlib.suppress(OSError, ValueError):  # versions may have been cleaned up
             transaction = table.read_transaction(version)
+            if transaction is not None and isinstance(transaction.operation, LanceOperation.Restore):
+                return _restored_note(table, note, version, transaction.operation.version)
             if transaction is not None and (later := (transaction.transaction_properties or {}).get(NOTE)):
                 return Note(**json.loads(later))
     return note
+
+
+def _restored_note(table: Any, note: Note, version: int, to: int) -> Note:
+    """The note of a version that restored an earlier one; `note` is that of its schema, if the earlier one has been
+    cleaned up. Staging places that were committed before stay the table's own.
+    """
+    places = dict(note.places)
+    for earlier in (to, version - 1):
+        with contextlib.suppress(OSError, ValueError):
+            found = note_of(table.checkout_version(earlier))
+            note = found if earlier == to else note
+            places.update(found.places)
+    return replace(note, places=places)
 
 
 def marks_of(note: Note, place: Place) -> tuple[Mark, ...]:
