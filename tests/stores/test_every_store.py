@@ -427,6 +427,28 @@ def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: P
     assert shop.seen("scores")[4] == {"id": 4, "y": 1.0, "label": "a", "v": UNIT[0].tolist(), "certainty": 1.0}
 
 
+def test_a_second_sink_that_does_not_fit(shop: Shop, first: str, tmp_path: Path) -> None:
+    """Its rows are found by another column, or a column is of another type: told before anything is scored."""
+    made = gm.to(shop.address("scores"), mode="upsert", key="id")
+    gm.deliver(first, made)
+    write(tmp_path / "in", 0, 10)
+    names = pa.table({"name": ["1", "b"], "x": [0.5, 1.5]})
+    pq.write_table(names, tmp_path / "names.parquet")
+
+    def other(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": [f"text {x}" for x in batch["x"]], "label": ["a"] * len(batch["x"]), "v": vectors(batch)}
+
+    second = gm.sink(str(tmp_path / "names"), keep="name")
+    by_name = gm.Job(str(tmp_path / "names.parquet"), scored, second, workers=0, deliver=[replace(made, key=("name",))])
+    with pytest.raises(gm.BadJob, match=r"has no column 'name'|rows are found by id there, and these have the key name|that the result lacks"):
+        by_name.run()
+    third = gm.sink(str(tmp_path / "types"), keep="id")
+    with pytest.raises(gm.BadJob, match=r"column 'y' is .*(which does not hold the result's string|double there, and)"):
+        gm.Job(str(tmp_path / "in"), other, third, workers=0, deliver=[made]).run()
+    assert not [*(tmp_path / "names").glob("*.parquet"), *(tmp_path / "types").glob("*.parquet")]
+    assert shop.seen("scores") == wanted(range(ROWS))
+
+
 def test_a_sink_that_is_a_store(shop: Shop, tmp_path: Path) -> None:
     """Is short for a folder and one delivery, which status, verify and read find by the same name."""
     write(tmp_path / "in", 0, 10)

@@ -17,7 +17,7 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.stores.contract import Load, Mark, Part, Place, is_there
 from gristmill.stores.gate import Gate
-from gristmill.stores.packing import slices
+from gristmill.stores.packing import check_beside, slices
 
 PATIENCE = 20.0  # seconds to wait for another deliverer's last step
 
@@ -75,6 +75,7 @@ class OneFile:
 
     def check(self, load: Load) -> None:
         self._form.check(load)
+        check_beside(load, self._form.published()[0], self._place.shown)
 
     def live(self, sink: str) -> Mark | None:
         return next((mark for mark in self._form.published()[0] if mark.sink == sink), None)
@@ -137,7 +138,9 @@ class OneFile:
         folder = self._place_of(load.stage)
         os.makedirs(folder, exist_ok=True)
         made = os.path.join(folder, "new")
-        others = [] if whole(load) else [m for m in self._form.published()[0] if m.sink != load.mark.sink]
+        there = self._form.published()[0]
+        check_beside(load, there, self._place.shown)
+        others = [] if whole(load) else [m for m in there if m.sink != load.mark.sink]
         marks = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)]).encode()
         rows = self._form.build(made, load, list(self._runs(load).values()), marks)
         if whole(load) and rows != load.mark.rows:

@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.casts import entries, is_list
 from gristmill.arrow.schemas import plain, unwritable
-from gristmill.errors import BadJob
+from gristmill.commit.generation import decode_schema
+from gristmill.errors import BadJob, did_you_mean
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
+from gristmill.stores.contract import Load, Mark
 from gristmill.stores.lookup import asked
 
 SLICE_BYTES = 32 << 20  # of rows packed at once: Arrow's binary arrays hold 2 GB, and what is packed is larger
@@ -51,6 +53,43 @@ def check_packed(schema: pa.Schema, key: Sequence[str], shown: str) -> None:
             )
         if field.name in key and (pa.types.is_floating(field.type) or pa.types.is_nested(field.type)):
             raise BadJob(f"{shown}: key column {field.name!r} is {field.type}: give columns of texts or whole numbers")
+
+
+def check_beside(load: Load, marks: Iterable[Mark], shown: str) -> None:
+    """Raises BadJob for rows that are to be beside those of the marks (whose sinks may be others), but are found by
+    another key, or have other columns: all rows of such a store are read by one schema.
+    """
+    for mark in () if load.mode == "replace" or load.delete else marks:
+        if mark.key != load.key:
+            raise BadJob(
+                f"{shown}: rows are found by {', '.join(mark.key)} there, and these have the key {', '.join(load.key)}: "
+                "deliver them by that key, to another place, or in place of the others (mode='replace')"
+            )
+        there = {f.name: f.type for f in decode_schema(mark.schema)}
+        for field in load.schema:
+            kind = there.get(field.name)
+            if kind is None and not load.evolve:
+                raise BadJob(
+                    f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}: it "
+                    f"has {', '.join(there)}; leave it out of the result (drop=), or let the delivery add it "
+                    "(evolve=True)"
+                )
+            exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
+            if kind is not None and (kind != field.type if exactly else not _alike(kind, field.type)):
+                raise BadJob(
+                    f"{shown}: column {field.name!r} is {kind} there, and {field.type} in the result: cast the values "
+                    "in a step, or deliver to another place"
+                )
+
+
+def _alike(there: pa.DataType, own: pa.DataType) -> bool:
+    """Whether values of one type are read right as those of another."""
+    there, own = (plain(k.storage_type if isinstance(k, pa.BaseExtensionType) else k) for k in (there, own))
+    t = pa.types
+    for same in (t.is_integer, t.is_floating, t.is_null):
+        if same(there) and same(own):
+            return True
+    return bool(there == own or t.is_null(own) or t.is_null(there))
 
 
 def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -44,7 +44,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of, whole
-from gristmill.stores.packing import check_packed, key_bytes, packed_keys
+from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys
 from gristmill.stores.vectors import Indexed, indexed, matrix_of, searched
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
@@ -211,6 +211,7 @@ class Collections:
             )
         there = None if whole(load) else _target(self._client, load.target)
         if there is not None:
+            check_beside(load, _marks(_about(self._client, there), shown), shown)
             found = self._client.call("get_collection", there).config.params.vectors
             own = {name: (vector.size, vector.distance.value) for name, vector in found.items()}
             if own != {about.column: (about.width, _METRICS[about.metric])}:

@@ -38,6 +38,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.packing import (
+    check_beside,
     check_packed,
     crc32s,
     gathered,
@@ -138,6 +139,9 @@ class Server:
 
     def check(self, load: Load) -> None:
         check_packed(load.schema, load.key, self._place.shown)
+        with _said(self._place):
+            marks = self._client.hget(self._prefix, "marks")
+        check_beside(load, _marks(marks, self._place), self._place.shown)
 
     def live(self, sink: str) -> Mark | None:
         with _said(self._place):
@@ -219,6 +223,7 @@ class Server:
                 found = next((m for m in there if m.sink == load.mark.sink), None)
                 if is_there(found, load.mark, self._place.shown):
                     return
+                check_beside(load, there, self._place.shown)
                 at, buckets = self._at(load.stage), self._buckets(load)
                 if not (_whole(load) or before is None):
                     at, buckets = self._merged(load, before.decode(), int(of), buckets)
