@@ -47,7 +47,8 @@ def selections(draw: st.DrawFn, infos: list[FileInfo]) -> Selection:
             continue
         edges = sorted(draw(st.sets(st.integers(0, info.extent), max_size=8)))
         ranges += [(n, a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
-    return Selection(np.array(ranges, dtype=np.int64).reshape(-1, 3))
+    groups = np.cumsum([draw(st.integers(0, 1)) for _ in ranges], dtype=np.int64) if draw(st.booleans()) else None
+    return Selection(np.array(ranges, dtype=np.int64).reshape(-1, 3), groups)
 
 
 @settings(deadline=None)
@@ -68,6 +69,10 @@ def test_every_position_is_in_exactly_one_shard(
         assert (known if known >= 0 else None) == rows_between(infos[f], a, b)
         if not infos[f].divisible:
             assert {a, b} <= set(infos[f].cuts.tolist()), "a file that cannot be cut there was"
+    for n in range(count(table) if selection.groups is not None else 0):
+        of = {(f, p) for shard, f, a, b, _ in _rows(table) for p in range(a, b) if shard == n}
+        whose = zip(selection.ranges.tolist(), selection.groups.tolist(), strict=True)
+        assert len({group for (f, a, b), group in whose if any((f, p) in of for p in range(a, b))}) == 1
 
 
 @settings(deadline=None)

@@ -196,6 +196,47 @@ def test_upserted_by_key(shop: Shop, first: str, nights: Path, tmp_path: Path) -
     assert shop.seen("scores") == wanted(range(ROWS), 2)
 
 
+def fragile(batch: dict[str, Any], fixed: str) -> dict[str, Any]:
+    """The same as `scored`, but of numbers below 0 only once there is a file of this name."""
+    if (batch["x"] < 0).any() and not Path(fixed).exists():
+        raise ValueError("below 0")
+    return scored(batch)
+
+
+@pytest.mark.few(4)
+def test_of_one_key_the_latest_night_counts(shop: Shop, tmp_path: Path) -> None:
+    """Also if the night before was not delivered, and for rows that were dead, which are as old as their night."""
+    address, out = shop.address("scores"), str(tmp_path / "out")
+    model = gm.model(
+        fragile, fixed=str(tmp_path / "fixed"), returns={"y": "float64", "label": "string", "v": "float32[4]"}
+    )
+
+    def night(number: int, rows: dict[int, float], *deliver: gm.Delivery) -> gm.Job:
+        (tmp_path / "in").mkdir(exist_ok=True)
+        table = pa.table({"id": pa.array(rows, pa.int64()), "x": pa.array(rows.values(), pa.float64())})
+        pq.write_table(table, tmp_path / "in" / f"{number}.parquet")
+        sink = gm.sink(out, keep=["id"])
+        options = {"on_new_files": "append", "gates": {"min_ok": 0.1}, "workers": 0, "deliver": list(deliver)}
+        return gm.Job(str(tmp_path / "in"), model, sink, **options)
+
+    def seen() -> dict[int, float]:
+        return {i: row["y"] for i, row in (shop.seen("scores") or {}).items()}
+
+    night(1, {0: -10.0, 1: 11.0, 2: 12.0}).run()  # the store is away
+    upsert = gm.to(address, mode="upsert", key="id")
+    nightly = night(2, {0: 20.0, 1: -21.0, 2: 22.0, 3: 23.0}, upsert)
+    (receipt,) = nightly.run().deliveries
+    assert (receipt.rows, receipt.older) == (4, 1)
+    assert seen() == {0: 20.0, 1: 11.0, 2: 22.0, 3: 23.0} and gm.verify(nightly).ok
+    (tmp_path / "fixed").touch()
+    (receipt,) = gm.retry_dead(nightly, accept_code_change=True).deliveries
+    assert (receipt.rows, receipt.older) == (1, 1)
+    assert seen() == {0: 20.0, 1: -21.0, 2: 22.0, 3: 23.0} and gm.verify(nightly).ok
+    receipt = gm.deliver(out, address, key="id")  # in place of all others
+    assert (receipt.rows, receipt.older) == (4, 3)
+    assert seen() == {0: 20.0, 1: -21.0, 2: 22.0, 3: 23.0}
+
+
 @pytest.mark.few(4)
 def test_keys_that_repeat_are_told_before_anything_changes(shop: Shop, first: str, tmp_path: Path) -> None:
     """With the keys; and so is a key with a null in it, and one that is no column."""
@@ -427,6 +468,7 @@ def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: P
     assert shop.seen("scores")[4] == {"id": 4, "y": 1.0, "label": "a", "v": UNIT[0].tolist(), "certainty": 1.0}
 
 
+@pytest.mark.few(4)
 def test_a_second_sink_that_does_not_fit(shop: Shop, first: str, tmp_path: Path) -> None:
     """Its rows are found by another column, or a column is of another type: told before anything is scored."""
     made = gm.to(shop.address("scores"), mode="upsert", key="id")
@@ -440,7 +482,10 @@ def test_a_second_sink_that_does_not_fit(shop: Shop, first: str, tmp_path: Path)
 
     second = gm.sink(str(tmp_path / "names"), keep="name")
     by_name = gm.Job(str(tmp_path / "names.parquet"), scored, second, workers=0, deliver=[replace(made, key=("name",))])
-    with pytest.raises(gm.BadJob, match=r"has no column 'name'|rows are found by id there, and these have the key name|that the result lacks"):
+    with pytest.raises(
+        gm.BadJob,
+        match=r"has no column 'name'|rows are found by id there, and these have the key name|that the result lacks",
+    ):
         by_name.run()
     third = gm.sink(str(tmp_path / "types"), keep="id")
     with pytest.raises(gm.BadJob, match=r"column 'y' is .*(which does not hold the result's string|double there, and)"):

@@ -189,7 +189,9 @@ class Success(ResultRecord, what="publication"):
 
 @dataclass(frozen=True)
 class Delivered(Document, what="receipt of a delivery"):
-    """`deliveries/….json` of a generation: that its rows are in a store (`to`, without secrets), and how."""
+    """`deliveries/….json` of a generation: that its rows are in a store (`to`, without secrets), and how; `older` were
+    left out, as later ones have their keys.
+    """
 
     to: str
     mode: str
@@ -198,6 +200,7 @@ class Delivered(Document, what="receipt of a delivery"):
     rows: int
     at: str
     seconds: float
+    older: int = 0
 
 
 # ---------------------------------------------------------------- notes

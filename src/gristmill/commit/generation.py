@@ -302,6 +302,18 @@ def stored_inputs(generation: Generation) -> dict[str, str]:
     return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
 
 
+def sources_of(members: Sequence[Generation]) -> dict[str, int]:
+    """For each source file the number of the generation that read it first, of those that are members of a result. What
+    was scored again is as old as what it was read with. Raises CorruptStore if a plan is damaged.
+    """
+    found: dict[str, int] = {}
+    for member in members:
+        if not member.lost and member.kind != "retry-dead":
+            for path in stored_inputs(member):
+                found.setdefault(path, member.number)
+    return found
+
+
 def stored_files(generation: Generation) -> pa.Table | None:
     """The table of source files of a stored plan, one row each; None if the plan is damaged."""
     try:

@@ -80,7 +80,7 @@ class Beside:
         return made[0] if self._tried(begin) else None
 
     def _stage(self, load: deliveries.Loading, live: Sequence[Live]) -> None:
-        for f in live:
+        for f in load.early(live):
             if self._over.is_set():
                 return
             load.stage([f])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.commit import publication
-from gristmill.commit.generation import Generation
+from gristmill.commit.generation import Generation, sources_of
 from gristmill.driver.planning import Resolved
 from gristmill.driver.selection import ACCEPT, RESTART, RETRY, Choice, Held, as_it_is, before_others, compared
 from gristmill.driver.sourcecheck import owned
@@ -92,7 +92,7 @@ def choose(
     return Choice(
         generation,
         False,
-        replace(r, selection=_selection(r, letters), only=_stored(files, generation, letters)),
+        replace(r, selection=_selection(r, letters, members), only=_stored(files, generation, letters)),
         base,
     )
 
@@ -121,13 +121,16 @@ def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) 
         )
 
 
-def _selection(r: Resolved, letters: pa.Table) -> Selection:
-    """The source rows behind the letters. A letter whose source is no longer in the job is an error."""
+def _selection(r: Resolved, letters: pa.Table, members: Sequence[Generation]) -> Selection:
+    """The source rows behind the letters, those of each night apart: a shard's rows are as old as the generation that
+    read them first (`sources_of`). A letter whose source is no longer in the job is an error.
+    """
+    nights = sources_of(members)
     place = {f.file.path: i for i, f in enumerate(r.files)}
-    rows = sorted(
-        {(place[s], p) for s, p in zip(*(letters.column(n).to_pylist() for n in ("source", "position")), strict=True)}
-    )
-    return Selection(np.array([(i, p, p + 1) for i, p in rows], dtype=np.int64).reshape(-1, 3))
+    dead = zip(*(letters.column(n).to_pylist() for n in ("source", "position")), strict=True)
+    rows = sorted({(nights.get(s, 0), place[s], p) for s, p in dead})
+    ranges = np.array([(i, p, p + 1) for _, i, p in rows], dtype=np.int64).reshape(-1, 3)
+    return Selection(ranges, np.array([night for night, _, _ in rows], dtype=np.int64))
 
 
 def _stored(files: Files, generation: Generation, letters: pa.Table) -> Only:

@@ -61,9 +61,12 @@ RANGES = pa.schema(
 
 @dataclass(frozen=True)
 class Selection:
-    """Which positions of which files a job reads: `ranges` is int64 [k, 3] of file, start, stop in plan order."""
+    """Which positions of which files a job reads: `ranges` is int64 [k, 3] of file, start, stop in plan order. No shard
+    has ranges of two `groups` (int64 [k]), if there are any.
+    """
 
     ranges: np.ndarray
+    groups: np.ndarray | None = None
 
     @staticmethod
     def everything(files: Sequence[FileInfo]) -> Selection:
@@ -103,7 +106,11 @@ def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, work
     least = max(min(rows_a_shard, LEAST_ROWS), min(rows_a_shard, MOST_ROWS) / 4)
     out: list[tuple[int, int, int, int, int]] = []
     shard, held = 0, 0.0
-    for (index, start, stop), weight in zip(selection.ranges.tolist(), weights.tolist(), strict=True):
+    groups = np.zeros(len(weights), np.int64) if selection.groups is None else selection.groups
+    begins = np.diff(groups, prepend=groups[:1]) != 0
+    for (index, start, stop), weight, new in zip(selection.ranges.tolist(), weights.tolist(), begins, strict=True):
+        if new and held:
+            shard, held = shard + 1, 0.0
         info, at = files[index], start
         density = max(weight, 1e-9) / (stop - start)
         while at < stop:

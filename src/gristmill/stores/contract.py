@@ -65,9 +65,10 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     """What a store says of the rows that its readers see: the sink that they are from, and the generation (its number,
     and the name of its folder, which is unique). It is written in the same atomic step as they become visible.
 
-    `generations` are those whose rows are delivered, `rows` how many of them this delivery brought, `again` how often
-    the same was brought once more as rows were missing, `key` the columns that tell rows apart, `schema` the Arrow
-    schema (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were.
+    `generations` are those whose rows are delivered, `rows` how many of them this delivery brought, `older` how many it
+    left out as later ones have their keys, `again` how often the same was brought once more as rows were missing, `key`
+    the columns that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup`
+    gives back the values as they were.
     """
 
     sink: str
@@ -80,6 +81,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     schema: str
     at: str = ""
     again: int = 0
+    older: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,9 @@ class Load:
         how = hashlib.sha256("\0".join((self.mode, *self.key, *again)).encode()).hexdigest()[:6]
         return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
 
-    def of(self, rows: int) -> Load:
-        """The load with the number of its rows in the mark."""
-        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows))
+    def of(self, rows: int, older: int = 0) -> Load:
+        """The load with the number of its rows in the mark, and of those that it leaves out."""
+        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows, older=older))
 
     def after(self, found: Mark) -> Load:
         """The same load once more, in place of what is found."""

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.spilling import spilling
 from gristmill.commit.documents import Delivered, Described, Live
 from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations, sink_of
 from gristmill.commit.publication import Publication, latest
@@ -23,14 +23,13 @@ from gristmill.job.delivery import STORES, Delivery
 from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Part, Store, is_there
-from gristmill.stores.sql import quoted
+from gristmill.stores.newest import distinct, newest
 
 GROUP_ROWS = 500_000  # rows of small parts that are brought together: a transaction takes a while whatever is in it
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
 READ_AHEAD = 2  # batches
 _UNKNOWN = "which rows there are this sink's cannot be told, as the claim of its first generation is lost"
 _UNKNOWN_WAYS = "restore _gristmill/generations/0001.json, or deliver to another place, or with mode replace"
-KEY_MEMORY = "256MB"  # for finding keys that repeat; more are compared on disk
 
 
 def opened(delivery: Delivery) -> Store:
@@ -76,8 +75,8 @@ class Result:
         generation = claims.get(found.generation)
         if generation is None or generation.lost:
             raise CorruptStore(
-                f"{found.root}: the claim of generation {found.generation} is lost, and a delivery needs it: start over "
-                "with --restart (restart=True)"
+                f"{found.root}: the claim of generation {found.generation} is lost, and a delivery needs it: start "
+                "over with --restart (restart=True)"
             )
         return Result(generation, tuple(found.generations), found.body, identity(found.root, found.files, found))
 
@@ -87,6 +86,10 @@ class Result:
         from gristmill.arrow.schemas import nullable
 
         return nullable(decode_schema(self.about.output_schema))
+
+    def rows_of(self, files: Sequence[Live]) -> Any:
+        """A dataset of some of its files."""
+        return dataset_of(self.generation.root, self.generation.files, files, self.about)
 
 
 def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
@@ -140,6 +143,7 @@ class Loading:
         self._load = load_of(delivery, result, expected)
         self._before = store.live(result.sink.name)
         self._staged: dict[str, int] | None = None
+        self._newest: Mapping[str, np.ndarray] = {}  # of files some of whose rows are not delivered, those that are
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
         """The files whose rows are to be brought: all of them, or those of generations that were not delivered yet."""
@@ -148,12 +152,18 @@ class Loading:
         known = () if whole or before is None else before.generations
         return [f for f in live if f.role == "rows" and f.generation not in known]
 
+    def early(self, live: Sequence[Live]) -> list[Live]:
+        """Those of the files that can be brought before all of the result are known: by key, later ones may have rows
+        that take the place of theirs.
+        """
+        return [f for f in live if not self._load.key or f.generation == self._load.mark.generation]
+
     def stage(self, live: Sequence[Live]) -> None:
         """Bring committed files that are not in the staging place yet."""
         if self._staged is None:
             self._staged = dict(self._store.staged(self._load))
         group: list[Part] = []
-        for part in self._parts([f for f in self.wanted(live) if _id(f) not in self._staged]):
+        for part in self._parts([f for f in self.wanted(live) if self._id(f) not in self._staged]):
             if group and sum(p.rows for p in group) + part.rows > GROUP_ROWS:
                 self._bring(group)
                 group = []
@@ -175,8 +185,7 @@ class Loading:
         once more if rows of it are missing. Raises BadJob for keys that repeat, SinkBusy if a later generation is live,
         StoreUnavailable, RunFailed if rows are missing in the store.
         """
-        files = self.wanted(live)
-        load = self._load = self._load.of(sum(f.rows for f in files))
+        files, load = self.wanted(live), self._load
         found = self._store.live(load.mark.sink)
         if found is not None and is_there(found, load.mark, self._delivery.shown):
             if not (anew and self._lacks(found, live)):
@@ -185,7 +194,9 @@ class Loading:
             load = self._load = load.after(found)
         check(self._delivery, self._result, self._store)
         if load.key:
-            self._refuse_repeated(files)
+            self._newest = self._chosen(files, live)
+        rows = sum(map(self._rows, files))
+        load = self._load = load.of(rows, sum(f.rows for f in files) - rows)
         self._only(files)
         self.stage(live)
         if (count := self._store.count(load)) != load.mark.rows:
@@ -213,7 +224,7 @@ class Loading:
     def _only(self, files: Sequence[Live]) -> None:
         """Begin the staging place anew if it has parts that are not of this result: a shard was scored again."""
         staged = dict(self._store.staged(self._load))
-        if not staged.keys() <= {_id(f) for f in files}:
+        if not staged.keys() <= {self._id(f) for f in files}:
             self._store.drop(self._load, this=True)
             staged = {}
         self._staged = staged
@@ -221,24 +232,39 @@ class Loading:
     def _parts(self, files: Sequence[Live]) -> Iterator[Part]:
         root, layer = self._result.generation.root, self._result.generation.files
         for f, path in zip(files, kept(root, files, layer), strict=True):
-            yield Part(_id(f), f.rows, path, self._reading(f))
+            if (rows := self._rows(f)) or not f.rows:
+                yield Part(self._id(f), rows, path, self._reading(f))
+
+    def _rows(self, f: Live) -> int:
+        """How many rows of a file are delivered."""
+        return int(self._newest[f.name].sum()) if f.name in self._newest else f.rows
+
+    def _id(self, f: Live) -> str:
+        """What a part is called: other rows of the same file are another part."""
+        whole, some = f"{f.name}@{f.sha256[:16]}", self._newest.get(f.name)
+        return whole if some is None else f"{whole}-{hashlib.sha256(np.packbits(some).tobytes()).hexdigest()[:16]}"
 
     def _reading(self, f: Live) -> Callable[[], Iterator[pa.RecordBatch]]:
-        generation = self._result.generation
+        some = self._newest.get(f.name)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            rows = dataset_of(generation.root, generation.files, [f], self._result.about)
-            schema = self._load.schema
-            for batch in rows.scanner(batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD).to_batches():
+            schema, at = self._load.schema, 0
+            scanner = self._result.rows_of([f]).scanner(batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD)
+            for batch in scanner.to_batches():
+                mask = None if some is None else some[at : at + batch.num_rows]
+                at += batch.num_rows
+                batch = batch if mask is None else batch.filter(pa.array(mask))
                 if batch.num_rows:
                     yield batch if batch.schema.equals(schema) else batch.cast(schema)
 
         return batches
 
-    def _refuse_repeated(self, files: Sequence[Live]) -> None:
-        generation, load = self._result.generation, self._load
-        rows = dataset_of(generation.root, generation.files, files, self._result.about)
-        refuse_repeated(rows, load.key, f"deliver {self._delivery.shown}")
+    def _chosen(self, files: Sequence[Live], live: Sequence[Live]) -> dict[str, np.ndarray]:
+        result, rows = self._result, [f for f in live if f.role == "rows"]
+        claims = generations(result.generation.root, result.generation.files)
+        members = [g for g in claims if g.number in result.members]
+        shown = f"deliver {self._delivery.shown}"
+        return newest(files, rows, members, lambda f: result.rows_of([f]), self._load.key, shown)
 
     def _receipt(self, mark: Mark) -> Delivered:
         generation = self._result.generation
@@ -250,13 +276,10 @@ class Loading:
             rows=mark.rows,
             at=mark.at,
             seconds=round(time.monotonic() - self._begun, 3),
+            older=mark.older,
         )
         generation.files.write_over(path_of(generation, receipt.to), receipt.dump())
         return receipt
-
-
-def _id(f: Live) -> str:
-    return f"{f.name}@{f.sha256[:16]}"
 
 
 def path_of(generation: Generation, shown: str) -> str:
@@ -273,28 +296,6 @@ def receipts(generation: Generation) -> list[Delivered]:
         except (CorruptStore, FileNotFoundError):
             continue  # the store knows, and the next delivery writes it again
     return found
-
-
-def refuse_repeated(rows: Any, key: Sequence[str], shown: str) -> None:
-    """Raises BadJob if two rows have the same key, or one has a null in it. Holds at most KEY_MEMORY of them."""
-    given = ", ".join(f"{quoted(name)} AS k{i}" for i, name in enumerate(key))
-    names = ", ".join(f"k{i}" for i in range(len(key)))
-    some = " OR ".join(f"k{i} IS NULL" for i in range(len(key)))
-    with spilling(KEY_MEMORY) as connection:
-        connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
-        connection.execute(f"CREATE TEMP TABLE keys AS SELECT {given} FROM given")
-        nulls = connection.execute(f"SELECT count(*) FROM keys WHERE {some}").fetchone()
-        groups = f"SELECT {names}, count(*) AS n FROM keys GROUP BY {names} HAVING n > 1"
-        found = connection.execute(f"{groups} ORDER BY n DESC, {names} LIMIT 3").fetchall()
-        many = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone() if found else (0,)
-    if nulls is not None and nulls[0]:
-        raise BadJob(f"{shown}: {nulls[0]:,} rows have a null in their key ({', '.join(key)}): filter them out first")
-    if found and many is not None:
-        told = "; ".join(f"{', '.join(map(repr, row[:-1]))} {row[-1]:,} times" for row in found)
-        raise BadJob(
-            f"{shown}: {many[0]:,} keys ({', '.join(key)}) repeat: {told}{' …' if many[0] > 3 else ''}: give columns "
-            "that tell rows apart, or leave all but one of them out of the source"
-        )
 
 
 def deliver(found: Publication, delivery: Delivery, anew: bool = False) -> Delivered:
@@ -341,19 +342,9 @@ def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, show
     else:
         wanted = mark.rows
         if right := count >= wanted:  # else there is no need to look which keys repeat in several generations
-            wanted = _distinct(result, rows, mark.key)
+            wanted = distinct(result.rows_of(rows), mark.key)
             right = count >= wanted
     return None if right else f"{shown}: holds {count:,} rows, but {wanted:,} were delivered"
-
-
-def _distinct(result: Result, live: Sequence[Live], key: Sequence[str]) -> int:
-    """How many keys some files have."""
-    rows = dataset_of(result.generation.root, result.generation.files, live, result.about)
-    with spilling(KEY_MEMORY) as connection:
-        connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
-        names = ", ".join(map(quoted, key))
-        found = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {names} FROM given)").fetchone()
-    return int(found[0]) if found else 0
 
 
 def renewed(receipt: Delivered) -> Delivery:

@@ -62,8 +62,8 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str) -> None:
     for mark in () if load.mode == "replace" or load.delete else marks:
         if mark.key != load.key:
             raise BadJob(
-                f"{shown}: rows are found by {', '.join(mark.key)} there, and these have the key {', '.join(load.key)}: "
-                "deliver them by that key, to another place, or in place of the others (mode='replace')"
+                f"{shown}: rows are found by {', '.join(mark.key)} there, and these have the key {', '.join(load.key)}"
+                ": deliver them by that key, to another place, or in place of the others (mode='replace')"
             )
         there = {f.name: f.type for f in decode_schema(mark.schema)}
         for field in load.schema:

@@ -119,7 +119,8 @@ class Server:
             with self._connection.transaction():
                 made = Transaction(self._connection)
                 if not self._schema:
-                    self._schema = _schema_of(made, self._table) or made.run("SELECT current_schema()")[0][0] or "public"
+                    found = _schema_of(made, self._table) or made.run("SELECT current_schema()")[0][0]
+                    self._schema = found or "public"
                 if self._vectors is None:
                     self._vectors = bool(made.run("SELECT 1 FROM pg_extension WHERE extname = 'vector'"))
                 yield made

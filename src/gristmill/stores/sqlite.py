@@ -153,7 +153,8 @@ class File:
         plainly = ", ".join(f"{quoted(n)} {k}" for n, k in session.columns(self.target()).items())
         if own.partition("(")[2] != f"{plainly})":
             return True
-        sql = "SELECT 1 FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE AND type IN ('index', 'trigger') AND name NOT GLOB ?"
+        named = "tbl_name = ? COLLATE NOCASE AND type IN ('index', 'trigger')"
+        sql = f"SELECT 1 FROM sqlite_master WHERE {named} AND name NOT GLOB ?"
         return bool(session.run(sql, self._place.name, f"{OURS}*"))
 
     def indexed(self, session: Session, load: Load) -> None:

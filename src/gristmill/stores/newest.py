@@ -1,0 +1,129 @@
+"""Which rows of a result are delivered by key: of several that have the same, the one of the latest night.
+
+A row is as old as the generation that read it from the source: one that was dead then, and scored later, is older than
+one of the same key that was read in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.arrow.spilling import spilling
+from gristmill.commit.documents import Live
+from gristmill.commit.generation import Generation, Plan, read_plan, sources_of
+from gristmill.errors import BadJob
+from gristmill.stores.sql import quoted
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+BATCH_ROWS = 65_536  # rows whose keys are held in memory together
+KEY_MEMORY = "256MB"  # for finding keys that repeat; more are compared on disk
+Age = tuple[int, int]  # the generation that read a file's rows, and the one that scored them
+
+
+def ages(live: Sequence[Live], members: Sequence[Generation]) -> list[Age]:
+    """How old the rows of each file are, later ones being greater. Raises CorruptStore if a plan is damaged."""
+    claims = {g.number: g for g in members}
+    retries = {n for n, g in claims.items() if g.kind == "retry-dead" and not g.lost}
+    nights = sources_of(members) if retries.intersection(f.generation for f in live) else {}
+
+    @cache
+    def plan(number: int) -> Plan:
+        return read_plan(claims[number])
+
+    def read_in(f: Live) -> int:
+        if f.generation not in retries:
+            return f.generation
+        shards = plan(f.generation).shards
+        # One that was merged has rows of several shards: as old as the oldest.
+        some = [f.shard] if f.shard < len(shards) else range(len(shards))
+        return min(nights.get(piece.file.path, f.generation) for n in some for piece in shards[n].pieces)
+
+    return [(read_in(f), f.generation) for f in live]
+
+
+def newest(
+    files: Sequence[Live],
+    live: Sequence[Live],
+    members: Sequence[Generation],
+    rows_of: Callable[[Live], ds.Dataset],
+    key: Sequence[str],
+    shown: str,
+) -> dict[str, np.ndarray]:
+    """Of `files`, which are to be delivered, those with rows that are not the latest of their key among all `live`
+    ones: a mask of the rows that are, by the file's name. `rows_of` opens a file. Raises BadJob if two rows of one age
+    have the same key, or one of `files` has a null in it.
+    """
+    old = dict(zip(live, ages(live, members), strict=True))
+    if not files:
+        return {}
+    first = min(old[f] for f in files)
+    several = [*files, *(f for f in old if f not in set(files) and old[f] >= first)]
+    order = {age: n for n, age in enumerate(sorted({old[f] for f in several}))}
+    heads = [f"k{i}" for i in range(len(key))]
+    fields = [pa.field(h, rows_of(several[0]).schema.field(n).type) for h, n in zip(heads, key, strict=True)]
+    schema = pa.schema([*fields, ("f", pa.int32()), ("n", pa.int64()), ("age", pa.int32())])
+
+    def keys() -> Iterator[pa.RecordBatch]:
+        for number, f in enumerate(several):
+            at = 0
+            for batch in rows_of(f).scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches():
+                n = np.arange(at, at + len(batch))
+                of, age = (np.full(len(n), v, np.int32) for v in (number, order[old[f]]))
+                yield pa.record_batch([*batch.columns, pa.array(of), pa.array(n), pa.array(age)], schema=schema)
+                at += len(batch)
+
+    with spilling(KEY_MEMORY) as connection:
+        connection.register("given", pa.RecordBatchReader.from_batches(schema, keys()))
+        kept = "*" if len(order) > 1 else ", ".join([*heads, "f", "age"])
+        connection.execute(f"CREATE TEMP TABLE keys AS SELECT {kept} FROM given")
+        _refuse_nulls(connection, heads, len(files), key, shown)
+        _refuse_repeated(connection, heads, key, shown)
+        return {} if len(order) < 2 else _masks(connection, heads, files)
+
+
+def _refuse_nulls(connection: Any, heads: Sequence[str], wanted: int, key: Sequence[str], shown: str) -> None:
+    some = " OR ".join(f"{head} IS NULL" for head in heads)
+    (nulls,) = connection.execute(f"SELECT count(*) FROM keys WHERE f < {wanted} AND ({some})").fetchone()
+    if nulls:
+        raise BadJob(f"{shown}: {nulls:,} rows have a null in their key ({', '.join(key)}): filter them out first")
+
+
+def _refuse_repeated(connection: Any, heads: Sequence[str], key: Sequence[str], shown: str) -> None:
+    names = ", ".join(heads)
+    groups = f"SELECT {names}, count(*) AS n FROM keys GROUP BY age, {names} HAVING n > 1"
+    found = connection.execute(f"{groups} ORDER BY n DESC, {names} LIMIT 3").fetchall()
+    if found:
+        (many,) = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone()
+        told = "; ".join(f"{', '.join(map(repr, row[:-1]))} {row[-1]:,} times" for row in found)
+        raise BadJob(
+            f"{shown}: {many:,} keys ({', '.join(key)}) repeat: {told}{' …' if many > 3 else ''}: give columns "
+            "that tell rows apart, or leave all but one of them out of the source"
+        )
+
+
+def _masks(connection: Any, heads: Sequence[str], files: Sequence[Live]) -> dict[str, np.ndarray]:
+    latest = f"SELECT f, n, age, max(age) OVER (PARTITION BY {', '.join(heads)}) AS latest FROM keys"
+    older = f"SELECT f, n FROM ({latest}) WHERE age < latest AND f < {len(files)}"
+    masks: dict[str, np.ndarray] = {}
+    for batch in connection.sql(older).to_arrow_reader(BATCH_ROWS):
+        numbers, rows = batch["f"].to_numpy(), batch["n"].to_numpy()
+        for number in np.unique(numbers).tolist():
+            f = files[number]
+            masks.setdefault(f.name, np.ones(f.rows, bool))[rows[numbers == number]] = False
+    return masks
+
+
+def distinct(rows: Any, key: Sequence[str]) -> int:
+    """How many keys some rows have."""
+    with spilling(KEY_MEMORY) as connection:
+        connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
+        names = ", ".join(map(quoted, key))
+        found = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {names} FROM given)").fetchone()
+    return int(found[0]) if found else 0
