@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -112,3 +113,80 @@ def test_a_name_without_a_schema_is_found_as_the_database_finds_it(postgres: str
         job(gm.to(to, mode="append")).run()
         assert db.execute("SELECT count(*) FROM public.found_late").fetchone() == (ROWS,)
         assert db.execute("SELECT to_regclass('ahead.found_late')").fetchone() == (None,)
+
+
+EMBEDDED = {
+    "sqlite": "s.sqlite#scores",
+    "duckdb": "s.duckdb#scores",
+    "lmdb": "s.lmdb",
+    "delta": "lake",
+    "lance": "lance#scores",
+}
+ODD_TO_ITS_LIBRARY = {"duckdb": "?", "delta": "%"}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_a_path_with_marks_of_addresses(name: str, folder: Path) -> None:
+    """%25 is a percent sign, %23 a # and %3F a ?; addresses that are shown name the same place."""
+    odd = "".join(mark for mark in "%20#? ü" if mark not in ODD_TO_ITS_LIBRARY.get(name, ""))
+    at, quoted = folder / odd, odd.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
+    at.mkdir()
+    to = f"{name}://{quoted}/{EMBEDDED[name]}"
+    made = job(gm.to(to, key="id"))
+    (receipt,) = made.run().deliveries
+    assert made.run().deliveries[0].at == receipt.at
+    assert gm.verify("out").ok  # which knows the address of the receipt alone
+    assert gm.deliver("out", receipt.to, key="id").at == receipt.at
+    with gm.lookup(receipt.to) as lookup:
+        assert lookup.get(3) == {"id": 3, "y": 6}
+    assert any(at.iterdir()) and not [p for p in folder.iterdir() if p.is_dir() and p.name not in ("out", odd)]
+    if name != "lmdb" and name != "lance":  # read, as a source
+        read = gm.Job(to, gm.model(doubled, returns={"y": "int64"}), gm.sink("read", keep="id"), workers=0)
+        assert read.run().rows_ok == ROWS
+
+
+@pytest.mark.parametrize(("to", "told"), [("duckdb://a%3Fb#t", "has a [?] in it"), ("delta://a%2541", "has a %")])
+def test_a_path_that_its_library_does_not_find(to: str, told: str) -> None:
+    """Is refused before anything is scored."""
+    with pytest.raises(gm.BadJob, match=told):
+        job(gm.to(to)).run()
+    assert not Path("out").exists() or not list(Path("out").glob("*.parquet"))
+
+
+def elsewhere(batch: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A function that changes the current folder."""
+    os.chdir(folder)
+    return {"y": batch["id"] * 2}
+
+
+def test_a_function_that_changes_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: the stores are where the job was made."""
+    (folder / "other").mkdir()
+    model = gm.model(elsewhere, folder=str(folder / "other"), returns={"y": "int64"})
+    to = [gm.to(f"{name}://{at}", key="id") for name, at in EMBEDDED.items()]
+    report = gm.Job("rows.parquet", model, gm.sink("out", keep="id"), workers=0, deliver=to).run()
+    assert [d.rows for d in report.deliveries] == [ROWS] * len(EMBEDDED)
+    assert not list((folder / "other").iterdir())
+    assert count(str(folder / "s.sqlite")) == ROWS
+    monkeypatch.chdir(folder)
+    assert gm.verify("out").ok
+
+
+def test_a_path_that_is_not_quoted_is_told(folder: Path) -> None:
+    """A folder with a percent sign in its name, where an address means another one."""
+    (folder / "50%20off").mkdir()
+    with pytest.raises(gm.BadJob, match=r"a percent sign is %25: there is a folder .*50%20off, which is .*50%2520off"):
+        job(gm.to("sqlite://50%20off/s.sqlite#scores")).run()
+
+
+def test_appending_what_was_brought_by_replace_is_told() -> None:
+    """That the rows are there, and are not added again; those of the next generation are, and nothing is told then."""
+    job(gm.to("sqlite://s.sqlite#scores")).run()
+    made = job(gm.to("sqlite://s.sqlite#scores", mode="append"))
+    with pytest.warns(gm.GristmillWarning, match="generation 1 are there already, brought with mode replace at"):
+        report = made.run()
+    assert report.deliveries[0].mode == "replace" and count("s.sqlite") == ROWS
+    verdict = gm.verify(made)
+    assert verdict.ok and "(with mode replace; the job's mode append is for later generations)" in verdict.lines[-1]
+    assert made.run(restart=True).notes == () and count("s.sqlite") == 2 * ROWS
+    assert gm.verify(made).lines[-1].endswith("10 rows of generation 2, as delivered")

@@ -5,6 +5,7 @@ made is the stores' own (stores/delivery.py); here it is decided when, and what 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -126,7 +127,7 @@ def delivered(at: Opened, report: Report) -> Report:
         return report
     at.log.say(phase="delivering")
     try:
-        found = _made(published(at.root, at.files), at.spec.deliver)
+        found = _made(published(at.root, at.files), at.spec.deliver, functools.partial(at.log.note, "warning"))
     except (GristmillError, Interrupted) as e:
         at.log.say(phase="failed")
         e.report = replace(report, state="published, but not delivered", notes=tuple(at.log.notes))
@@ -136,7 +137,9 @@ def delivered(at: Opened, report: Report) -> Report:
     return replace(report, deliveries=tuple(found), seconds=seconds, notes=tuple(at.log.notes))
 
 
-def _made(result: Publication, wanted: Sequence[Delivery], asked: bool = False) -> list[Delivered]:
+def _made(
+    result: Publication, wanted: Sequence[Delivery], warn: Callable[[str], None], asked: bool = False
+) -> list[Delivered]:
     """The receipts. What is missing in a store is brought again where its rows are this sink's alone, or if that is
     `asked` for: rows of others may have been taken out on purpose.
     """
@@ -147,6 +150,13 @@ def _made(result: Publication, wanted: Sequence[Delivery], asked: bool = False) 
             done.append(deliveries.deliver(result, delivery, asked or delivery.mode == "replace"))
         except GristmillError as e:
             failed.append(e)
+            continue
+        if (mode := done[-1].mode) != delivery.mode:
+            warn(
+                f"{delivery.shown}: the rows of generation {done[-1].generation} are there already, brought with mode "
+                f"{mode} at {done[-1].at}, so that mode {delivery.mode} adds none of them again; it adds those of "
+                "later generations (to have the rows once more, deliver to another table)"
+            )
     if not failed:
         return done
     if len(failed) == 1 and isinstance(failed[0], SinkBusy):
@@ -168,7 +178,7 @@ def deliver(
         for delivery in wanted:
             with _before(), contextlib.closing(deliveries.opened(delivery)) as store:
                 deliveries.check(delivery, deliveries.Result.of(result), store)
-        return _made(result, wanted, asked=True)
+        return _made(result, wanted, tell, asked=True)
 
 
 def _note(root: str, files: Files, wanted: Sequence[Delivery]) -> None:
@@ -207,6 +217,15 @@ def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
     return out
 
 
+def _delivered(receipt: Delivered, asked_for: Delivery | None) -> str:
+    rows = f"{units.plural(receipt.rows, 'row')} of generation {receipt.generation}, as delivered"
+    if receipt.older:
+        rows += f", without {receipt.older:,} earlier ones of the same keys"
+    if asked_for is None or asked_for.mode == receipt.mode:
+        return rows
+    return f"{rows} (with mode {receipt.mode}; the job's mode {asked_for.mode} is for later generations)"
+
+
 def wrong(root: str, files: Files, result: Publication, given: Sequence[Delivery] = ()) -> tuple[list[str], list[str]]:
     """What is wrong in the stores, and what else there is to say: a line each. `given` have their secrets."""
     known = {d.shown: d for d in given}
@@ -228,5 +247,5 @@ def wrong(root: str, files: Files, result: Publication, given: Sequence[Delivery
             lines = [f"{to}: could not be looked at: {e}"]
         bad += lines
         if not lines:
-            good.append(f"{to}: {units.plural(receipt.rows, 'row')} of generation {receipt.generation}, as delivered")
+            good.append(f"{to}: {_delivered(receipt, known.get(to))}")
     return bad, good

@@ -14,7 +14,7 @@ from gristmill.job.keywords import option_fields
 from gristmill.job.namelists import split as names_in
 from gristmill.job.registry import Registry
 from gristmill.job.secret import Secret, reveal
-from gristmill.job.uris import is_secret, local_path, redact
+from gristmill.job.uris import in_uri, is_secret, redact
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,6 +105,7 @@ class Delivery:
     """
 
     not_shaping: ClassVar[Mapping[str, str]] = {}
+    _folder: ClassVar[str] = ""  # of each, the current one when it was made: code that is run may change to another
 
     to: Annotated[str, Help("The store: postgresql://HOST/DB#table, duckdb:///FILE#table, lmdb:///FILE, …", flag=None)]
     mode: Annotated[
@@ -126,6 +127,7 @@ class Delivery:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_folder", _current())
         for name, text in _said(str(self.to)).items():
             given: Any = names_in(text) if name == "key" else text if name == "mode" else text.lower() in ("1", "true")
             if name == "mode" and text not in get_args(Mode):
@@ -149,7 +151,7 @@ class Delivery:
     @property
     def shown(self) -> str:
         """The address without secrets."""
-        return _shown(self.to)
+        return _shown(self.to, self._folder)
 
     @property
     def place(self) -> Place:
@@ -159,23 +161,49 @@ class Delivery:
 
 def place_of(at: str | Delivery) -> Place:
     """The place that an address names, with its secrets. Raises BadJob for a store that is not known."""
-    to, options = (at.to, at.options) if isinstance(at, Delivery) else (at, {})
+    to, options, folder = (at.to, at.options, at._folder) if isinstance(at, Delivery) else (at, {}, _current())
     address, name, query = _parts(str(reveal(to)))
+    if _embedded(to):
+        _refuse_quoted(address, folder, _shown(to, folder))
+        address = f"{address.partition('://')[0]}://{in_uri(_path(address, folder))}"
     uri = address + ("?" + query if query else "")
-    return Place(STORES.known(_scheme(to)), uri, name, _shown(to), dict(reveal(options)))
+    return Place(STORES.known(_scheme(to)), uri, name, _shown(to, folder), dict(reveal(options)))
 
 
-def _shown(to: str) -> str:
+def _refuse_quoted(address: str, folder: str, shown: str) -> None:
+    """Raises BadJob for a path that is meant as it is written, but is another one in an address."""
+    literal = os.path.join(folder, os.path.dirname(address.partition("://")[2]))
+    if "%" in literal and os.path.isdir(literal) and not os.path.isdir(os.path.dirname(_path(address, folder))):
+        raise BadJob(
+            f"{shown}: in an address %20 is a space, and a percent sign is %25: there is a folder {literal}, which is "
+            f"{address.partition('://')[0]}://{in_uri(literal)} there"
+        )
+
+
+def _embedded(to: str) -> bool:
+    kind = _known(_scheme(to))
+    return kind in STORES and STORES.get(kind).embedded
+
+
+def _shown(to: str, folder: str) -> str:
     address, name, query = _parts(str(to))
     text = redact(address + ("?" + query if query else ""))
-    kind = _known(_scheme(to))
-    if kind in STORES and STORES.get(kind).embedded and "${" not in text:
-        text = f"{kind}://{_path(address)}"
+    if _embedded(to) and "${" not in text:
+        text = f"{_known(_scheme(to))}://{in_uri(_path(address, folder))}"
     return f"{text}#{name}" if name else text
 
 
-def _path(address: str) -> str:
-    return local_path(f"file://{address.partition('://')[2].partition('?')[0]}").replace("//", "/")
+def _current() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return ""
+
+
+def _path(address: str, folder: str = "") -> str:
+    rest = unquote(address.partition("://")[2].partition("?")[0])
+    path = rest.removeprefix("localhost") if rest.startswith("localhost/") else os.path.expanduser(rest)
+    return os.path.abspath(os.path.join(folder, path)).replace("//", "/")
 
 
 def _parts(uri: str) -> tuple[str, str, str]:

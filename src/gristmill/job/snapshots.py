@@ -13,7 +13,7 @@ from gristmill.job.delivery import Place
 from gristmill.job.job import Source
 from gristmill.job.registry import Registry
 from gristmill.job.secret import reveal
-from gristmill.job.uris import is_local, local_path, redact
+from gristmill.job.uris import in_uri, is_local, local_path, redact
 
 if TYPE_CHECKING:
     from gristmill.snapshots.contract import SnapshotKind
@@ -118,7 +118,7 @@ def wanted(source: Source) -> list[Wanted]:
 def _place(uri: str, kind: type[SnapshotKind], source: Source) -> tuple[Place, dict[str, str]]:
     text = str(reveal(uri))
     if is_local(text):
-        text = f"{kind.name}://{local_path(text)}"
+        text = f"{kind.name}://{in_uri(local_path(text))}"
     rest, _, name = text.partition("#")
     address, _, query = rest.partition("?")
     said = {n: v for n, v in parse_qsl(query) if n in kind.said}
@@ -126,7 +126,7 @@ def _place(uri: str, kind: type[SnapshotKind], source: Source) -> tuple[Place, d
     uri = address + ("?" + client if client else "")
     shown = redact(uri)
     if kind.embedded and "+" not in address.partition("://")[0]:
-        shown = f"{kind.name}://{Place(kind.name, uri, name, '').path}"
+        shown = f"{kind.name}://{in_uri(Place(kind.name, uri, name, '').path)}"
     shown += "".join(f"{mark}{n}={v}" for mark, (n, v) in zip("?&&&", said.items(), strict=False))
     return Place(kind.name, uri, name, f"{shown}#{name}" if name else shown, dict(reveal(source.storage))), said
 

@@ -8,7 +8,17 @@ import os
 import re
 from urllib.parse import unquote
 
-__all__ = ["file_formats", "file_named", "file_of", "is_local", "is_secret", "local_path", "records_of", "redact"]
+__all__ = [
+    "file_formats",
+    "file_named",
+    "file_of",
+    "in_uri",
+    "is_local",
+    "is_secret",
+    "local_path",
+    "records_of",
+    "redact",
+]
 
 _FILES = {".parquet": ("parquet",), ".jsonl": ("jsonl", "openai-batch")}  # by the ending of a sink that is one file
 _RECORDS = ".gristmill"
@@ -58,6 +68,11 @@ def local_path(uri: str) -> str:
         uri = unquote(rest.removeprefix("localhost/" if rest.startswith("localhost/") else ""))
         uri = f"/{uri}" if rest.startswith("localhost/") else uri
     return os.path.abspath(os.path.expanduser(uri))
+
+
+def in_uri(path: str) -> str:
+    """A path as an address has it, whose %41 is an A, and whose ? and # end it."""
+    return path.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
 
 
 def file_named(uri: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -90,10 +91,13 @@ class Version:
         ends = {path.rpartition("/")[2]: i for i, path in enumerate(paths)}
         if len(ends) < len(paths) or any(uri.rpartition("/")[2] not in ends for uri in uris):
             return None  # names that cannot be told apart
-        return [
-            DataFile(uri, {n: c[ends[uri.rpartition("/")[2]]] for n, c in zip(names, constants, strict=True)})
-            for uri in uris
-        ]
+        found = []
+        for uri in uris:
+            i = ends[uri.rpartition("/")[2]]
+            here = os.path.join(self._wanted.place.path, paths[i])
+            named = here if not os.path.exists(uri) and os.path.exists(here) else uri  # which quotes a local folder
+            found.append(DataFile(named, {n: c[i] for n, c in zip(names, constants, strict=True)}))
+        return found
 
     def pieces(self) -> Sequence[Piece]:
         return [self._read]

@@ -13,6 +13,7 @@ import datetime as dt
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -85,6 +86,8 @@ def _package(place: Place) -> Any:
 def _placed(place: Place) -> None:
     if place.name:
         raise BadJob(f"{place.shown}: a Delta table is a folder: leave out #{place.name}, or make it part of the path")
+    if re.search("%[0-9a-fA-F]{2}", place.path):
+        raise BadJob(f"{place.shown}: {place.path} has a %, and deltalake finds no such folder: give another path")
 
 
 def _names(path: str) -> list[str]:

@@ -104,6 +104,8 @@ _: type[StoreKind] = DuckDB  # for mypy
 def _named(place: Place) -> None:
     if not all(place.name.split(".")) or place.name.count(".") > 1:
         raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+    if "?" in place.path:
+        raise BadJob(f"{place.shown}: {place.path} has a ? in it, with which DuckDB loses its log: give another path")
 
 
 class File:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from gristmill.arrow.schemas import plain, unwritable
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.job.uris import in_uri
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
 from gristmill.stores.contract import (
@@ -213,7 +214,7 @@ class Transaction:
 def _connected(place: Place, *, write: bool) -> sqlite3.Connection:
     new = not os.path.exists(place.path)
     mode = "rwc" if write else "ro"
-    uri = f"file:{place.path.replace('?', '%3f').replace('#', '%23')}?mode={mode}"
+    uri = f"file:{in_uri(place.path)}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     if write:
         if new:
