@@ -152,8 +152,8 @@ class Indexed:
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord(Described):
     """What a published result says of itself, except for its files. `reduced_by` has the "name" of the function that
-    made those of the role "reduced", and the digest of its "code"; nothing if there are none. `sink` is what stores call
-    its sink (`generation.sink_of`).
+    made those of the role "reduced", and the digest of its "code"; nothing if there are none. `sink` is what stores
+    call its sink (`generation.sink_of`).
     """
 
     generations: tuple[int, ...]

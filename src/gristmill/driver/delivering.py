@@ -102,7 +102,7 @@ def foreseen(
         with contextlib.closing(store):
             try:
                 sink = deliveries.identity(generation.root, generation.files)
-                mark = store.live(sink)
+                mark = store.live(sink.name)
                 found = replace(found, rows=store.count(None), generation=None if mark is None else mark.generation)
                 if about is not None:
                     deliveries.check(delivery, deliveries.Result(generation, members, about, sink), store)
