@@ -264,7 +264,7 @@ class Loading:
         claims = generations(result.generation.root, result.generation.files)
         members = [g for g in claims if g.number in result.members]
         shown = f"deliver {self._delivery.shown}"
-        return newest(files, rows, members, lambda f: result.rows_of([f]), self._load.key, shown)
+        return newest(files, rows, members, result.rows_of, self._load.key, shown)
 
     def _receipt(self, mark: Mark) -> Delivered:
         generation = self._result.generation

@@ -16,7 +16,7 @@ import pyarrow as pa
 from gristmill.arrow.spilling import spilling
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation, Plan, read_plan, sources_of
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, RunFailed
 from gristmill.stores.sql import quoted
 
 if TYPE_CHECKING:
@@ -52,53 +52,58 @@ def newest(
     files: Sequence[Live],
     live: Sequence[Live],
     members: Sequence[Generation],
-    rows_of: Callable[[Live], ds.Dataset],
+    rows_of: Callable[[Sequence[Live]], ds.Dataset],
     key: Sequence[str],
     shown: str,
 ) -> dict[str, np.ndarray]:
     """Of `files`, which are to be delivered, those with rows that are not the latest of their key among all `live`
-    ones: a mask of the rows that are, by the file's name. `rows_of` opens a file. Raises BadJob if two rows of one age
-    have the same key, or one of `files` has a null in it.
+    ones: a mask of the rows that are, by the file's name. `rows_of` opens files. Raises BadJob if two rows of one age
+    have the same key, or one of `files` has a null in it, RunFailed for files that are not as they were published.
     """
-    old = dict(zip(live, ages(live, members), strict=True))
     if not files:
         return {}
-    first = min(old[f] for f in files)
-    several = [*files, *(f for f in old if f not in set(files) and old[f] >= first)]
+    old = dict(zip(live, ages(live, members), strict=True))
+    first, asked = min(old[f] for f in files), set(files)
+    several = [*files, *(f for f in live if f not in asked and old[f] >= first)]
     order = {age: n for n, age in enumerate(sorted({old[f] for f in several}))}
-    heads = [f"k{i}" for i in range(len(key))]
-    fields = [pa.field(h, rows_of(several[0]).schema.field(n).type) for h, n in zip(heads, key, strict=True)]
-    schema = pa.schema([*fields, ("f", pa.int32()), ("n", pa.int64()), ("age", pa.int32())])
+    heads, wanted = [f"k{i}" for i in range(len(key))], sum(f.rows for f in files)
+    ends, of = np.cumsum([f.rows for f in several]), np.array([order[old[f]] for f in several], np.int32)
+    rows = rows_of(several)
+    fields = [pa.field(head, rows.schema.field(name).type) for head, name in zip(heads, key, strict=True)]
+    schema = pa.schema([*fields, ("n", pa.int64()), ("age", pa.int32())])
+
+    at = 0
 
     def keys() -> Iterator[pa.RecordBatch]:
-        for number, f in enumerate(several):
-            at = 0
-            for batch in rows_of(f).scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches():
-                n = np.arange(at, at + len(batch))
-                of, age = (np.full(len(n), v, np.int32) for v in (number, order[old[f]]))
-                yield pa.record_batch([*batch.columns, pa.array(of), pa.array(n), pa.array(age)], schema=schema)
-                at += len(batch)
+        """Those of all files, one after the other, numbered."""
+        nonlocal at
+        for batch in rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches():
+            n = np.arange(at, at + len(batch))
+            age = of[np.searchsorted(ends, n, side="right").clip(max=len(of) - 1)]
+            yield pa.record_batch([*batch.columns, pa.array(n), pa.array(age)], schema=schema)
+            at += len(batch)
 
     with spilling(KEY_MEMORY) as connection:
         connection.register("given", pa.RecordBatchReader.from_batches(schema, keys()))
-        kept = "*" if len(order) > 1 else ", ".join([*heads, "f", "age"])
-        connection.execute(f"CREATE TEMP TABLE keys AS SELECT {kept} FROM given")
-        _refuse_nulls(connection, heads, len(files), key, shown)
+        connection.execute("CREATE TEMP TABLE keys AS SELECT * FROM given")
+        if at != ends[-1]:
+            raise RunFailed(f"{shown}: its files have {at:,} rows, and {ends[-1]:,} were published: verify tells which")
+        _refuse_nulls(connection, heads, wanted, key, shown)
         _refuse_repeated(connection, heads, key, shown)
         return {} if len(order) < 2 else _masks(connection, heads, files)
 
 
 def _refuse_nulls(connection: Any, heads: Sequence[str], wanted: int, key: Sequence[str], shown: str) -> None:
     some = " OR ".join(f"{head} IS NULL" for head in heads)
-    (nulls,) = connection.execute(f"SELECT count(*) FROM keys WHERE f < {wanted} AND ({some})").fetchone()
+    (nulls,) = connection.execute(f"SELECT count(*) FROM keys WHERE n < {wanted} AND ({some})").fetchone()
     if nulls:
         raise BadJob(f"{shown}: {nulls:,} rows have a null in their key ({', '.join(key)}): filter them out first")
 
 
 def _refuse_repeated(connection: Any, heads: Sequence[str], key: Sequence[str], shown: str) -> None:
     names = ", ".join(heads)
-    groups = f"SELECT {names}, count(*) AS n FROM keys GROUP BY age, {names} HAVING n > 1"
-    found = connection.execute(f"{groups} ORDER BY n DESC, {names} LIMIT 3").fetchall()
+    groups = f"SELECT {names}, count(*) AS times FROM keys GROUP BY age, {names} HAVING times > 1"
+    found = connection.execute(f"{groups} ORDER BY times DESC, {names} LIMIT 3").fetchall()
     if found:
         (many,) = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone()
         told = "; ".join(f"{', '.join(map(repr, row[:-1]))} {row[-1]:,} times" for row in found)
@@ -109,14 +114,17 @@ def _refuse_repeated(connection: Any, heads: Sequence[str], key: Sequence[str], 
 
 
 def _masks(connection: Any, heads: Sequence[str], files: Sequence[Live]) -> dict[str, np.ndarray]:
-    latest = f"SELECT f, n, age, max(age) OVER (PARTITION BY {', '.join(heads)}) AS latest FROM keys"
-    older = f"SELECT f, n FROM ({latest}) WHERE age < latest AND f < {len(files)}"
+    ends = np.cumsum([f.rows for f in files])
+    latest = f"SELECT n, age, max(age) OVER (PARTITION BY {', '.join(heads)}) AS latest FROM keys"
+    older = connection.sql(f"SELECT n FROM ({latest}) WHERE age < latest AND n < {ends[-1]}")
     masks: dict[str, np.ndarray] = {}
-    for batch in connection.sql(older).to_arrow_reader(BATCH_ROWS):
-        numbers, rows = batch["f"].to_numpy(), batch["n"].to_numpy()
+    for batch in older.to_arrow_reader(BATCH_ROWS):
+        rows = batch["n"].to_numpy()
+        numbers = np.searchsorted(ends, rows, side="right")
         for number in np.unique(numbers).tolist():
             f = files[number]
-            masks.setdefault(f.name, np.ones(f.rows, bool))[rows[numbers == number]] = False
+            own = rows[numbers == number] - (ends[number] - f.rows)
+            masks.setdefault(f.name, np.ones(f.rows, bool))[own] = False
     return masks
 
 
