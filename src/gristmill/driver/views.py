@@ -23,6 +23,7 @@ from gristmill.driver import (
     backends,
     delivering,
     opening,
+    pinning,
     planning,
     selection,
     shipping,
@@ -94,11 +95,12 @@ def plan(spec: JobSpec) -> PlanView:
     gates: list[str] = []
     with passing() as folder, _of_files(spec) as spec:
         held = _held(spec)
+        pinned = None if held is None else pinning.looked_at(spec, held.root, held.files, folder, COPIED)
 
         def resolved(spec: JobSpec) -> planning.Resolved:
             if held is None:
                 return planning.resolve(spec, folder, first=COPIED)
-            return opening.resolved(spec, held.root, held.files, folder, first=COPIED)
+            return opening.resolved(spec, held.root, held.files, folder, pinned, first=COPIED)
 
         try:
             r = resolved(spec)

@@ -29,6 +29,7 @@ SNAPSHOTS: Registry[type[SnapshotKind]] = Registry(
         "duckdb": "gristmill.snapshots.duckdb:DuckDB",
         "sqlite": "gristmill.snapshots.sqlite:SQLite",
         "sqlalchemy": "gristmill.snapshots.sqlalchemy:SQLAlchemy",
+        "kafka": "gristmill.snapshots.kafka:Kafka",
     },
     needs=("name", "queried", "said", "embedded", "marks", "open"),
     aliases={

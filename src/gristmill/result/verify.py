@@ -18,6 +18,7 @@ import pyarrow as pa
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
+from gristmill.commit.inspections import planned_files
 from gristmill.commit.publication import Publication, marking, published
 from gristmill.commit.publish import LISTED, MANIFEST, committed, strangers
 from gristmill.commit.receipt import Receipt
@@ -232,14 +233,24 @@ def _against_plan(m: Member) -> list[str]:
 
 
 def _untiled(m: Member) -> list[str]:
+    begins: dict[str, int] | None = None
     ranges = _ranges(m)
     lines = [f"{path}: rows at {at} are in two shards" for path, at in _doubled(ranges)]
     if m.plan.about.everything:
         covered = {path: int((spans[:, 1] - spans[:, 0]).sum()) for path, spans in ranges.items()}
         for file, extent in zip(m.plan.shards.files, m.plan.shards.extents.tolist(), strict=True):
+            if covered.get(file.path, 0) == extent:
+                continue
+            begins = _begins(m) if begins is None else begins
+            extent -= begins.get(file.path, 0)
             if covered.get(file.path, 0) != extent:
                 lines.append(f"{file.path}: {covered.get(file.path, 0)} of {extent} positions are in shards")
     return lines
+
+
+def _begins(m: Member) -> dict[str, int]:
+    """Where files begin, by path."""
+    return {path: int(info.cuts[0]) for path, info in planned_files([m.generation]).items()}
 
 
 def _ranges(m: Member) -> dict[str, np.ndarray]:

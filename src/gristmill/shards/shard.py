@@ -71,7 +71,7 @@ class Selection:
     @staticmethod
     def everything(files: Sequence[FileInfo]) -> Selection:
         """The selection of every position in every file."""
-        rows = [(i, 0, f.extent) for i, f in enumerate(files) if f.extent > 0]
+        rows = [(i, int(f.cuts[0]), f.extent) for i, f in enumerate(files) if f.extent > f.cuts[0]]
         return Selection(np.array(rows, dtype=np.int64).reshape(-1, 3))
 
 

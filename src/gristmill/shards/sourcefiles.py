@@ -35,11 +35,12 @@ class SourceFile:
 class FileInfo:
     """What planning must know of one file.
 
-    `extent` is the file's length in positions. `cuts` are the positions (sorted int64, first 0, last `extent`) where it
-    can be cut at no cost; if `divisible`, any position between will do, too. `cut_rows[i]` is the number of rows
-    between `cuts[i]` and `cuts[i + 1]`; None if only reading could tell (plain JSONL). `nulls` counts nulls by column
-    if the format knows. `layout` is a digest of the file's inner structure, which size and time could miss. `row_bytes`
-    is a sampled mean of positions per row, for formats that cannot count without reading.
+    `extent` is where the file ends, in positions. `cuts` are the positions (sorted int64, the first is where it begins,
+    0 but for a range of a topic, the last `extent`) where it can be cut at no cost; if `divisible`, any position
+    between will do, too. `cut_rows[i]` is the number of rows between `cuts[i]` and `cuts[i + 1]`; None if only reading
+    could tell (plain JSONL). `nulls` counts nulls by column if the format knows. `layout` is a digest of the file's
+    inner structure, which size and time could miss. `row_bytes` is a sampled mean of positions per row, for formats
+    that cannot count without reading.
     """
 
     file: SourceFile

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from gristmill.job.snapshots import Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Counted", "DataFile", "Piece", "Snapshot", "SnapshotKind", "Wanted"]
+__all__ = ["Counted", "DataFile", "Growing", "Piece", "Snapshot", "SnapshotKind", "Wanted"]
 
 Piece = Callable[[], "Iterator[pa.RecordBatch]"]
 """Reads some of the rows, in an order that is the same whenever they are. Pieces may be read at once, in threads."""
@@ -26,10 +26,15 @@ Piece = Callable[[], "Iterator[pa.RecordBatch]"]
 class DataFile:
     """A Parquet file of a store: `uri` as pyarrow opens it, or an absolute path. `constant` are columns that are not in
     the file, and have one value in all of its rows: as text, None for null.
+
+    What is no file, and is read as one, has another source format as its `form`, and `storage` with what its address
+    needs to be opened (`sources.paths`).
     """
 
     uri: str
     constant: Mapping[str, str | None] = field(default_factory=dict)
+    form: str = "parquet"
+    storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class Snapshot(Protocol):
@@ -91,5 +96,16 @@ class SnapshotKind(Protocol):
     def open(wanted: Wanted, version: str) -> Snapshot:
         """The store as it is now, or at a `version` that an earlier snapshot had. Raises BadJob for an address that is
         not one, MissingExtra, BadSource for what is not there, RunFailed for a store that is away.
+        """
+        ...
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """A kind of store that also knows what came since an earlier snapshot."""
+
+    def onwards(self, wanted: Wanted, version: str) -> Snapshot:
+        """The store as it is now, whose files are those of an earlier `version`, and others for what came since. Raises
+        as `open` does, and SourceChanged if some of what came since is no longer there.
         """
         ...

@@ -7,14 +7,15 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from gristmill.errors import BadJob
 from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS, Wanted, wanted
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sinks.partition import NULL
-from gristmill.snapshots.contract import Counted, DataFile, Snapshot
+from gristmill.snapshots.contract import Counted, DataFile, Growing, Snapshot
 from gristmill.snapshots.copying import copied
 from gristmill.sources import paths
 from gristmill.sources.paths import Storage
@@ -42,8 +43,8 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pinned:
-    """A source at its snapshots: Parquet files, in order, the types of columns that are constant in each, by path, and
-    the pins that lead there again. `more` are rows of the stores that the files do not
+    """A source at its snapshots: files of one format (`form`), in order, the types of columns that are constant in
+    each, by path, and the pins that lead there again. `more` are rows of the stores that the files do not
     have, for those who only look.
     """
 
@@ -52,24 +53,25 @@ class Pinned:
     kinds: Mapping[str, Mapping[str, pa.DataType]]
     pins: tuple[Pin, ...]
     more: int = 0
+    form: str = "parquet"
 
 
 class Pinning:
     """A source that is a store, from its addresses to files. Making one opens the stores of which there is no pin, so
     that what cannot be read is told before anything else is done; `pinned` then copies what has to be copied, into
-    `folder`. Raises as `SnapshotKind.open` does.
+    `folder`. A store that grows is read on from its pin in `before`. Raises as `SnapshotKind.open` does.
     """
 
-    def __init__(self, source: Source, folder: str, pins: Sequence[Pin] = ()) -> None:
+    def __init__(self, source: Source, folder: str, pins: Sequence[Pin] = (), before: Sequence[Pin] = ()) -> None:
         self._source, self._folder = source, folder
         self._asked = wanted(source)
-        known = {pin.id: pin for pin in pins}
+        known, self._before = {pin.id: pin for pin in pins}, {pin.id: pin.version for pin in before}
         self._pins = [self._usable(known.get(asked.id)) for asked in self._asked]
         self._open: list[Snapshot | None] = []
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
             for asked, pin in zip(self._asked, self._pins, strict=True):
-                self._open.append(None if self._copy(pin) else _opened(asked, pin))
+                self._open.append(None if self._copy(pin) else self._opened(asked, pin))
             stack.pop_all()
 
     def _usable(self, pin: Pin | None) -> Pin | None:
@@ -93,22 +95,25 @@ class Pinning:
         more = 0
         storage, files, pins = Storage(), list[SourceFile](), list[Pin]()
         kinds: dict[str, Mapping[str, pa.DataType]] = {}
+        forms: dict[str, str] = {}
         for asked, pin, snapshot in zip(self._asked, self._pins, list(self._open), strict=True):
             if snapshot is None and not self._copy(pin):  # another run has removed it since
                 pin = self._usable(pin)
-                snapshot = _opened(asked, pin)
+                snapshot = self._opened(asked, pin)
                 self._open.append(snapshot)
             found = None if snapshot is None else snapshot.files()
             if found is not None and (there := self._listed(found)) is not None:
                 assert snapshot is not None and snapshot.schema is not None
                 told, copy = f"read at {snapshot.told}", ""
                 types = {field.name: field.type for field in snapshot.schema}
+                forms[found[0].form] = asked.shown
                 kinds.update({_path(file): {name: types[name] for name in file.constant} for file in found})
             else:
                 left = 0 if first is None or snapshot is None else _beyond(first, asked, snapshot)
                 more += left
                 told, copy = self._copied(replace(asked, rows=first) if left else asked, pin, snapshot)
                 there = self._held(copy)
+                forms["parquet"] = asked.shown
             storage = Storage((*storage.mounts, *there[0].mounts))
             files += there[1]
             made = pin or Pin(asked.id, "" if snapshot is None else snapshot.version, told, _now())
@@ -116,7 +121,20 @@ class Pinning:
             tell(
                 f"{asked.shown}: {told}" if pin is None else f"{asked.shown}: as for the run that is here ({pin.told})"
             )
-        return Pinned(storage, tuple(files), kinds, tuple(pins), more)
+        if len(forms) > 1:
+            raise BadJob(
+                f"source names stores that are not read alike: {', '.join(forms.values())}: give a job to each"
+            )
+        return Pinned(storage, tuple(files), kinds, tuple(pins), more, next(iter(forms)))
+
+    def _opened(self, asked: Wanted, pin: Pin | None) -> Snapshot:
+        kind: Any = SNAPSHOTS.get(asked.place.store)
+        before = self._before.get(asked.id, "") if pin is None and isinstance(kind, Growing) else ""
+        if before:
+            grown: Snapshot = kind.onwards(asked, before)
+            return grown
+        opened: Snapshot = kind.open(asked, "" if pin is None else pin.version)
+        return opened
 
     def _copied(self, asked: Wanted, pin: Pin | None, snapshot: Snapshot | None) -> tuple[str, str]:
         if snapshot is None:
@@ -135,7 +153,8 @@ class Pinning:
         """The store's own files as a source lists them; None if there are none, which a copy has the columns of."""
         if not found:
             return None
-        storage, listed = paths.resolve(Source(tuple(sorted(file.uri for file in found))))
+        uris = tuple(sorted(file.uri for file in found))
+        storage, listed = paths.resolve(Source(uris, storage=found[0].storage))
         by_path = {_path(file): file for file in found}
         return storage, [replace(file, folders=_folders(by_path[file.path])) for file in listed]
 
@@ -145,10 +164,6 @@ class Pinning:
         for snapshot in held:
             if snapshot is not None:
                 snapshot.close()
-
-
-def _opened(asked: Wanted, pin: Pin | None) -> Snapshot:
-    return SNAPSHOTS.get(asked.place.store).open(asked, "" if pin is None else pin.version)
 
 
 def _beyond(first: int, asked: Wanted, snapshot: Snapshot) -> int:

@@ -33,6 +33,7 @@ SOURCES: Registry[type[SourceFormat]] = Registry(
         "tsv": "gristmill.sources.csv:TsvSource",
         "text": "gristmill.sources.text:TextSource",
         "binary": "gristmill.sources.text:BinarySource",
+        "kafka": "gristmill.sources.kafka:KafkaSource",
     },
     needs=("name", "suffixes", "inspect", "read", "compressed", "by_bytes", "written", "typed"),
     aliases={

@@ -22,8 +22,9 @@ __all__ = ["infer"]
 _MANY_DIGITS = re.compile(rb"(?<![\d.])\d{19,}(?![\d.eE])")
 
 
-def infer(path: str, sample: Sequence[Lines], types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The schema of the sampled lines; `types` overrules it. Lines that are not objects are skipped.
+def infer(path: str, sample: Sequence[Lines], types: Mapping[str, pa.DataType], unit: str = "byte") -> pa.Schema:
+    """The schema of the sampled lines; `types` overrules it. Lines that are not objects are skipped. `unit` is what
+    their positions count.
 
     int and float make float; null and any type make that type. Text stays text even if it looks like a date, as another
     line may hold other text. A column with values of two kinds is marked with both: reading it raises BadSource, as
@@ -31,12 +32,12 @@ def infer(path: str, sample: Sequence[Lines], types: Mapping[str, pa.DataType]) 
     """
     import pyarrow as pa
 
-    if not types:
+    if not types and unit == "byte":
         _check_objects(path, sample)
     found: dict[str, pa.DataType] = {}
     mixed: dict[str, str] = {}
     for part in sample:
-        for name, kind, where in _types(part, mixed):
+        for name, kind, where in _types(part, mixed, unit):
             known = found.get(name, kind)
             both = wider(known, kind, text=True)
             if both is None:
@@ -58,7 +59,7 @@ def _field(path: str, name: str, kind: pa.DataType, mixed: str | None) -> pa.Fie
     return pa.field(name, pa.string(), metadata={MIXED: f"{path}: column {name!r} is {mixed}: {hint}".encode()})
 
 
-def _types(part: Lines, mixed: dict[str, str]) -> Iterator[tuple[str, pa.DataType, str]]:
+def _types(part: Lines, mixed: dict[str, str], unit: str) -> Iterator[tuple[str, pa.DataType, str]]:
     """Columns, their types and where they were found: from pyarrow if it takes all lines, else line by line."""
     import pyarrow as pa
     import pyarrow.json as pj
@@ -71,12 +72,12 @@ def _types(part: Lines, mixed: dict[str, str]) -> Iterator[tuple[str, pa.DataTyp
             table = pj.read_json(pa.BufferReader(view), read_options=pj.ReadOptions(block_size=last - first + 16))
             # pyarrow reads integers beyond 64 bits as floats, and rounds them.
             if table.num_rows == len(part) and not (_MANY_DIGITS.search(view) and _floats(table.schema)):
-                where = f"after byte {part.position[0]}"
+                where = f"after {unit} {part.position[0]}"
                 yield from ((f.name, _as_text(f.type), where) for f in table.schema)
                 return
         except (pa.ArrowException, UnicodeDecodeError):
             pass
-    yield from _by_line(part, mixed)
+    yield from _by_line(part, mixed, unit)
 
 
 def _floats(kind: pa.Schema | pa.DataType) -> bool:
@@ -104,7 +105,7 @@ class _Conflict(Exception):
     pass
 
 
-def _by_line(part: Lines, mixed: dict[str, str]) -> Iterator[tuple[str, pa.DataType, str]]:
+def _by_line(part: Lines, mixed: dict[str, str], unit: str) -> Iterator[tuple[str, pa.DataType, str]]:
     for i in range(len(part)):
         try:
             row = json.loads(part.line(i))
@@ -112,9 +113,9 @@ def _by_line(part: Lines, mixed: dict[str, str]) -> Iterator[tuple[str, pa.DataT
             continue
         for name, value in row.items() if isinstance(row, dict) else ():
             try:
-                yield name, _kind(value), f"byte {part.position[i]}"
+                yield name, _kind(value), f"{unit} {part.position[i]}"
             except _Conflict as e:
-                mixed.setdefault(name, f"{e} (byte {part.position[i]})")
+                mixed.setdefault(name, f"{e} ({unit} {part.position[i]})")
                 yield name, _nothing(), ""
 
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged, did_you_mean
@@ -31,6 +32,7 @@ _LOG = "_delta_log"
 _TOLD = 3  # files with two names that a note lists
 _SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
 _BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
+_LOGS = {"kafka": "gristmill.sources.kafkalog"}  # what is no file system, and lists ranges of records as files
 _ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
 
 
@@ -188,6 +190,9 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     if uri.startswith(HELD) and HELD in storage:
         mount = Mount(HELD, NamedListing(), f"{storage[HELD]}/")
         return mount.inner(uri), mount
+    if scheme in _LOGS:
+        prefix, inner, log, suffix = import_module(_LOGS[scheme]).placed(uri, storage)
+        return inner, Mount(prefix, log, "", suffix)
     if scheme in ("", "file", "local"):
         return local_path(uri), _LOCAL  # a trailing slash only says that it is a folder
     try:
