@@ -77,7 +77,7 @@ def tansu() -> Iterator[str]:
             time.sleep(0.05)
         yield address
     finally:
-        server.terminate()
+        server.kill()  # asked to end, it waits five seconds
         server.wait(10)
 
 

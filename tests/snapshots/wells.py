@@ -18,8 +18,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import storeservers
-
 Row = dict[str, Any]
 BIG = 2**53 + 1
 UTC = dt.timezone.utc
@@ -265,6 +263,8 @@ def kafka(server: str, folder: Path) -> Iterator[Well]:
     client = pytest.importorskip("confluent_kafka")
     fastavro = pytest.importorskip("fastavro")
     from confluent_kafka.admin import AdminClient, NewTopic
+
+    import storeservers
 
     schema = {"type": "record", "name": "Row", "fields": _AVRO}
     (folder / "row.avsc").write_text(json.dumps(schema))

@@ -234,7 +234,8 @@ Types = Mapping[str, "pa.DataType"]
 @dataclass(frozen=True)
 class _Json:
     def schema(self, path: str, sample: Sequence[Sequence[Any]], types: Types) -> pa.Schema:
-        lines = [_lines([m.value() for m in part], np.array([m.offset() for m in part]), {}) for part in sample]
+        full = [[m for m in part if m.value() is not None] for part in sample]
+        lines = [_lines([m.value() for m in part], np.array([m.offset() for m in part]), {}) for part in full]
         some = [part for part in lines if len(part)]
         if some and not types and not any(part.line(i).lstrip()[:1] == b"{" for part in some for i in range(len(part))):
             shown = some[0].line(0)[:60].decode("utf-8", "backslashreplace")

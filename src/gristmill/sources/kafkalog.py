@@ -143,6 +143,9 @@ class TopicLog:
         consumer = _CONSUMERS.take(self._key, lambda: _Consumer(self))
         try:
             yield from consumer.records(span, most_bytes)
+        except GeneratorExit:  # that is enough
+            _CONSUMERS.put(self._key, consumer)
+            raise
         except BaseException:
             consumer.close()
             raise
@@ -175,6 +178,8 @@ class _Consumer:
         self._kafka = require("confluent_kafka", "kafka", log.shown)
         self._log = log
         self._wrong: Any = None  # what the client said last that it cannot do
+        self._next = (-1, -1)  # partition and offset of what comes next, beginning with what is left of the last range
+        self._left: Sequence[Any] = []
         properties = log.properties()
         try:
             self._consumer = self._kafka.Consumer({**properties, "error_cb": self._note})
@@ -267,8 +272,11 @@ class _Consumer:
     # ------------------------------------------------ records
 
     def records(self, span: Span, most_bytes: int) -> Iterator[list[Any]]:
-        self._check_kept(span)
-        self._consumer.assign([self._at(span.partition, span.low)])
+        if self._next != (span.partition, span.low):  # else it is being read already
+            self._check_kept(span)
+            self._left = []
+            self._consumer.assign([self._at(span.partition, span.low)])
+        self._next = (span.partition, -1)
         held: list[Any] = []
         size = 0
         for message in self._until(span):
@@ -277,7 +285,7 @@ class _Consumer:
             if size >= most_bytes:
                 yield held
                 held, size = [], 0
-        self._consumer.unassign()
+        self._next = (span.partition, span.high)
         if held:
             yield held
 
@@ -285,21 +293,24 @@ class _Consumer:
         codes, place = self._kafka.KafkaError, f"{self._log.shown}/{span.name}"
         since, ended = time.monotonic(), 0.0
         while True:
-            got = self._some()
+            got, self._left = self._left or self._some(), []
             now = time.monotonic()
             since = now if got else since
-            for message in got:
+            for n, message in enumerate(got):
                 error = message.error()
                 if error is None:
                     if message.offset() >= span.high:
+                        self._left = got[n:]
                         return
                     if message.offset() >= span.low:
                         yield message
                     if message.offset() == span.high - 1:
+                        self._left = got[n + 1 :]
                         return
                     ended = 0.0
                 elif error.code() == codes._PARTITION_EOF:
                     if message.offset() >= span.high:
+                        self._left = got[n:]  # for the range that follows: it is told once
                         return
                     ended = ended or now
                 elif error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
@@ -327,9 +338,9 @@ class _Consumer:
                     raise StoreAway(errno.EIO, f"the broker did not answer ({said})", self._log.shown) from e
         if low > span.low:
             raise SourceChanged(
-                f"{self._log.shown}/{span.name}: offsets {span.low:,} to {min(low, span.high) - 1:,} of partition "
-                f"{span.partition} are no longer kept (retention): --restart (restart=True) begins with what the topic "
-                "still holds; to keep more, raise the topic's retention.ms or retention.bytes"
+                f"{self._log.shown}/{span.name}: offsets {span.low:,} to {min(low, span.high) - 1:,} are no longer "
+                f"kept (retention: partition {span.partition} begins at {low:,}): --restart (restart=True) begins with "
+                "what the topic still holds; to keep more, raise the topic's retention.ms or retention.bytes"
             )
 
 
