@@ -133,9 +133,9 @@ def store(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Se
 
 @pytest.fixture(scope="session")
 def databases() -> Iterator[dict[str, str]]:
-    """A Postgres and a Redis server, as the page about stores names them in the environment."""
-    with storeservers.postgres() as postgres, storeservers.redis() as redis:
-        yield {"PG_URL": postgres, "REDIS_URL": f"{redis}/0"}
+    """A Postgres and a Redis server and a broker, as the pages about stores name them in the environment."""
+    with storeservers.postgres() as postgres, storeservers.redis() as redis, storeservers.mock_brokers() as kafka:
+        yield {"PG_URL": postgres, "REDIS_URL": f"{redis}/0", "KAFKA_BROKER": kafka}
 
 
 @pytest.fixture

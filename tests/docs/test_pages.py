@@ -21,6 +21,7 @@ from snippets import DOCS, PAGES, ROOT, Reader, blocks
 NOT_RUN = {
     "README.md": 2,
     "docs/clusters.md": 2,
+    "docs/databases.md": 1,
     "docs/install.md": 1,
     "docs/language-models.md": 4,
     "docs/nightly.md": 1,
@@ -76,6 +77,7 @@ def test_the_snippets_about_databases(
 ) -> None:
     """The same, with a server that the environment names, and a file that SQLAlchemy opens."""
     monkeypatch.setenv("PG_URL", databases["PG_URL"])
+    monkeypatch.setenv("KAFKA_BROKER", databases["KAFKA_BROKER"])
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.sqlite")) as db, db:
         db.execute("CREATE TABLE reviews (review_id INTEGER, text TEXT)")
         db.executemany("INSERT INTO reviews VALUES (?, ?)", [(n, "x" * n) for n in range(9)])

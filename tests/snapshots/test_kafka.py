@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topics import KEPT, doubled, job, made
+from topics import KEPT, doubled, job, made, picky
 
 import gristmill as gm
 import storeservers
@@ -206,6 +206,25 @@ def test_records_that_retention_has_removed_are_told(broker: tuple[str, str], tm
     assert len(ids(tmp_path / "after")) == 40
     report = job(topic.address, tmp_path / "out", 0.1).run(restart=True)
     assert 0 < report.rows_ok < 30 and min(ids(tmp_path / "out")) >= 1000
+
+
+@pytest.mark.long
+def test_workers_read_ranges_and_dead_letters_are_read_again(topic: Topic, tmp_path: Path) -> None:
+    """By processes of their own, from the offsets that were planned; what was read can be read again to verify it."""
+    topic.rows(0, 300)
+    sink = gm.sink(str(tmp_path / "out"), keep=KEPT)
+    model = gm.model(picky, fixed=str(tmp_path / "fixed"), returns={"double": "int64"})
+    todo = gm.Job(gm.source(topic.address), model, sink, workers=2, shard_rows=50)
+    assert todo.run().rows_dead == 1
+    (dead,) = gm.dead(str(tmp_path / "out")).to_pylist()
+    assert (dead["source"], dead["position"]) == (f"{topic.address}/1/0-150", 6)
+    topic.rows(300, 310)
+    assert gm.verify(todo, source=True).ok
+    (tmp_path / "fixed").touch()
+    gm.retry_dead(todo, accept_code_change=True)
+    assert ids(tmp_path / "out") == list(range(300))
+    todo.run(append=True)
+    assert ids(tmp_path / "out") == list(range(310))
 
 
 def test_offsets_without_records_are_passed_over(topic: Topic, tmp_path: Path) -> None:

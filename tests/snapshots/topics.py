@@ -32,3 +32,10 @@ def job(
     model = gm.model(doubled, pause=pause, returns={"double": "int64"})
     source = gm.source(address, storage=storage or {}, **more)
     return gm.Job(source, model, gm.sink(str(sink), keep=KEPT), workers=0, shard_rows=20, gates={"min_ok": 0.3})
+
+
+def picky(batch: dict[str, Any], fixed: str) -> dict[str, Any]:
+    """A number for each row, but for one that is refused until a file is there."""
+    if 13 in batch["id"] and not Path(fixed).exists():
+        raise ValueError("unlucky")
+    return {"double": batch["id"] * 2}

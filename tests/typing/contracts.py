@@ -40,12 +40,13 @@ from gristmill.sinks.openaibatch import OpenAIBatchSink
 from gristmill.sinks.ordered import Ordered
 from gristmill.sinks.parquet import ParquetSink
 from gristmill.sinks.partition import Partitioned
-from gristmill.snapshots import datasets, delta, duckdb, iceberg, postgres, sqlalchemy, sqlite
+from gristmill.snapshots import datasets, delta, duckdb, iceberg, kafka, postgres, sqlalchemy, sqlite
 from gristmill.snapshots.contract import SnapshotKind
 from gristmill.sources.contract import SourceFormat
 from gristmill.sources.csv import CsvSource, TsvSource
 from gristmill.sources.hive import Hive
 from gristmill.sources.jsonl import JsonlSource
+from gristmill.sources.kafka import KafkaSource
 from gristmill.sources.openaibatch import OpenAIBatchSource
 from gristmill.sources.parquet import ParquetSource
 from gristmill.sources.text import BinarySource, TextSource
@@ -64,6 +65,7 @@ from gristmill.stores.usearch import USearch
 
 SOURCES: tuple[type[SourceFormat], ...] = (
     *(ParquetSource, JsonlSource, OpenAIBatchSource, CsvSource, TsvSource, TextSource, BinarySource),
+    KafkaSource,
 )
 SINKS: tuple[type[SinkFormat], ...] = (ParquetSink, JsonlSink, NpySink, OpenAIBatchSink)
 ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
@@ -73,7 +75,7 @@ STORES: tuple[type[StoreKind], ...] = (
 )
 SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
     *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
-    sqlalchemy.SQLAlchemy,
+    *(sqlalchemy.SQLAlchemy, kafka.Kafka),
 )
 MAPS: tuple[Sized, ...] = (Ray,)
 TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)

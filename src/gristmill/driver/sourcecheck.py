@@ -35,7 +35,7 @@ from gristmill.errors import GristmillError
 from gristmill.fingerprint import digests
 from gristmill.job.job import COPY, HELD, Source
 from gristmill.job.secret import reveal
-from gristmill.job.snapshots import is_snapshot
+from gristmill.job.snapshots import is_snapshot, kind_of
 from gristmill.process import machine
 from gristmill.shards.shard import Piece
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
@@ -272,7 +272,7 @@ def verify(members: Sequence[Generation], source: Source | None = None) -> tuple
     openreaders.close_all()
     found: list[str] = []
     unknown: list[str] = []
-    job = source if source is not None and not is_snapshot(source) else None  # a store is read from its files
+    stored = source is not None and is_snapshot(source)
     for member in members:
         files = [f.path for f in read_plan(member).shards.files]
         if (gone := _removed(member, files)) is not None:
@@ -281,7 +281,9 @@ def verify(members: Sequence[Generation], source: Source | None = None) -> tuple
         if all(path.startswith(HELD) for path in files):
             fs = paths.mounted(files, {HELD: held_inputs(member.root, member.files)})
         else:
-            fs = paths.mounted(*((files, {}) if job is None else (reveal(job.uri), reveal(job.storage))))
+            # A store is read from its files, which are opened by other means, unless these have its own address.
+            own = not stored or all(kind_of(path, Source((path,))) for path in files)
+            fs = paths.mounted(*((reveal(source.uri), reveal(source.storage)) if source and own else (files, {})))
         found += [f"{path}: {why}" for path, why in _differing(_readings([member], fs, None)).items()]
     return found, unknown
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -60,7 +61,7 @@ class Offsets:
 
     def files(self) -> Sequence[DataFile] | None:
         place = self._wanted.place
-        base, said = place.uri.rstrip("/"), "&".join(f"{n}={v}" for n, v in self._wanted.said.items())
+        base, said = place.uri.rstrip("/"), "&".join(f"{n}={quote(v, safe='/')}" for n, v in self._wanted.said.items())
         return [
             DataFile(f"{base}/{s.name}{'?' + said if said else ''}", form="kafka", storage=place.options)
             for s in self._spans
