@@ -12,7 +12,7 @@ import storeservers
 from s3server import S3Server
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "faults")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "faults"), str(HERE / "fakedriver")]
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -68,8 +69,6 @@ def duckdb(server: str, folder: Path) -> Iterator[Shop]:
 @contextmanager
 def sqlite(server: str, folder: Path) -> Iterator[Shop]:
     """A file."""
-    import sqlite3
-
     file = folder / "shop.sqlite"
 
     def seen(table: str) -> dict[int, Row] | None:
@@ -325,6 +324,41 @@ def lance(server: str, folder: Path) -> Iterator[Shop]:
     yield Shop("lance", lambda table: f"lance://{folder}/lancedb#{table}", seen, clear, lose)
 
 
+@contextmanager
+def cassandra(server: str, folder: Path) -> Iterator[Shop]:
+    """A keyspace of a driver that is none, as there is no server to be had."""
+    import msgpack
+    from cassandra.cluster import keyspace_file
+
+    keyspace = f"s{abs(hash(str(folder))):x}"
+    file = keyspace_file(keyspace)
+    file.touch()
+
+    def rows(db: sqlite3.Connection, table: str) -> list[tuple[bytes, Row]] | None:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [f"{table}_live"]).fetchall():
+            return None
+        at = f"SELECT at FROM {table}_live"
+        found = db.execute(f"SELECT key, row FROM {table} WHERE at = ({at})").fetchall()
+        return [(key, msgpack.unpackb(row)) for key, row in found]
+
+    def seen(table: str) -> dict[int, Row] | None:
+        with closing(sqlite3.connect(file)) as db:
+            found = rows(db, table)
+            return None if found is None else {row["id"]: row for _, row in found}
+
+    def lose(table: str) -> None:
+        with closing(sqlite3.connect(file)) as db, db:
+            (key,) = [key for key, row in rows(db, table) or () if row["id"] == 3]
+            db.execute(f"DELETE FROM {table} WHERE key = ? AND at = (SELECT at FROM {table}_live)", [key])
+
+    def clear(table: str) -> None:
+        file.unlink()
+        file.touch()
+
+    yield Shop("cassandra", lambda table: f"cassandra://db.test/{keyspace}#{table}", seen, clear, lose)
+    file.unlink()
+
+
 SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
 SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "duckdb": duckdb,
@@ -338,4 +372,5 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "delta": delta,
     "iceberg": iceberg,
     "lance": lance,
+    "cassandra": cassandra,
 }

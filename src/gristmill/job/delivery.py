@@ -39,9 +39,17 @@ STORES: "Registry[type[StoreKind]]" = Registry(
         "delta": "gristmill.stores.delta:Delta",
         "iceberg": "gristmill.stores.iceberg:Iceberg",
         "lance": "gristmill.stores.lance:Lance",
+        "cassandra": "gristmill.stores.cassandra:Cassandra",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
-    aliases={"postgres": "postgresql", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "qdrants": "qdrant"},
+    aliases={
+        "postgres": "postgresql",
+        "rediss": "redis",
+        "valkey": "redis",
+        "valkeys": "redis",
+        "qdrants": "qdrant",
+        "scylla": "cassandra",
+    },
 )
 STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
 _FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf", "spark"})
