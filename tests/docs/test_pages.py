@@ -26,6 +26,7 @@ NOT_RUN = {
     "docs/language-models.md": 4,
     "docs/nightly.md": 1,
     "docs/speed.md": 1,
+    "docs/stores.md": 2,
     "docs/tutorial.md": 1,
 }
 STORES = "docs/object-stores.md"

@@ -50,6 +50,7 @@ from gristmill.sources.kafka import KafkaSource
 from gristmill.sources.openaibatch import OpenAIBatchSource
 from gristmill.sources.parquet import ParquetSource
 from gristmill.sources.text import BinarySource, TextSource
+from gristmill.stores.cassandra import Cassandra
 from gristmill.stores.contract import StoreKind
 from gristmill.stores.delta import Delta
 from gristmill.stores.duckdb import DuckDB
@@ -72,6 +73,7 @@ ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
 STORES: tuple[type[StoreKind], ...] = (
     *(DuckDB, SQLite, Lmdb, Postgres, Redis, USearch, Faiss, Qdrant),
     *(Delta, Iceberg, Lance),
+    Cassandra,
 )
 SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
     *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),

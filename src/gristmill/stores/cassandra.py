@@ -86,6 +86,8 @@ _: type[StoreKind] = Cassandra  # for mypy
 class Client:
     """A session in a keyspace, and its prepared statements."""
 
+    _session: Any = None
+
     def __init__(self, place: Place) -> None:
         self._cluster = require("cassandra.cluster", "cassandra", place.shown)
         self._errors = (require("cassandra", "cassandra", place.shown).DriverException, self._cluster.NoHostAvailable)
@@ -98,11 +100,26 @@ class Client:
                 f"{place.shown}: give a keyspace and a table, as in cassandra://HOST/shop#scores (letters, digits and "
                 "underscores, at most 36)"
             )
+        self._keyspace, self._arguments = keyspace, self._asked(parts)
+        self._connection: Any = None
         with self.said("cannot be reached"):
-            self._connection = self._cluster.Cluster(**self._arguments(parts))
-            self.session = self._connection.connect(keyspace)
+            self._session = self._connected()
 
-    def _arguments(self, parts: Any) -> dict[str, Any]:
+    @property
+    def session(self) -> Any:
+        """The session, which is begun again after it was let go."""
+        self._session = self._session or self._connected()
+        return self._session
+
+    def _connected(self) -> Any:
+        self._connection = self._cluster.Cluster(**self._arguments)
+        try:
+            return self._connection.connect(self._keyspace)
+        except BaseException:
+            self._connection.shutdown()
+            raise
+
+    def _asked(self, parts: Any) -> dict[str, Any]:
         options = dict(self._place.options)
         known(options, _OPTIONS, f"delivery {self._place.shown}")
         user, password = options.get("username", parts.username), options.get("password", parts.password)
@@ -129,7 +146,8 @@ class Client:
         try:
             yield
         except (*self._errors, OSError) as e:
-            raise StoreUnavailable(f"{self._place.shown}: {what}: {self._place.words(e)}") from e
+            words = self._place.words(e) if any(e.args) else type(e).__name__  # which is all that some say
+            raise StoreUnavailable(f"{self._place.shown}: {what}: {words}") from e
 
     def bound(self, cql: str, *values: Any) -> Any:
         """A statement about the tables `{t}…`, with its values. Every statement is prepared once."""
@@ -170,10 +188,9 @@ class Client:
 
     def there(self) -> bool:
         """Whether the tables have been made; the one that is made last is looked for."""
-        keyspace = urlsplit(self._place.uri).path.strip("/")
         cql = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
         last = list(_TABLES)[-1].format(t=self._place.name)
-        return self.session.execute(cql, (keyspace, last.lower())).one() is not None
+        return self.session.execute(cql, (self._keyspace, last.lower())).one() is not None
 
     def make(self) -> None:
         """Make the tables."""
@@ -181,7 +198,10 @@ class Client:
             self.session.execute(f"CREATE TABLE IF NOT EXISTS {name.format(t=self._place.name)} ({columns})")
 
     def close(self) -> None:
-        self._connection.shutdown()
+        if self._session is not None:
+            self._session = None
+            self._prepared.clear()
+            self._connection.shutdown()
 
 
 class Tables:

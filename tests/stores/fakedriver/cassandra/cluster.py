@@ -31,6 +31,7 @@ class Cluster:
 
     def __init__(self, contact_points: list[str], port: int, auth_provider: Any = None) -> None:
         self._hosts, self._auth = contact_points, auth_provider
+        self._session: Session | None = None
 
     def connect(self, keyspace: str) -> Session:
         if "db.test" not in self._hosts:
@@ -39,10 +40,12 @@ class Cluster:
             raise AuthenticationFailed(f"Provided username {self._auth.username} and/or password are incorrect")
         if not (file := keyspace_file(keyspace)).exists():
             raise InvalidRequest(f"Keyspace '{keyspace}' does not exist")
-        return Session(file)
+        self._session = Session(file)
+        return self._session
 
     def shutdown(self) -> None:
-        pass
+        if self._session is not None:
+            self._session.over = True
 
 
 class Rows(list[Any]):
@@ -56,6 +59,8 @@ class Rows(list[Any]):
 
 class Session:
     """Statements are applied one by one, each as a whole."""
+
+    over = False
 
     def __init__(self, file: Path) -> None:
         self._file, self._lock = file, threading.Lock()
@@ -77,6 +82,8 @@ class Session:
             return self._one(db, statement, values)
 
     def _open(self) -> Any:
+        if self.over:
+            raise DriverException("Session is already shut down")
         return _Transaction(self._file, self._lock)
 
     def _partition(self, db: sqlite3.Connection, table: str, cql: str) -> tuple[str, ...]:
