@@ -431,3 +431,24 @@ def test_ranges_are_read_one_after_the_other_whatever_is_between(topic: Topic, m
     monkeypatch.setattr("gristmill.sources.kafkalog._END_AGAIN", 0.5)
     with pytest.raises(gm.PlanChanged, match="the topic had been made anew"):
         list(log.records(Span(1, 1990, 2010), 1 << 20))
+
+
+def test_a_broker_that_goes_away_is_waited_for_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever reads a range, once its patience is over."""
+    from gristmill.sources.patience import StoreAway
+
+    monkeypatch.setattr("gristmill.sources.kafkalog.PATIENCE", 0.5)
+    with storeservers.tansu() as address:
+        topic = Topic("tansu", address)
+        topic.rows(0, 10)
+        log = TopicLog(topic.brokers, topic.name)
+        assert len(log.spans()) == PARTITIONS["tansu"]
+    with pytest.raises(StoreAway, match=r"kafka://.*: the broker did not answer"):
+        list(log.records(Span(0, 0, 5), 1 << 20))
+
+
+def test_a_plan_tells_offsets_and_about_how_many_bytes(topic: Topic, tmp_path: Path) -> None:
+    """From a sample of what the topic holds."""
+    topic.put([{"id": i, "text": "x" * 1000} for i in range(100)])
+    told = job(topic.address, tmp_path / "out").plan()
+    assert told.rows == 100 and told.rows_estimated and 100_000 < told.bytes < 110_000

@@ -100,7 +100,7 @@ class Resolved:
     @property
     def bytes(self) -> int:
         """Bytes of the source's files; estimated, if these are only the first rows of a store."""
-        there = sum(f.file.size for f in self.files)
+        there = sum(f.file.size if f.bytes is None else f.bytes for f in self.files)
         return round(there * (1 + self.more / max(1, sum(f.extent for f in self.files)))) if self.more else there
 
     @property

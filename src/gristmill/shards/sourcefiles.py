@@ -40,7 +40,7 @@ class FileInfo:
     between will do, too. `cut_rows[i]` is the number of rows between `cuts[i]` and `cuts[i + 1]`; None if only reading
     could tell (plain JSONL). `nulls` counts nulls by column if the format knows. `layout` is a digest of the file's
     inner structure, which size and time could miss. `row_bytes` is a sampled mean of positions per row, for formats
-    that cannot count without reading.
+    that cannot count without reading. `bytes` is an estimate where the size of a file does not count bytes.
     """
 
     file: SourceFile
@@ -52,6 +52,7 @@ class FileInfo:
     nulls: Mapping[str, int] | None = None
     layout: str = ""
     row_bytes: float | None = None
+    bytes: int | None = None
 
     @property
     def rows(self) -> int | None:

@@ -59,6 +59,7 @@ class KafkaSource:
         if span.low < span.high:
             schema = _beside(schema, file.path, keys)
         covered = sum(m[-1].offset() + 1 - m[0].offset() for m in sample if m)
+        weight = sum(len(m) for part in sample for m in part)
         return FileInfo(
             file=file,
             extent=span.high,
@@ -67,6 +68,7 @@ class KafkaSource:
             schema=schema,
             cut_rows=np.zeros(0, dtype=np.int64) if span.low == span.high else None,
             row_bytes=covered / count if (count := sum(map(len, sample))) else 1.0,
+            bytes=weight * (span.high - span.low) // covered if covered else 0,
         )
 
     def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
