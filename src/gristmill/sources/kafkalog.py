@@ -36,6 +36,7 @@ _CLIENT = {
     "isolation.level": "read_committed",
     "fetch.wait.max.ms": 100,  # what the end of a partition takes to be told
     "queued.max.messages.kbytes": 32 << 10,
+    "fetch.queue.backoff.ms": 10,  # by default a full queue costs a second, also after going elsewhere
     "log_level": 0,  # it would write to stderr; errors come by error_cb
 }
 _FIXED = {
