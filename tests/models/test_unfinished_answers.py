@@ -58,6 +58,7 @@ FAILED: list[tuple[str, dict[str, Any], str]] = [
     ("chat", _said(None, "length"), r"cut at max_tokens \(20\)"),
     ("chat", _said("<think>hm", "length"), r"cut at max_tokens \(20\)"),
     ("chat", _said("partial", "SAFETY"), "content filter"),
+    ("chat", _said("", "tool_calls"), "no answer: nothing, and no text"),
     ("completions", _said("partial", "abort"), r"\(abort\)"),
     ("completions", _said("", "length"), r"cut at max_tokens \(20\)"),
 ]  # fmt: skip
@@ -123,8 +124,53 @@ def test_messages_have_words_of_their_own() -> None:
         ("end_turn", "stop", False), ("refusal", "content_filter", False), ("pause_turn", "pause_turn", True),
         ("max_tokens", "length", False), ("model_context_window_exceeded", "length", False),
     ):  # fmt: skip
-        reply = FORMS["messages"].reply({"content": [{"type": "thinking", "thinking": "hm"}], "stop_reason": why})
+        said = [{"type": "text", "text": "x"}] if why == "end_turn" else []
+        content = [{"type": "thinking", "thinking": "hm"}, *said]
+        reply = FORMS["messages"].reply({"content": content, "stop_reason": why})
         assert (reply.finish, bool(reply.failed), reply.empty) == (finish, failed, finish == "length")
+
+
+def _chat(content: Any, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": content, **message}, "finish_reason": finish}]}
+
+
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+HALF = {"type": "message", "status": "incomplete", "content": [{"type": "output_text", "text": "half"}]}
+SILENT: list[tuple[str, dict[str, Any], str]] = [
+    ("chat", _chat("", None), "nothing, and no text"),
+    ("chat", _chat(None, "tool_calls"), "tool_calls"),
+    ("chat", _chat("", "tool_calls"), "tool_calls"),
+    ("chat", _chat("", tool_calls=[CALL]), "tool_calls, and no text"),
+    ("chat", _chat("", "function_call"), "function_call"),
+    ("chat", _chat("", reasoning_content="hm"), "reasoning_content and reasoning, and no text"),
+    ("chat", _chat("<think>hm</think>"), "reasoning, and no text"),
+    ("chat", _chat("<think>hm"), "reasoning, and no text"),
+    ("chat", _chat([]), "nothing, and no text"),
+    ("completions", {"choices": [{"text": ""}]}, "nothing, and no text"),
+    ("responses", {"output": []}, "nothing, and no text"),
+    ("responses", {"output": None, "status": "completed"}, "nothing, and no text"),
+    ("responses", {"output": [{"type": "function_call", "name": "f"}], "status": "completed"}, "function_call"),
+    ("responses", {"output": [{"type": "reasoning", "summary": []}], "status": "completed"}, "reasoning"),
+    ("messages", {"content": [], "stop_reason": "end_turn"}, "nothing, and no text"),
+    ("messages", {"content": [{"type": "tool_use", "id": "x"}], "stop_reason": "tool_use"}, "tool_use"),
+]
+
+
+@pytest.mark.parametrize(("api", "reply", "said"), SILENT)
+def test_a_reply_that_says_nothing_is_no_answer(api: Any, reply: dict[str, Any], said: str) -> None:
+    """In no form: it tells what there is instead."""
+    with pytest.raises(LookupError, match=said):
+        FORMS[api].reply(reply)
+
+
+def test_what_else_a_reply_without_text_is() -> None:
+    """A refusal in a part, half a message, and an answer that is empty, as the model meant it."""
+    assert FORMS["chat"].reply(_chat([{"type": "refusal", "refusal": "no"}])).refusal == "no"
+    assert "incomplete" in FORMS["responses"].reply({"output": [HALF]}).failed
+    cut = {"output": [HALF], "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    assert not FORMS["responses"].reply(cut).failed
+    empty = {"content": [{"type": "text", "text": ""}], "stop_reason": "end_turn"}
+    assert FORMS["messages"].reply(empty).text == FORMS["chat"].reply(_chat("")).text == ""
 
 
 def test_numbers_and_names_that_would_become_others() -> None:

@@ -42,12 +42,14 @@ UNFINISHED = (
     "overload", "malformed", "not_finished", "unfinished", "incomplete", "in_progress", "queued", "pause", "exceeded",
     "expired", "other",
 )  # fmt: skip
+# What a message of a chat may have beside its text, or instead.
+BESIDE = ("tool_calls", "function_call", "reasoning_content", "reasoning", "audio")
 # What of these would be another time.
 PASSING = (
     "server_error", "internal_error", "internal server error", "rate_limit", "rate limit", "overload", "timeout",
     "timed out", "unavailable", "network_error", "insufficient_system_resource",
 )  # fmt: skip
-PASSING_CODES = frozenset(map(str, LATER))
+PASSING_CODES = frozenset(str(status) for status in LATER if status >= 400)
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,15 @@ class Reply:
     @property
     def empty(self) -> bool:
         """Whether it was cut before it said anything, but for thoughts."""
-        text = self.text.lstrip()
-        thinks = text.startswith("<think>") and "</think>" not in text
-        return self.finish == "length" and (not text or thinks)
+        return self.finish == "length" and _says_nothing(self.text)
+
+
+class Nothing(LookupError):
+    """A reply that says nothing, but what is beside a text."""
+
+    def __init__(self, why: str, reply: Reply) -> None:
+        super().__init__(why)
+        self.reply = reply
 
 
 class Form(Protocol):
@@ -92,7 +100,9 @@ class Form(Protocol):
         ...
 
     def reply(self, found: Mapping[str, Any]) -> Reply:
-        """The answer in what an endpoint gave. Raises LookupError, TypeError, AttributeError for what is none."""
+        """The answer in what an endpoint gave. Raises LookupError, TypeError, AttributeError for what is none, and
+        Nothing for one that says nothing.
+        """
         ...
 
 
@@ -119,19 +129,20 @@ class Chat:
         choice = found["choices"][0]
         message = choice.get("message") or {}
         ended, failed = self.ended(found)
-        nothing = message.get("content") is None and not message.get("refusal")
-        if nothing and not failed and ended not in ("content_filter", "length"):
-            raise LookupError(f"no text, and finish_reason {ended}")
+        content = message.get("content")
+        parts = _kinds(content)
         tokens = (choice.get("logprobs") or {}).get("content") or ()
-        return Reply(
-            _text(message.get("content")) or "",
+        reply = Reply(
+            _text(content) or "",
             ended,
-            _text(message.get("refusal")),
+            _text(message.get("refusal")) or _refusal(content),
             _text(message.get("reasoning_content") or message.get("reasoning")),
             *_used(found, "prompt_tokens", "completion_tokens"),
             _tokens((t["token"], t["logprob"]) for t in tokens),
             failed,
         )
+        beside = [name for name in BESIDE if message.get(name)] + [kind for kind in parts if kind != "text"]
+        return _said(reply, isinstance(content, str) or "text" in parts, beside)
 
 
 class Completions:
@@ -159,7 +170,7 @@ class Completions:
         ended, failed = self.ended(found)
         logged = choice.get("logprobs") or {}
         pairs = zip(logged.get("tokens") or (), logged.get("token_logprobs") or (), strict=False)
-        return Reply(
+        reply = Reply(
             _text(choice["text"]) or "",
             ended,
             None,
@@ -168,6 +179,7 @@ class Completions:
             _tokens(pairs),
             failed,
         )
+        return _said(reply, choice["text"] is not None, [])
 
 
 class Responses:
@@ -187,9 +199,11 @@ class Responses:
 
     def ended(self, found: Mapping[str, Any]) -> tuple[str | None, str]:
         """See Form."""
-        why = (found.get("incomplete_details") or {}).get("reason")
-        # Endpoints that tell no status have finished.
-        return _ended(why or found.get("status") or "completed", found.get("error"))
+        why = (found.get("incomplete_details") or {}).get("reason") or found.get("status")
+        if why in (None, "completed"):  # endpoints that tell no status have finished, unless a part tells one
+            messages = [item for item in found.get("output") or () if item.get("type") == "message"]
+            why = next((s for item in messages if (s := item.get("status")) not in (None, "completed")), "completed")
+        return _ended(why, found.get("error"))
 
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
@@ -201,7 +215,7 @@ class Responses:
             part["text"] for item in thoughts for part in (*(item.get("summary") or ()), *(item.get("content") or ()))
         )
         ended, failed = self.ended(found)
-        return Reply(
+        reply = Reply(
             "".join(part["text"] for part in texts),
             ended,
             _text(next((part["refusal"] for part in parts if part.get("type") == "refusal"), None)),
@@ -210,6 +224,8 @@ class Responses:
             _tokens((t["token"], t["logprob"]) for part in texts for t in part.get("logprobs") or ()),
             failed,
         )
+        beside = [kind for kind in (*_kinds(output), *_kinds(parts)) if kind not in ("message", "output_text")]
+        return _said(reply, bool(texts), beside)
 
 
 class Messages:
@@ -237,7 +253,7 @@ class Messages:
         texts = [block["text"] for block in found["content"] if block["type"] == "text"]
         thoughts = [block["thinking"] for block in found["content"] if block["type"] == "thinking"]
         ended, failed = self.ended(found)
-        return Reply(
+        reply = Reply(
             "".join(texts),
             ended,
             None,
@@ -245,12 +261,44 @@ class Messages:
             *_used(found, "input_tokens", "output_tokens"),
             failed=failed,
         )
+        return _said(reply, bool(texts), [kind for kind in _kinds(found["content"]) if kind != "text"])
 
 
 FORMS: Mapping[Api, Form] = {
     "chat": Chat(), "completions": Completions(), "responses": Responses(), "messages": Messages()
 }  # fmt: skip
 BY_PATH: Mapping[str, Form] = {form.path: form for form in FORMS.values()}
+
+
+def _said(reply: Reply, text: bool, beside: Sequence[str]) -> Reply:
+    """A reply that says something: an answer, or what became of it. No text is an answer only if there is a `text` that
+    is empty, nothing `beside` it, and the endpoint says that it stops there. Raises Nothing.
+    """
+    told = reply.failed or reply.refusal or reply.finish in ("content_filter", "length")
+    if told or not _says_nothing(reply.text) or (text and not beside and not reply.text and reply.finish == "stop"):
+        return reply
+    has = list(dict.fromkeys([*beside, *(["reasoning"] if reply.reasoning or reply.text else [])]))
+    raise Nothing(f"{' and '.join(has) if has else 'nothing'}, and no text (it ended with {reply.finish})", reply)
+
+
+def _says_nothing(text: str) -> bool:
+    """Whether there is no more to a text than thoughts; blanks are a text."""
+    begun = text.lstrip()
+    return not text or (begun.startswith("<think>") and not begun.partition("</think>")[2].strip())
+
+
+def _kinds(parts: Any) -> list[str]:
+    """Of what sorts the parts of an answer are; none for a text."""
+    return (
+        [str(part.get("type")) for part in parts] if isinstance(parts, Sequence) and not isinstance(parts, str) else []
+    )
+
+
+def _refusal(parts: Any) -> str | None:
+    """What a part of an answer says of why there is none."""
+    if not isinstance(parts, list):
+        return None
+    return next((_text(part["refusal"]) for part in parts if part.get("type") == "refusal" and part["refusal"]), None)
 
 
 def passes(found: Mapping[str, Any], path: str) -> bool:
@@ -268,6 +316,8 @@ def letters_in(found: Mapping[str, Any], path: str) -> int:
     form = BY_PATH.get(path)
     try:
         reply = None if form is None else form.reply(found)
+    except Nothing as e:
+        reply = e.reply
     except (LookupError, TypeError, AttributeError):  # told where it is read
         reply = None
     return 0 if reply is None else sum(len(text or "") for text in (reply.text, reply.reasoning, reply.refusal))

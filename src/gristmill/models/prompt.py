@@ -20,7 +20,7 @@ from gristmill.job.specs import Call
 from gristmill.models import generator, vllm
 from gristmill.models.answercache import digest_of
 from gristmill.models.answerschema import Answers, answers_in, object_of
-from gristmill.models.apis import FORMS, Reply, Sampling
+from gristmill.models.apis import FORMS, Nothing, Reply, Sampling
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
@@ -433,6 +433,8 @@ class Asker:
         found = await self.paid.ask(self._body(messages, manner), tokens, bill, self._api.path)
         try:
             return self._api.reply(found)
+        except Nothing as e:
+            raise Refused(f"no answer: {e}", status=200) from None
         except (LookupError, TypeError, AttributeError) as e:
             why = f"an answer of another form than {self._api.path} has: {type(e).__name__}: {e}"
             raise Refused(why, status=200) from None
