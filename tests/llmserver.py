@@ -93,6 +93,7 @@ class Chat:
         self.fails = ""  # a text for which something breaks
         self.turns: list[int] = []  # after how many requests, to which status, and to which for one token
         self.empties = self.moved = ""
+        self.names = True  # each reply has an id of its own
         self.terse = True  # answers a prompt of one character, too
         self.answer = "echo"
         self.seed = 0
@@ -112,6 +113,7 @@ class Chat:
         from aiohttp import web
 
         self.requests += 1
+        name = f"x-{self.requests}"
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         try:
@@ -122,6 +124,8 @@ class Chat:
         if status == 0:
             request.transport.close()
             return web.Response()
+        if status == 200 and isinstance(body, dict) and self.names:
+            body = {**body, "id": name}
         text = body if isinstance(body, str) else json.dumps(body)
         return web.Response(status=status, text=text, headers=headers, content_type="application/json")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -22,6 +23,7 @@ from urllib.parse import quote, unquote
 LEAST = (
     4  # shorter values are not searched for in text: masking every "1" or "no" would ruin messages, and hide nothing
 )
+WORD = 12  # characters of which a value that somebody would choose for a secret has more than words have
 
 
 class Secret(str):
@@ -119,6 +121,20 @@ def scrub(text: str, secrets: Iterable[Secret]) -> str:
     return text
 
 
+def unsaid(value: Any, text: bytes, secrets: Iterable[Secret]) -> Any:
+    """`value`, which is what the JSON `text` holds and was answered to whoever sent secrets, without these. Values of
+    less than WORD characters stay: "none" and "EMPTY" are keys of servers that want none, and answers, too.
+    """
+    long = tuple(secret for secret in secrets if len(secret.reveal()) >= WORD)
+    if not long:
+        return value
+    if b"\\/" in text or b"\\u" in text:  # which may be a character of a secret
+        text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    said = any(form.encode("utf-8", "surrogatepass") in text for secret in long for form in _forms(secret.reveal()))
+    return scrub_values(value, long) if said else value
+
+
+@functools.lru_cache(maxsize=64)
 def _forms(value: str) -> list[str]:
     """A text as it is, and as it may be written, the longest first."""
     escaped = [json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]

@@ -20,7 +20,7 @@ from gristmill.job.specs import TextEmbedder
 from gristmill.models.columns import check_text
 from gristmill.models.contract import Columns, ModelInfo, Place, Prepared
 from gristmill.models.conversion import from_array
-from gristmill.models.endpoint import Endpoint, Refused, usage_of
+from gristmill.models.endpoint import Empty, Endpoint, Payer, Refused, usage_of
 from gristmill.models.paid import (
     LETTERS,
     SHARE,
@@ -28,6 +28,7 @@ from gristmill.models.paid import (
     Bill,
     LoadedAsker,
     Paid,
+    Stake,
     endpoint_of,
     estimated,
     loaded,
@@ -175,6 +176,7 @@ class _One:
 
     body: Mapping[str, Any]
     tokens: float
+    payer: Stake | None
     answer: asyncio.Future[dict[str, Any]]
 
     def answered(self, found: dict[str, Any] | BaseException) -> None:
@@ -203,10 +205,12 @@ class Together:
         self._requests: set[asyncio.Task[bool]] = set()
         self._looks = False
 
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = PATH) -> dict[str, Any]:
+    async def ask(
+        self, body: Mapping[str, Any], tokens: float, path: str = PATH, payer: Payer | None = None
+    ) -> dict[str, Any]:
         """The reply to a request for one text. Raises as Endpoint.ask."""
         loop = asyncio.get_running_loop()
-        one = _One(body, tokens, loop.create_future())
+        one = _One(body, tokens, payer if isinstance(payer, Stake) else None, loop.create_future())
         self._waiting.append(one)
         if not self._looks:  # once others that come now have come, too
             self._looks = True
@@ -267,6 +271,16 @@ class Together:
         if len(some) == 1:
             some[0].answered(refused)
             return False
+        if isinstance(refused, Empty):  # each half is paid for again
+            for one, part in zip(some, _parts(refused.reply, _letters(some)), strict=True):
+                if one.payer is not None:
+                    one.payer.took(part, PATH, one.body)
+            try:
+                await _Payers(some).again()
+            except BaseException as e:
+                for one in some:
+                    one.answered(e)
+                return False
         half = len(some) // 2
         taken = [await self._sent(part) for part in (some[:half], some[half:])]
         if all(taken):  # it was too much together
@@ -274,12 +288,12 @@ class Together:
         return all(taken)
 
     async def _replies(self, some: Sequence[_One]) -> list[dict[str, Any]]:
-        """A reply for each text. Raises Refused also for a reply of another form."""
+        """A reply for each text. Raises Refused, and Misshapen for a reply of another form."""
         body = {**some[0].body, "input": [one.body["input"] for one in some]}
         if self._encoded and "encoding_format" not in body:
             body["encoding_format"] = "base64"
         try:
-            reply = await self._endpoint.ask(body, sum(one.tokens for one in some), PATH)
+            reply = await self._endpoint.ask(body, sum(one.tokens for one in some), PATH, _Payers(some))
         except Refused as e:
             if "encoding_format" in str(e) and "encoding_format" not in some[0].body and "encoding_format" in body:
                 self._encoded = False
@@ -288,11 +302,50 @@ class Together:
                 self.stop(BadModel(f"the endpoint does not take dimensions ({e}): leave it out, or use truncate_dim"))
             raise
         try:
-            found = _split(reply, [len(one.body["input"]) for one in some])
+            found = _split(reply, _letters(some))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
-            raise Refused(f"an answer of another form than {PATH} has: {type(e).__name__}: {e}") from None
+            raise Misshapen(f"{type(e).__name__}: {e}", reply) from None
         self._answered = True
         return found
+
+
+class Misshapen(Empty):
+    """A reply of another form, which is paid for as one without vectors."""
+
+    def __init__(self, why: str, reply: Mapping[str, Any]) -> None:
+        super().__init__(PATH, reply)
+        self.args = (f"an answer of another form than {PATH} has: {why}",)
+
+
+@dataclass(frozen=True)
+class _Payers:
+    """Those of the texts of one request; an endpoint.Payer."""
+
+    some: Sequence[_One]
+
+    def lost(self) -> None:
+        """See Payer."""
+        for one in self.some:
+            if one.payer is not None:
+                one.payer.lost()
+
+    async def again(self) -> None:
+        """See Payer. None is in flight before all can be paid for: others would wait for them."""
+        payers = [one.payer for one in self.some if one.payer is not None]
+        for payer in payers:
+            await payer.keep()
+        for payer in payers:
+            payer.fly()
+
+    def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
+        """See Payer."""
+        payer = next((one.payer for one in self.some if one.payer is not None), None)
+        if payer is not None:
+            payer.probed(path, body, reply)
+
+
+def _letters(some: Sequence[_One]) -> list[int]:
+    return [len(one.body["input"]) for one in some]
 
 
 def _split(reply: Mapping[str, Any], letters: Sequence[int]) -> list[dict[str, Any]]:
@@ -302,14 +355,18 @@ def _split(reply: Mapping[str, Any], letters: Sequence[int]) -> list[dict[str, A
     data = {item.get("index", place): item for place, item in enumerate(reply["data"])}
     if sorted(data) != list(range(len(letters))):
         raise ValueError(f"{len(reply['data'])} vectors for {len(letters)} texts")
+    parts = _parts(reply, letters)
+    return [
+        {"data": [{"embedding": _encoded(data[place]["embedding"])}], **parts[place]} for place in range(len(letters))
+    ]
+
+
+def _parts(reply: Mapping[str, Any], letters: Sequence[int]) -> list[dict[str, Any]]:
+    """What each text of a request took of what its reply says."""
     ends = np.cumsum([max(1, n) for n in letters])
     usage = {name: np.diff(np.round(ends * (n / ends[-1])), prepend=0.0) for name, n in usage_of(reply).items()}
     return [
-        {
-            "data": [{"embedding": _encoded(data[place]["embedding"])}],
-            "usage": {name: float(parts[place]) for name, parts in usage.items()},
-            SHARE: float(place == 0),
-        }
+        {"usage": {name: float(parts[place]) for name, parts in usage.items()}, SHARE: float(place == 0)}
         for place in range(len(letters))
     ]
 

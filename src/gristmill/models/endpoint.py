@@ -13,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
-from gristmill.job.secret import Secret, scrub, scrub_values
+from gristmill.job.secret import Secret, scrub, scrub_values, unsaid
 from gristmill.job.uris import redact
 from gristmill.models.addresses import Address, Addresses
 from gristmill.models.pace import Beat, Pace
@@ -29,10 +29,13 @@ from gristmill.process.failure import Outside
 if TYPE_CHECKING:
     import aiohttp
 
+    from gristmill.models.wire import Connector
+
 BASE, MOST = 0.5, 30.0  # seconds: the first wait before a request is sent again, and the longest (full jitter)
 FIRST_TRIES = 4  # of the very first request: an endpoint that does not answer is told at once
 LOOK = 0.25  # seconds between two looks at the limit of tokens
-LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
+# Statuses of what may be answered another time, odd ones included: no more than 501 and 505 say that it never will be.
+LATER = frozenset({408, 409, 424, 425, 429, 499, *range(100, 200), *range(201, 300), *range(500, 1000)} - {501, 505})
 FULL = frozenset({429, 503})
 # What is refused for all rows.
 NOBODY = {401: "the key", 402: "the account", 404: "the address or the model"}
@@ -106,11 +109,30 @@ class Forbidden(Exception):
 
 @dataclass(frozen=True)
 class Later(Exception):
-    """What is worth another try, not before `after` seconds if the endpoint says so; `full`: it has too much to do."""
+    """What is worth another try, not before `after` seconds if the endpoint says so; `full`: it has too much to do;
+    `lost`: the request was sent, and what it was answered is not known, so that it may have to be paid for.
+    """
 
     why: str
     after: float | None = None
     full: bool = False
+    lost: bool = False
+
+
+class Payer(Protocol):
+    """Who pays for a request, with whatever follows from it."""
+
+    def lost(self) -> None:
+        """It was sent, and may have to be paid for, but there is no answer."""
+        ...
+
+    async def again(self) -> None:
+        """Returns once there is money to send it again. Raises RunFailed."""
+        ...
+
+    def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
+        """Another one was sent to see whether the endpoint is well; without a reply it may have to be paid for, too."""
+        ...
 
 
 class Silence:
@@ -204,6 +226,7 @@ class Endpoint:
         self._slots = Slots(room)
         self._requests, self._tokens = Beat(requests), Pace(tokens)
         self._session: aiohttp.ClientSession | None = None
+        self._connector: Connector | None = None
         self._first: asyncio.Lock | None = None
         self._queue: asyncio.Lock | None = None
         self._answered = False
@@ -218,18 +241,20 @@ class Endpoint:
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._over: GristmillError | None = None
 
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
-        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one. `path` is
-        one of REPLIES. Raises Refused (Empty if it was paid for), Unanswered, and BadModel or RunFailed for what no
-        other row would be answered either.
+    async def ask(
+        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
+    ) -> dict[str, Any]:
+        """The endpoint's answer to a request that takes about so many tokens, whatever it takes to get one, which
+        `payer` is told. `path` is one of REPLIES. Raises Refused (Empty if it was paid for), Unanswered, and BadModel
+        or RunFailed for what no other row would be answered either.
         """
         try:
             if not self._answered:
                 self._first = self._first or asyncio.Lock()
                 async with self._first:  # one request alone, until there is an answer of any kind
                     if self._is_first():
-                        return await self._asked(body, tokens, path)
-            return await self._asked(body, tokens, path)
+                        return await self._asked(body, tokens, path, payer)
+            return await self._asked(body, tokens, path, payer)
         except Forbidden as forbidden:
             await self._forbidden_alone(forbidden)
             raise Refused(forbidden.why, 403, forbidden.reply) from None
@@ -247,7 +272,7 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str) -> dict[str, Any]:
+    async def _asked(self, body: Mapping[str, Any], tokens: float, path: str, payer: Payer | None) -> dict[str, Any]:
         tokens = min(tokens, self._tokens.most)  # whatever a request says of itself, it waits a minute at most
         tries, taken = 0, 0.0  # seconds in flight and resting: waiting for others is not the request's fault
         data = json.dumps(body).encode()
@@ -266,16 +291,20 @@ class Endpoint:
             except Later as later:
                 self._failed(address, sent, later)
                 taken += time.monotonic() - sent
-                await self._nobody_there(later, tries, address, path, body)
+                if later.lost and payer is not None:
+                    payer.lost()
+                await self._nobody_there(later, tries, address, path, body, payer)
                 wait = self._pause(later, tries, address)
                 if taken + wait > self._limit or self._silent() + wait > self._limit:
                     times = "once" if tries == 1 else f"{tries} times"
                     own = Unanswered(f"asked {times} in {taken:.0f} s, the last time: {later.why}")
-                    await self._given_up(own, path, body)
+                    await self._given_up(own, path, body, payer)
                     if taken + wait > self._limit:
                         raise own from None
                 await asyncio.sleep(wait)
                 taken += wait
+                if later.lost and payer is not None:
+                    await payer.again()
                 continue
             except (Refused, Forbidden) as e:
                 if address.url not in refusing and len(refusing) + 1 < len(self._addresses):
@@ -283,7 +312,7 @@ class Endpoint:
                     self._addresses.refused(address, time.monotonic(), sent)
                     continue  # perhaps the fault is that of the address
                 refusing[address.url] = address, sent
-                await self._refused_by(refusing, e)
+                await self._refused_by(refusing, e, payer)
                 raise
             self._well(address, sent)
             for other, when in refusing.values():
@@ -340,20 +369,20 @@ class Endpoint:
         return 0.0 if self._silence is None else time.monotonic() - self._silence.since
 
     async def _nobody_there(
-        self, later: Later, tries: int, address: Address, path: str, body: Mapping[str, Any]
+        self, later: Later, tries: int, address: Address, path: str, body: Mapping[str, Any], payer: Payer | None
     ) -> None:
         """Raises BadModel if no request has been answered yet, the smallest one included. Once nobody was answered for
         a while, the smallest is asked now and then: progress is to tell one request's failure from an endpoint's.
         """
         first = not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full
-        if first and not await self._answers_small(path, body, 0.0):
+        if first and not await self._answers_small(path, body, 0.0, payer):
             self.stop(BadModel(f"{redact(address.url)}: no answer: {later.why}: is this the endpoint (base_url)?"))
         if self._silent() < SAID[-1] or time.monotonic() < self._looked + SAID[-1]:
             return
         self._looking = self._looking or asyncio.Lock()
         if not self._looking.locked():
             async with self._looking:
-                await self._answers_small(path, body, 0.0)
+                await self._answers_small(path, body, 0.0, payer)
 
     def _pause(self, later: Later, tries: int, address: Address) -> float:
         """Seconds to rest before the next try. Raises RunFailed if the endpoint wants to be left alone for longer than
@@ -379,7 +408,7 @@ class Endpoint:
             )
         )
 
-    async def _given_up(self, own: Unanswered, path: str, body: Mapping[str, Any]) -> None:
+    async def _given_up(self, own: Unanswered, path: str, body: Mapping[str, Any], payer: Payer | None) -> None:
         """A request, or all, had no answer for as long as they may. Returns if it is this request alone: the endpoint
         answers others, or at least the smallest request that there is. Raises RunFailed.
         """
@@ -388,7 +417,8 @@ class Endpoint:
         self._looking = self._looking or asyncio.Lock()
         async with self._looking:
             self._go_on()
-            if self._silence is None or await self._answers_small(path, body, min(MOST_LOOK, self._limit / 9)):
+            seconds = min(MOST_LOOK, self._limit / 9)
+            if self._silence is None or await self._answers_small(path, body, seconds, payer):
                 return
             self.stop(
                 RunFailed(
@@ -397,7 +427,7 @@ class Endpoint:
                 )
             )
 
-    async def _answers_small(self, path: str, body: Mapping[str, Any], seconds: float) -> bool:
+    async def _answers_small(self, path: str, body: Mapping[str, Any], seconds: float, payer: Payer | None) -> bool:
         """Whether the endpoint answers the smallest request of a form (if only to refuse it, as long as none was
         answered), or one that it has answered: asked once, and again for so many seconds.
         """
@@ -408,7 +438,7 @@ class Endpoint:
         while True:
             for form, one in asked:
                 for address in self._addresses:
-                    refused = await self._refuses(address, form, one)
+                    refused = await self._refuses(address, form, one, payer)
                     if refused is False or (refused and not self._answered_last):
                         return True
             if (left := until - time.monotonic()) <= 0:
@@ -421,20 +451,24 @@ class Endpoint:
         less = _of_one_token(form, one) if one else one
         return [(form, body) for body in ((one,) if less == one else (less, one)) if body]
 
-    async def _refuses(self, address: Address, path: str, body: Mapping[str, Any]) -> bool | None:
+    async def _refuses(self, address: Address, path: str, body: Mapping[str, Any], payer: Payer | None) -> bool | None:
         """Whether an address refuses a request; None if it does not answer."""
         sent = time.monotonic()
         whole = body == self._answered_last
         most = self._timeout if whole else min(MOST_LOOK, max(1.0, self._limit / 9))
         try:
-            await asyncio.wait_for(self._sent(address, path, json.dumps(body).encode()), most)
-        except (Later, asyncio.TimeoutError):
+            found = await asyncio.wait_for(self._sent(address, path, json.dumps(body).encode()), most)
+        except (Later, asyncio.TimeoutError) as e:
+            if payer is not None and (not isinstance(e, Later) or e.lost):
+                payer.probed(path, body, None)
             return None
         except (Refused, Forbidden):
             if not self._answered_last:
                 self._well(address, sent)
             return True
         self._well(address, sent)
+        if payer is not None:
+            payer.probed(path, body, found)
         return False
 
     @property
@@ -452,7 +486,12 @@ class Endpoint:
 
     # ------------------------------------------------ who is refused
 
-    async def _refused_by(self, addresses: Mapping[str, tuple[Address, float]], refusal: Refused | Forbidden) -> None:
+    async def _refused_by(
+        self,
+        addresses: Mapping[str, tuple[Address, float]],
+        refusal: Refused | Forbidden,
+        payer: Payer | None,
+    ) -> None:
         """A request is refused, by all addresses that could be asked. Returns if that is its own fault. Raises
         RunFailed if many were, one after the other, and one that was answered before is refused now, too.
         """
@@ -468,7 +507,7 @@ class Endpoint:
             self._go_on()
             if not self._refusals.are_many():
                 return
-            if await self._refuses_known():
+            if await self._refuses_known(payer):
                 why = refusal.why if isinstance(refusal, Forbidden) else str(refusal)
                 self.stop(
                     RunFailed(
@@ -478,11 +517,11 @@ class Endpoint:
                 )
             self._refusals.asked()
 
-    async def _refuses_known(self) -> bool:
+    async def _refuses_known(self, payer: Payer | None) -> bool:
         """Whether each address refuses what was answered before."""
         for form, one in self._known():
             for address in self._addresses:
-                if not await self._refuses(address, form, one):
+                if not await self._refuses(address, form, one, payer):
                     return False
         return True
 
@@ -536,26 +575,31 @@ class Endpoint:
     async def _sent(self, address: Address, path: str, data: bytes) -> dict[str, Any]:
         import aiohttp
 
-        sent = time.monotonic()
+        from gristmill.models.wire import calling, whole
+
+        sent, call, session = time.monotonic(), calling(), self._opened()
         if not any(a.flying for a in self._addresses):
             self._since = sent
         address.flying += 1
         try:
             # Not redirected: the headers with the key would be sent along to whoever is named.
-            async with self._opened().post(f"{address.url}/{path}", data=data, allow_redirects=False) as reply:
-                text = await reply.read()
+            async with session.post(f"{address.url}/{path}", data=data, allow_redirects=False) as reply:
+                text = await whole(reply)
                 status, headers = reply.status, reply.headers
         except aiohttp.InvalidURL:
             self.stop(BadModel(f"base_url {redact(address.url)!r} is not an address: write it as https://host/v1"))
         except (aiohttp.ClientError, OSError) as e:
-            raise Later(scrub(f"{type(e).__name__}: {e}", self._secrets)) from None
+            raise Later(scrub(f"{type(e).__name__}: {e}", self._secrets), lost=call.by is not None) from None
         except asyncio.TimeoutError:
-            raise Later(f"no answer within {self._timeout:g} s (timeout)") from None
+            raise Later(f"no answer within {self._timeout:g} s (timeout)", lost=call.by is not None) from None
         finally:
             address.flying -= 1
+        assert self._connector is not None
+        if self._connector.repeated(call, data, text):
+            raise Later("the reply to another request came once more, instead of one to this", lost=status == 200)
+        if 200 <= status < 300 and answers(found := _json(text), REPLIES[path]):
+            return cast("dict[str, Any]", unsaid(found, text, self._secrets))
         if status == 200:
-            if answers(found := _json(text), REPLIES[path]):
-                return cast("dict[str, Any]", found)
             said = scrub(text.decode("utf-8", "replace"), self._secrets)
             raise Later(f"a reply without {REPLIES[path]}: {said[:200]!r}")
         raise self._failure(status, text, headers, f"{redact(address.url)}/{path}", sent)
@@ -563,9 +607,12 @@ class Endpoint:
     def _opened(self) -> aiohttp.ClientSession:
         import aiohttp
 
+        from gristmill.models.wire import Connector
+
         if self._session is None:
+            self._connector = Connector(limit=0)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=self._connector,
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
                 headers=self._headers,
             )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
-from gristmill.models.endpoint import CHAT, Refused
+from gristmill.models.endpoint import CHAT, Payer, Refused
 from gristmill.models.grammar import grammar_of
 from gristmill.models.llmfiles import LlmFiles
 from gristmill.process import machine
@@ -115,7 +115,9 @@ class Generator:
         """What keeps answers away: nothing, it computes."""
         return ""
 
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
+    async def ask(
+        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
+    ) -> dict[str, Any]:
         """The answer to a request in OpenAI's chat form, which is the only `path`. Raises Refused for a prompt that
         the model cannot take, and RunFailed if it broke.
         """

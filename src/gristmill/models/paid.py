@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
@@ -36,6 +36,7 @@ from gristmill.models.endpoint import (
     NOBODY,
     Empty,
     Endpoint,
+    Payer,
     Refused,
     Unanswered,
     tokens_in,
@@ -99,7 +100,9 @@ class Asked(Protocol):
 
     @property
     def trouble(self) -> str: ...
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]: ...
+    async def ask(
+        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
+    ) -> dict[str, Any]: ...
     def stop(self, error: GristmillError) -> NoReturn: ...
     async def close(self) -> None: ...
 
@@ -121,12 +124,33 @@ def reached(spec: S, vendor: Vendor = OPENAI) -> S:
         key, url = (None if "@" in plain else key), url if isinstance(url, Secret) else Secret(redact(plain), plain)
     if spec.batch_api is not None and "," in plain:
         raise BadModel("base_url has several addresses, and batch_api takes one: that at which its batches are kept")
+    if given is None:
+        key = _sendable(key, f"{of_key} of the environment")
+    else:
+        given = _sendable(given, f"api_key ({given})")
     return changed(
         spec,
         base_url=url,
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
         api_key=given or (None if key is None else Secret(f"${{env:{of_key}}}", key)),
     )
+
+
+def _sendable(key: Any, which: str) -> Any:
+    """A key without the line's end that it has in a file. Raises BadModel for one that no header can hold."""
+    if key is None:
+        return None
+    plain = str(reveal(key))
+    found = plain.rstrip("\r\n")
+    if odd := next((c for c in found if not c.isprintable()), None):  # control characters, and what is no UTF-8
+        shown = "a line break" if odd in "\r\n" else ascii(odd)
+        raise BadModel(
+            f"{which} holds a character that no key has ({shown}, at place "
+            f"{found.index(odd) + 1} of {len(found)}): give the key alone"
+        )
+    if found == plain:
+        return key
+    return Secret(str(key), found) if isinstance(key, Secret) else found
 
 
 def loaded(
@@ -432,11 +456,11 @@ class Paid:
                 if reply is None:
                     return await self._alone(body, tokens, path, bill)
             except Empty as e:  # which may be once, and is paid for
-                self._count(e.reply, tokens, bill, path, body)
+                self.count(e.reply, tokens, bill, path, body)
                 if not again:
                     raise
             else:
-                self._count(reply, tokens, bill, path, body)
+                self.count(reply, tokens, bill, path, body)
                 return reply
         raise AssertionError("the second reply is an answer or raised")
 
@@ -452,12 +476,34 @@ class Paid:
 
     async def _sent_once(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         given, made = self._usual.tokens(tokens, most_tokens(body))
-        async with self._reserved(self._dollars(given, made)):
-            reply = await self._asked.ask(body, given + made, path)
-            self._count(reply, tokens, bill, path, body)
+        stake = Stake(self, bill, tokens, self._dollars(given, made))
+        await stake.again()
+        try:
+            reply = await self._asked.ask(body, given + made, path, stake)
+            self.count(reply, tokens, bill, path, body)
+        finally:
+            stake.free()
         return reply
 
-    def _count(self, reply: Mapping[str, Any], tokens: float, bill: Bill, path: str, body: Mapping[str, Any]) -> None:
+    def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None, bill: Bill) -> None:
+        """Count a request that was made to see whether the endpoint is well; without a reply, as what it may cost."""
+        tokens = len(json.dumps(body)) / LETTERS
+        if reply is None:
+            self.pay(self.guess(tokens, body), bill)
+            return
+        used, taken = _used(reply), self._taken(reply, tokens, path, body)
+        bill.add({name: n for name, n in used.items() if n})
+        self.pay(self._dollars(*taken), bill)
+
+    def pay(self, cost: float, bill: Bill) -> None:
+        """Count what a request has cost, or may have cost."""
+        if self._prices is not None:
+            bill.add({"cost": cost})
+        if self._purse is not None:
+            self._purse.spent += cost
+
+    def count(self, reply: Mapping[str, Any], tokens: float, bill: Bill, path: str, body: Mapping[str, Any]) -> None:
+        """Count what a request took, as its reply says."""
         used, (given, made) = _used(reply), self._taken(reply, tokens, path, body)
         if self._prices is not None:
             used["cost"] = given * self._prices[0] + made * self._prices[1]
@@ -489,22 +535,14 @@ class Paid:
         rest = told.get("total_tokens", 0.0) - made
         return given or max(self._usual.tokens(tokens, None)[0], rest), made
 
-    @contextlib.asynccontextmanager
-    async def _reserved(self, cost: float) -> AsyncIterator[None]:
-        """So many dollars are kept free inside. Raises RunFailed if they cannot be, also once all that is in flight is
-        answered.
-        """
-        if self._purse is None:
-            yield
-            return
-        await self._afford(self._purse, cost)
-        self._flying += 1
-        try:
-            yield
-        finally:
-            self._flying -= 1
-            self._purse.release(cost)
-            self._freed.set()
+    async def keep(self, cost: float) -> None:
+        """Keep so many dollars free. Raises RunFailed if they cannot be, also once what is in flight is answered."""
+        if self._purse is not None:
+            await self._afford(self._purse, cost)
+
+    def fly(self, more: int) -> None:
+        """So many requests more are in flight, for which money is kept free."""
+        self._flying += more
 
     async def _afford(self, purse: Purse, cost: float) -> None:
         if not self._turn.locked() and self._holds(purse, cost):
@@ -592,6 +630,53 @@ class Paid:
             self._cache.close()
         if self._once is not None:
             self._once.close()
+
+
+class Stake:
+    """What a row's request may cost, kept free from `again` until `free`; an endpoint.Payer. The prompt has about so
+    many `tokens` by its length.
+    """
+
+    def __init__(self, paid: Paid, bill: Bill, tokens: float, cost: float) -> None:
+        self._paid, self._bill, self._tokens, self._cost = paid, bill, tokens, cost
+        self._kept = self._flies = False
+
+    async def again(self) -> None:
+        """See Payer."""
+        await self.keep()
+        self.fly()
+
+    async def keep(self) -> None:
+        """As `again`, but others may not wait for what becomes of it: it is not in flight before `fly`."""
+        await self._paid.keep(self._cost)
+        self._kept = True
+
+    def fly(self) -> None:
+        """It is sent."""
+        self._paid.fly(1)
+        self._flies = True
+
+    def free(self) -> None:
+        """Nothing is kept free for it any more."""
+        if self._flies:
+            self._paid.fly(-1)
+        if self._kept:
+            self._paid.settle(self._cost)
+        self._kept = self._flies = False
+
+    def lost(self) -> None:
+        """See Payer."""
+        self._paid.pay(self._cost, self._bill)
+        self.free()
+
+    def took(self, reply: Mapping[str, Any], path: str, body: Mapping[str, Any]) -> None:
+        """It was answered, and what the reply says was paid for nothing."""
+        self._paid.count(reply, self._tokens, self._bill, path, body)
+        self.free()
+
+    def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
+        """See Payer."""
+        self._paid.probed(path, body, reply, self._bill)
 
 
 def _money(dollars: float) -> str:

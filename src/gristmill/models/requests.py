@@ -108,7 +108,7 @@ class Sender:
             self._doubt(e)
             return self._failed(name, "refused", str(e), _response(e.status, name, e.reply), bill)
         except Unanswered as e:
-            return self._failed(name, "unanswered", str(e), None)
+            return self._failed(name, "unanswered", str(e), None, bill)
         except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError) as e:  # whatever a body may hold
             return self._failed(name, "invalid_request", f"{type(e).__name__}: {e}", _response(400, name, None))
         self._answers += 1

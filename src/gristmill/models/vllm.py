@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
-from gristmill.models.endpoint import CHAT, Refused
+from gristmill.models.endpoint import CHAT, Payer, Refused
 from gristmill.models.generator import FIELDS as COMMON
 from gristmill.models.generator import MAX_TOKENS, cache_bytes, whole_text
 from gristmill.models.llmfiles import LlmFiles
@@ -80,7 +80,9 @@ class VllmGenerator:
         """Requests in flight."""
         return self._flying
 
-    async def ask(self, body: Mapping[str, Any], tokens: float, path: str = CHAT) -> dict[str, Any]:
+    async def ask(
+        self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
+    ) -> dict[str, Any]:
         """The answer to a request in OpenAI's chat form, which is the only `path`. Raises Refused for a prompt that
         the model cannot take, and RunFailed if the engine broke.
         """
