@@ -272,3 +272,24 @@ def test_a_key_with_a_line_s_end_inside(monkeypatch: pytest.MonkeyPatch, odd: st
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1234567\n")
     key = reached(Prompt("{{ text }}", "m")).api_key
     assert isinstance(key, Secret) and key.reveal() == "sk-1234567"
+
+
+def test_vectors_that_are_lost_end_at_max_cost(raw: Raw, tmp_path: Path) -> None:
+    """Also where each request is of many texts, and more of them wait than may be sent."""
+    lost = 0
+
+    def says(text: str, _: Any) -> Any:
+        nonlocal lost
+        texts = json.loads(text)
+        if len(texts) > 1:
+            lost += len(texts)
+            return None
+        return http({"data": [{"index": 0, "embedding": [1.0, 2.0]}], "usage": {"prompt_tokens": 10}})
+
+    raw.says = says
+    model = gm.TextEmbedder("m", "text", base_url=raw.url, price={"input": "0.1/token", "output": "0/token"},
+                            max_cost=60.0, concurrency=2)  # fmt: skip
+    rows = [{"text": f"row {n:03}"} for n in range(500)]
+    with pytest.raises(RunFailed, match="max_cost 60"):
+        gm.Job(rows, model, str(tmp_path / "out"), workers=0, batch_timeout=30).run()
+    assert 20 < lost <= 60

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -204,6 +204,7 @@ class Together:
         self._waiting: deque[_One] = deque()
         self._requests: set[asyncio.Task[bool]] = set()
         self._looks = False
+        self._resting = 0  # requests that wait for money, while others are sent
 
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = PATH, payer: Payer | None = None
@@ -232,9 +233,14 @@ class Together:
             request.cancel()
         await self._endpoint.close()
 
+    def rests(self, more: int) -> None:
+        """So many requests more wait for money: that of texts which wait to be sent may be what they wait for."""
+        self._resting += more
+        self._look()
+
     def _look(self) -> None:
         self._looks = False
-        while self._waiting and len(self._requests) < self._at_once:
+        while self._waiting and len(self._requests) - self._resting < self._at_once:
             request = asyncio.ensure_future(self._sent(self._next()))
             self._requests.add(request)
             request.add_done_callback(self._done)
@@ -276,7 +282,7 @@ class Together:
                 if one.payer is not None:
                     one.payer.took(part, PATH, one.body)
             try:
-                await _Payers(some).again()
+                await _Payers(some, self.rests).again()
             except BaseException as e:
                 for one in some:
                     one.answered(e)
@@ -293,7 +299,7 @@ class Together:
         if self._encoded and "encoding_format" not in body:
             body["encoding_format"] = "base64"
         try:
-            reply = await self._endpoint.ask(body, sum(one.tokens for one in some), PATH, _Payers(some))
+            reply = await self._endpoint.ask(body, sum(one.tokens for one in some), PATH, _Payers(some, self.rests))
         except Refused as e:
             if "encoding_format" in str(e) and "encoding_format" not in some[0].body and "encoding_format" in body:
                 self._encoded = False
@@ -322,6 +328,7 @@ class _Payers:
     """Those of the texts of one request; an endpoint.Payer."""
 
     some: Sequence[_One]
+    rests: Callable[[int], None]
 
     def lost(self) -> None:
         """See Payer."""
@@ -332,8 +339,12 @@ class _Payers:
     async def again(self) -> None:
         """See Payer. None is in flight before all can be paid for: others would wait for them."""
         payers = [one.payer for one in self.some if one.payer is not None]
-        for payer in payers:
-            await payer.keep()
+        self.rests(1)
+        try:
+            for payer in payers:
+                await payer.keep()
+        finally:
+            self.rests(-1)
         for payer in payers:
             payer.fly()
 

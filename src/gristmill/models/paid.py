@@ -482,7 +482,7 @@ class Paid:
             reply = await self._asked.ask(body, given + made, path, stake)
             self.count(reply, tokens, bill, path, body)
         finally:
-            stake.free()
+            stake.end()
         return reply
 
     def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None, bill: Bill) -> None:
@@ -639,7 +639,7 @@ class Stake:
 
     def __init__(self, paid: Paid, bill: Bill, tokens: float, cost: float) -> None:
         self._paid, self._bill, self._tokens, self._cost = paid, bill, tokens, cost
-        self._kept = self._flies = False
+        self._kept = self._flies = self._over = False
 
     async def again(self) -> None:
         """See Payer."""
@@ -648,13 +648,26 @@ class Stake:
 
     async def keep(self) -> None:
         """As `again`, but others may not wait for what becomes of it: it is not in flight before `fly`."""
+        if self._over or self._kept:
+            return
         await self._paid.keep(self._cost)
         self._kept = True
+        self._free_if_over()  # as it may be by now
+
+    def _free_if_over(self) -> None:
+        if self._over:
+            self.free()
 
     def fly(self) -> None:
         """It is sent."""
-        self._paid.fly(1)
-        self._flies = True
+        if not self._over and not self._flies:
+            self._paid.fly(1)
+            self._flies = True
+
+    def end(self) -> None:
+        """Its row is answered, or given up."""
+        self._over = True
+        self.free()
 
     def free(self) -> None:
         """Nothing is kept free for it any more."""
