@@ -46,7 +46,7 @@ def test_a_folder_with_a_log_is_a_delta_table(lake: Any, tmp_path: Path) -> None
     assert read(str(place), tmp_path / "out", ["id"]) == [{"id": 3}]
     assert not list((tmp_path / "out").glob("_gristmill/inputs/*.snapshot"))
     plan = next((tmp_path / "out").glob("_gristmill/inputs/snapshots.json")).read_text()
-    assert json.loads(plan)["pins"][0]["version"] == "1"
+    assert json.loads(plan)["pins"][0]["version"].startswith("1 ")
 
 
 def test_an_earlier_version(lake: Any, tmp_path: Path) -> None:

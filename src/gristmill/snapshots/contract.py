@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "DataFile", "Growing", "Piece", "Snapshot", "SnapshotKind", "Wanted"]
 
 Piece = Callable[[], "Iterator[pa.RecordBatch]"]
-"""Reads some of the rows, in an order that is the same whenever they are. Pieces may be read at once, in threads."""
+"""Reads some of the rows, in an order that is the same whenever they are: a copy that is lost may have to be made again,
+and positions in it are what rows are known by. Pieces may be read at once, in threads.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Snapshot(Protocol):
     """
 
     version: str
-    """What `open` needs to give the same rows later, also if the store has changed since; "" if it cannot."""
+    """What `open` needs to give the same rows later, also if the store has changed since; "" if it cannot. It tells a
+    table from one of the same name that takes its place.
+    """
     told: str
     """The version for people: "version 5"."""
     schema: pa.Schema | None
@@ -95,7 +99,8 @@ class SnapshotKind(Protocol):
     @staticmethod
     def open(wanted: Wanted, version: str) -> Snapshot:
         """The store as it is now, or at a `version` that an earlier snapshot had. Raises BadJob for an address that is
-        not one, MissingExtra, BadSource for what is not there, RunFailed for a store that is away.
+        not one, MissingExtra, BadSource for what is not there, RunFailed for a store that is away, PlanChanged for a
+        `version` that is gone.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Rows of a store copied into Parquet files, once for a run, under a name that says what they are."""
+"""Rows of a store copied into Parquet files, once for a run, under a name that is a digest of them, in order."""
 
 from __future__ import annotations
 
@@ -32,17 +32,14 @@ GROUP_ROWS, GROUP_BYTES = 131_072, 32 << 20
 
 def copied(snapshot: Snapshot, wanted: Wanted, folder: str) -> tuple[str, int]:
     """The name of the folder below `folder` that holds a snapshot's rows, and how many. It is made in one step: it is
-    there, and whole, or not. A version that has been copied before is not copied again.
+    there, and whole, or not. The name is that of the rows, not of a version: a table that is made again has the same
+    version with other rows, and rows in another order are another input.
     """
-    told = f"{wanted.id} {snapshot.version}"
-    name = hashlib.sha256(told.encode()).hexdigest()[:32] + COPY if snapshot.version else ""
-    if name and os.path.isdir(os.path.join(folder, name)):
-        return name, _count(os.path.join(folder, name))
     temporary = os.path.join(folder, f"{secrets.token_hex(8)}.tmp")
     os.makedirs(temporary)
     try:
         content, rows = _written(snapshot, wanted, temporary)
-        name = name or hashlib.sha256(f"{wanted.id} {content}".encode()).hexdigest()[:32] + COPY
+        name = hashlib.sha256(f"{wanted.id} {content}".encode()).hexdigest()[:32] + COPY
         if not os.path.isdir(target := os.path.join(folder, name)):
             os.rename(temporary, target)
     finally:
@@ -173,7 +170,3 @@ def _both(kind: pa.DataType, field: pa.Field, wanted: Wanted) -> pa.DataType:
             "query"
         )
     return both
-
-
-def _count(folder: str) -> int:
-    return sum(pq.read_metadata(os.path.join(folder, name)).num_rows for name in os.listdir(folder))

@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gristmill.arrow.schemas import plain
-from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.errors import BadJob, BadSource, PlanChanged, RunFailed
 from gristmill.process.extras import require
+from gristmill.sinks.partition import NULL
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
-from gristmill.snapshots.lakes import whole
+from gristmill.snapshots.lakes import gone, pinned, whole
 from gristmill.snapshots.sql import read_of
+from gristmill.stores.sql import quoted
 
 _AWAY = re.compile(r"connect|timed? ?out|dns|unavailable|reset|50[0234]", re.IGNORECASE)
+_MISSING = re.compile(r"not found|no such file|no files in log|not the same as the specified|not a table", re.IGNORECASE)
 
 
 class Delta:
@@ -33,36 +36,43 @@ class Delta:
     @staticmethod
     def open(wanted: Wanted, version: str) -> Snapshot:
         """The table at a version, by its log."""
-        asked = version or wanted.said.get("version", "")
+        asked = wanted.said.get("version", "")
         if asked and not asked.isdigit():
             raise BadJob(f"{wanted.shown}: version is {asked!r}: give the number of a version")
-        return Version(wanted, int(asked) if asked else None)
+        number, _, table = version.partition(" ")
+        asked = number or asked
+        return Version(wanted, int(asked) if asked else None, table)
 
 
 _: type[SnapshotKind] = Delta  # for mypy
 
 
 class Version:
-    """One version of a table."""
+    """One version of a table, whose id is `of` if it has been read before."""
 
-    def __init__(self, wanted: Wanted, version: int | None) -> None:
+    def __init__(self, wanted: Wanted, version: int | None, of: str = "") -> None:
         deltalake = require("deltalake", "delta", wanted.shown)
-        self._wanted, self._errors = wanted, (deltalake.exceptions.DeltaError, OSError, ValueError)
+        self._wanted, self._pinned, self.told = wanted, bool(of), f"version {version}"
+        self._errors = (deltalake.exceptions.DeltaError, OSError, ValueError)
         place = wanted.place
         inner = place.uri.partition("+")[2] if "+" in place.uri.partition("://")[0] else place.path
         options = {name: str(value) for name, value in place.options.items()}
         try:
             self._table = deltalake.DeltaTable(inner, version=version, storage_options=options or None)
-            self.version = str(self._table.version())
+            number, table = str(self._table.version()), str(self._table.metadata().id)
             self.schema = pa.schema(pa.schema(self._table.schema()).remove_metadata())
         except self._errors as e:
             raise self._said(e) from e
-        self.told = f"version {self.version}"
+        if of and table != of:
+            raise gone(wanted, self.told, f"another table is there now (its id is {table}, and was {of})")
+        self.version, self.told = pinned(number, table), f"version {number}"
 
-    def _said(self, error: BaseException) -> BadSource | RunFailed:
+    def _said(self, error: BaseException) -> BadSource | RunFailed | PlanChanged:
         words = self._wanted.words(error)
         if isinstance(error, OSError) and _AWAY.search(words):
             return RunFailed(f"{self._wanted.shown}: cannot be reached: {words}: run again when the store answers")
+        if self._pinned and (isinstance(error, FileNotFoundError) or _MISSING.search(words)):
+            return gone(self._wanted, self.told, words)
         return BadSource(f"{self._wanted.shown}: cannot be read as a Delta table: {words}")
 
     def files(self) -> Sequence[DataFile] | None:
@@ -75,9 +85,9 @@ class Version:
             if "deletionVectors" in features and pa.table(table.deletion_vectors()).num_rows:
                 return None
             files = self._listed()
-        except self._errors as e:
+            return files if files is not None and whole(self._wanted, files, self.schema) else None
+        except (*self._errors, BadSource) as e:
             raise self._said(e) from e
-        return files if files is not None and whole(self._wanted, files, self.schema) else None
 
     def _listed(self) -> list[DataFile] | None:
         """The files with the values of their partition; None if a value is not the same as text."""
@@ -103,9 +113,14 @@ class Version:
         return [self._read]
 
     def _read(self) -> Iterator[pa.RecordBatch]:
+        deltalake = require("deltalake", "delta", self._wanted.shown)
         names = read_of(self._wanted, self.schema.names)
         try:
-            for batch in pa.RecordBatchReader.from_stream(self._table.scan(columns=names)):
+            engine = deltalake.QueryBuilder()
+            engine.execute("SET datafusion.execution.target_partitions = 1")  # file by file: else in any order
+            engine.register("rows", self._table)
+            columns = ", ".join(map(quoted, names))
+            for batch in pa.RecordBatchReader.from_stream(engine.execute(f'SELECT {columns} FROM "rows"')):
                 arrays = [c.cast(plain(c.type)) for c in batch.columns]
                 yield pa.record_batch(arrays, names=batch.schema.names).select(names)
         except self._errors as e:
@@ -125,6 +140,6 @@ def _text(value: Any, kind: pa.DataType) -> Any:
     scalar = pa.scalar(value, kind)
     try:
         text = str(pa.array([scalar]).cast(pa.string())[0].as_py())
-        return text if pa.array([text]).cast(kind)[0].equals(scalar) else False
+        return text if text != NULL and pa.array([text]).cast(kind)[0].equals(scalar) else False
     except (pa.ArrowException, NotImplementedError):
         return False

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.errors import BadJob, BadSource, PlanChanged, RunFailed
 from gristmill.job.snapshots import near
 from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
-from gristmill.snapshots.lakes import whole
+from gristmill.snapshots.lakes import gone, pinned, whole
 
 
 class Iceberg:
@@ -44,11 +44,18 @@ class Taken:
 
         self._wanted = wanted
         table = _table(wanted)
-        self.version = version or self._chosen(table)
-        self.told = f"snapshot {self.version}" if self.version else "no snapshot: it is empty"
+        number, _, of = version.partition(" ")
+        number = number or self._chosen(table)
+        self.told = f"snapshot {number}" if number else "no snapshot: it is empty"
+        here = str(table.metadata.table_uuid)
+        if of and here != of:
+            raise gone(wanted, self.told, f"another table is there now (its uuid is {here}, and was {of})")
+        if of and table.snapshot_by_id(int(number)) is None:
+            raise gone(wanted, self.told, "the table has expired it")
+        self._pinned, self.version = bool(of), pinned(number, here) if number else ""
         columns = ("*",) if wanted.columns is None else tuple(wanted.columns)
         try:
-            self._scan = table.scan(snapshot_id=int(self.version) if self.version else None, selected_fields=columns)
+            self._scan = table.scan(snapshot_id=int(number) if number else None, selected_fields=columns)
             self.schema = schema_to_pyarrow(table.scan(snapshot_id=self._scan.snapshot_id).projection())
         except (ValueError, OSError) as e:
             raise BadSource(f"{wanted.shown}: {wanted.words(e)}") from e
@@ -75,20 +82,36 @@ class Taken:
         try:
             tasks = list(self._scan.plan_files())
         except (ValueError, OSError) as e:
-            raise BadSource(f"{self._wanted.shown}: {self._wanted.words(e)}") from e
+            raise self._said(e) from e
         if any(task.delete_files or str(task.file.file_format).rpartition(".")[2] != "PARQUET" for task in tasks):
             return None
         files = [DataFile(_local(task.file.file_path)) for task in tasks]
-        return files if whole(self._wanted, files, self.schema) else None
+        try:
+            return files if whole(self._wanted, files, self.schema) else None
+        except (OSError, BadSource) as e:
+            raise self._said(e) from e
 
     def pieces(self) -> Sequence[Piece]:
         return [self._read]
 
     def _read(self) -> Iterator[pa.RecordBatch]:
+        from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+
+        scan = self._scan
         try:
-            yield from self._scan.to_arrow_batch_reader()
+            tasks = sorted(scan.plan_files(), key=lambda task: str(task.file.file_path))  # else as manifests name them
+            read = ArrowScan(scan.table_metadata, scan.io, scan.projection(), scan.row_filter, scan.case_sensitive)
+            schema = schema_to_pyarrow(scan.projection())
+            yield from pa.RecordBatchReader.from_batches(schema, read.to_record_batches(tasks)).cast(schema)
         except (ValueError, OSError) as e:
-            raise BadSource(f"{self._wanted.shown}: {self._wanted.words(e)}") from e
+            raise self._said(e) from e
+
+    def _said(self, error: BaseException) -> BadSource | PlanChanged:
+        words = self._wanted.words(error)
+        missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+        if self._pinned and (missing or "no such file" in words.lower()):
+            return gone(self._wanted, self.told, words)
+        return BadSource(f"{self._wanted.shown}: {words}")
 
     def cancel(self) -> None:
         """It ends with the batch at hand."""

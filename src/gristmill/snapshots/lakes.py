@@ -1,4 +1,5 @@
-"""What sources that are lakes share: whether their files alone, as Parquet, are the rows."""
+"""What sources that are lakes share: which table a version is of, and whether its files alone, as Parquet, are the rows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gristmill.errors import PlanChanged
 from gristmill.job.job import Source
 from gristmill.snapshots.contract import DataFile, Wanted
 from gristmill.sources import paths
@@ -17,10 +19,26 @@ AT_ONCE = 16
 _ID = b"PARQUET:field_id"
 
 
+def pinned(number: str, table: str) -> str:
+    """A version as it is noted: also of which table, as one that is made again counts its versions from the start."""
+    return f"{number} {table}"
+
+
+def gone(wanted: Wanted, told: str, why: str) -> PlanChanged:
+    """What there is to say if a version that was noted cannot be read any more."""
+    return PlanChanged(
+        f"{wanted.shown}: {told}, which what is in the sink was read at, is gone: {why}: if it can be brought back, do "
+        "that and run again; else use --restart (restart=True) to read the store as it is now"
+    )
+
+
 def whole(wanted: Wanted, files: Sequence[DataFile], schema: pa.Schema) -> bool:
     """Whether each file has just the columns of a table that are not constant in it, of the same types: columns may
     have been added, renamed or widened since it was written. Files that only the client's options open are not asked.
+    A table may name a file twice, whose rows are then two each; a source reads a file once.
     """
+    if len({file.uri for file in files}) < len(files):
+        return False
     if not files or (wanted.place.options and any("://" in file.uri for file in files)):
         return not files
     storage, listed = paths.resolve(Source(tuple(file.uri for file in files)))
