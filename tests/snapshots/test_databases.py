@@ -228,7 +228,7 @@ def test_the_types_of_duckdb(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "a.duckdb")) as db:
         db.execute("SET TimeZone = 'Asia/Kolkata'")
         db.execute(
-            "CREATE TABLE rows AS SELECT 1 AS id, 170141183460469231731687303715884105726::HUGEINT AS huge, "
+            "CREATE TABLE rows AS SELECT 1 AS id, "
             "18446744073709551615::UBIGINT AS u, INTERVAL 1 DAY AS span, '12:00:00+02'::TIMETZ AS zoned, '101'::BIT AS "
             "bits, 'b'::ENUM('a', 'b') AS e, MAP {'k': 1} AS m, TIMESTAMPTZ '2026-01-01 00:00:00+05:30' AS at, "
             "'2026-01-01 00:00:00.123456789'::TIMESTAMP_NS AS ns, [1.5, NULL]::FLOAT[2] AS v"
@@ -254,6 +254,40 @@ def test_a_hugeint_that_no_decimal_holds(tmp_path: Path) -> None:
         db.execute("CREATE TABLE rows AS SELECT (99999999999999999999999999999999999999)::HUGEINT AS huge")
     found = read(f"duckdb://{tmp_path}/a.duckdb#rows", tmp_path / "out", "huge")
     assert found["huge"].to_pylist() == [Decimal("9" * 38)]
+    for value in ("170141183460469231731687303715884105727::HUGEINT", "[{'n': (-1.5e38)::HUGEINT}]"):
+        source = gm.source(f"duckdb://{tmp_path}/a.duckdb", query=f"SELECT {value} AS huge")
+        with pytest.raises(gm.BadSource, match="column 'huge' has a number of more than 38 digits: cast it in a query"):
+            read(source, tmp_path / "no", "huge")
+
+
+def test_types_of_duckdb_inside_of_others(tmp_path: Path) -> None:
+    """What Arrow does not have is text in lists, structs and maps, too; a time that it cannot hold is refused there."""
+    import duckdb
+
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as db:
+        db.execute(
+            "CREATE TABLE rows AS SELECT ['12:00:00+05'::TIMETZ, NULL] AS list, [INTERVAL 1 DAY]::INTERVAL[1] AS fixed, "
+            "{'a b{}': 340282366920938463463374607431768211455::UHUGEINT, 'size': [{'x': '101'::BIT}], 'n': 1} AS struct, "
+            "MAP {'101'::BIT: '1'::BIGNUM} AS map, [1.5::DECIMAL(3, 1)] AS plain"
+        )
+    names = ["list", "fixed", "struct", "map", "plain"]
+    found = read(f"duckdb://{tmp_path}/a.duckdb#rows", tmp_path / "out", *names)
+    assert found.to_pylist() == [
+        {
+            "list": ["12:00:00+05", None],
+            "fixed": ["1 day"],
+            "struct": {"a b{}": "3402823669" + "20938463463374607431768211455", "size": [{"x": "101"}], "n": 1},
+            "map": [("101", "1")],
+            "plain": [Decimal("1.5")],
+        }
+    ]
+    outside = ["{'a': 'infinity'::TIMESTAMP}", "MAP {1: '-infinity'::DATE}", "[['infinity'::TIMESTAMPTZ]]", "'24:00'::TIME"]
+    for value in outside:
+        with pytest.raises(gm.BadSource, match="column 'x' has infinity, or a time that"):
+            read(gm.source(f"duckdb://{tmp_path}/a.duckdb", query=f"SELECT {value} AS x"), tmp_path / "no", "x")
+    source = gm.source(f"duckdb://{tmp_path}/a.duckdb", query="SELECT row(1, '1:00:00+05'::TIMETZ) AS x")
+    with pytest.raises(gm.BadJob, match=r"column 'x' is .*: cast it in a query \(x::VARCHAR\)"):
+        read(source, tmp_path / "no", "x")
 
 
 def test_values_of_sqlite_that_are_not_what_the_table_declares(tmp_path: Path) -> None:
@@ -271,6 +305,52 @@ def test_values_of_sqlite_that_are_not_what_the_table_declares(tmp_path: Path) -
     both = "SELECT id AS either FROM rows UNION ALL SELECT 'text'"
     with pytest.raises(gm.BadSource, match=r"column 'either'.*text.*cast it in a query"):
         read(gm.source(f"sqlite://{tmp_path}/a.sqlite", query=both), tmp_path / "no", "either")
+
+
+def test_values_that_sqlalchemy_would_change(tmp_path: Path) -> None:
+    """SQLite by its dialect is as by its own address: not rounded, parsed or taken for true."""
+    pytest.importorskip("sqlalchemy")
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
+        db.execute("CREATE TABLE rows (price DECIMAL(10, 2), small NUMERIC, about JSON, at DATETIME, flag BOOLEAN)")
+        db.execute("""INSERT INTO rows VALUES (1.234, 1.25e-12, '{"a":1,"a":2}', 'garbage', 1)""")
+        db.execute("CREATE TABLE odd (flag BOOLEAN)")
+        db.execute("INSERT INTO odd VALUES (2)")
+    found = read(f"sqlalchemy+sqlite:///{tmp_path}/a.sqlite#rows", tmp_path / "out", "price", "small", "about", "at", "flag")
+    assert found.to_pylist() == [
+        {"price": 1.234, "small": 1.25e-12, "about": '{"a":1,"a":2}', "at": "garbage", "flag": True}
+    ]
+    with pytest.raises(gm.BadSource, match="column 'flag'.*not bool: cast"):
+        read(f"sqlalchemy+sqlite:///{tmp_path}/a.sqlite#odd", tmp_path / "no", "flag")
+
+
+def test_a_value_that_a_dialect_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told with its column, whatever the dialect raises."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+
+    other = type("Other", (SQLiteDialect_pysqlite,), {"name": "other", "supports_statement_cache": True})
+    monkeypatch.setitem(sqlalchemy.dialects.registry.impls, "other", lambda: other)
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
+        db.execute("CREATE TABLE rows (n INTEGER, at DATETIME)")
+        db.execute("INSERT INTO rows VALUES (1, 'garbage')")
+    with pytest.raises(gm.BadSource, match=r"rows: column 'at' has a value that is not one .*'garbage': cast it"):
+        read(f"sqlalchemy+other:///{tmp_path}/a.sqlite#rows", tmp_path / "no", "n")
+
+
+def test_floats_of_mysql_are_not_rounded() -> None:
+    """Its dialect has them as decimals of ten digits after the point, unless it is asked for floats."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.dialects import mysql
+
+    from gristmill.snapshots.sqlalchemy import exact
+
+    dialect = mysql.dialect()
+    for kind, value in ((mysql.DOUBLE(), 1.25e-12), (mysql.REAL(), 0.1 + 0.2), (mysql.ENUM("a"), "")):
+        read_as = exact(sqlalchemy, dialect, sqlalchemy.Column("v", kind)).type
+        made = read_as.dialect_impl(dialect).result_processor(dialect, None)
+        assert (made(value) if made else value) == value
+    about = exact(sqlalchemy, dialect, sqlalchemy.Column("v", mysql.JSON()))
+    assert str(about.compile(dialect=dialect)) == "CAST(v AS CHAR)"
 
 
 def test_what_is_no_database(tmp_path: Path) -> None:

@@ -136,9 +136,6 @@ def sqlalchemy(server: str, folder: Path) -> Iterator[Well]:
     with sqlite(server, folder) as well:
         file = folder / "well.sqlite"
 
-        def seen(row: Row) -> Row:
-            return {**well.seen(row), "day": row["day"]}
-
         def fill(more: list[Row]) -> None:
             with closing(sqlite3.connect(file)) as db, db:
                 db.execute(
@@ -147,7 +144,7 @@ def sqlalchemy(server: str, folder: Path) -> Iterator[Well]:
                 )
             well.fill(more)
 
-        yield Well("sqlalchemy", f"sqlalchemy+sqlite:///{file}#rows", fill, seen)
+        yield Well("sqlalchemy", f"sqlalchemy+sqlite:///{file}#rows", fill, well.seen)
 
 
 _POSTGRES = (

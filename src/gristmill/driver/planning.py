@@ -185,7 +185,7 @@ def resolve(
     sink_format = laid_out(sink_format, job.sink)
     if source.data is None and not source.uri[0].startswith(HELD) and is_snapshot(source):
         pinned = pinned or _pinned(source, held_data, first)
-        fs, listed, doubled = pinned.storage, list(pinned.files), list[str]()
+        fs, listed, doubled = pinned.storage, list(pinned.files), list(pinned.twice)
         stored: Mapping[str, Kinds] = pinned.kinds
         source = replace(source, format=pinned.form, storage={})
     else:

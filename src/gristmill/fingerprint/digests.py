@@ -21,7 +21,9 @@ from gristmill.shards.sourcefiles import FileInfo
 
 MOST_LINES = 12
 _OTHER_TABLE = "input: the table in memory has different content"
-_OTHER_ROWS = "input: the store that is the source holds other rows now"
+_OTHER_ROWS = (
+    "input: the store that is the source holds other rows now, or the same in another order, as a query without ORDER BY may"
+)
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
 PACKAGE = "package "  # before the name of an installed package that a callable itself belongs to
 NOT_COMPARED = "not compared: "  # before what is only named, as it comes and goes while code runs; a reason, for files

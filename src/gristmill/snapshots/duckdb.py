@@ -14,20 +14,21 @@ from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
 from gristmill.process.startup import imported
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
-from gristmill.snapshots.sql import counting, selected
+from gristmill.snapshots.sql import counting, read_of, selected
 from gristmill.snapshots.times import checked
+from gristmill.stores.sql import quoted
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open for writing
 BATCH_ROWS = 65_536
-_BOUNDS = {"timestamp": (2 - 2**63, 2**63 - 2), "date": (2 - 2**31, 2**31 - 2)}  # what is at the ends is infinity
-_AS_TEXT = (
-    "INTERVAL",
-    "TIME WITH TIME ZONE",
-    "BIT",
-    "UHUGEINT",
-    "BIGNUM",
-    "VARINT",
-)  # Arrow has no such type, or a part
+_BOUNDS = {  # what is at the ends is infinity; 24:00:00 is a time of DuckDB's, and not of Arrow's
+    "timestamp": (2 - 2**63, 2**63 - 2),
+    "date": (2 - 2**31, 2**31 - 2),
+    "time": (0, 86_400_000_000 - 1),
+    "decimal": (1 - 10**38, 10**38 - 1),  # HUGEINT
+}
+_AS_TEXT = frozenset(  # Arrow has no such type, or a part of it
+    {"INTERVAL", "TIME WITH TIME ZONE", "BIT", "UHUGEINT", "BIGNUM", "VARINT", "VARIANT"}
+)
 
 
 class DuckDB:
@@ -96,10 +97,31 @@ class Rows:
                      "WHERE table_schema = ?", [schema or "main"]).fetchall()]  # fmt: skip
             if table.lower() not in [name.lower() for name in there]:
                 raise BadSource(f"{self._wanted.shown}: there is no table {table!r}{near(table, there)}")
-        columns = {n: k for n, k, *_ in self._db.execute(f"DESCRIBE {selected(self._wanted)}").fetchall()}
-        texts = {n: "{}::VARCHAR" for n, kind in columns.items() if kind.startswith(_AS_TEXT) and "[" not in kind}
-        sql = selected(self._wanted, list(columns), texts)
+        there = self._db.sql(selected(self._wanted))
+        columns = dict(zip(there.columns, there.types, strict=True))
+        if len(columns) < len(there.columns):
+            read_of(self._wanted, there.columns)  # two of one name
+        held = {name: self._held(name, kind) for name, kind in columns.items()}
+        casts = {name: f"CAST({{}} AS {_braced(held[name])})" for name in columns if held[name] != str(columns[name])}
+        sql = selected(self._wanted, list(columns), casts)
         return sql, self._db.sql(f"SELECT * FROM (\n{sql}\n) LIMIT 0").to_arrow_table().schema
+
+    def _held(self, name: str, kind: Any) -> str:
+        """A type with text in place of what Arrow has no type for, also inside of lists, structs and maps."""
+        if (told := str(kind)) in _AS_TEXT:
+            return "VARCHAR"
+        if kind.id in ("list", "array"):
+            (_, of), *size = kind.children
+            return f"{self._held(name, of)}[{size[0][1] if size else ''}]"
+        if kind.id == "map":
+            return f"MAP({', '.join(self._held(name, of) for _, of in kind.children)})"
+        if kind.id == "struct" and all(part for part, _ in kind.children):
+            parts = [(part, of, self._held(name, of)) for part, of in kind.children]
+            same = all(held == str(of) for _, of, held in parts)
+            return told if same else f"STRUCT({', '.join(f'{quoted(part)} {held}' for part, _, held in parts)})"
+        if kind.id in ("struct", "tuple", "union") and any(text in told for text in _AS_TEXT):
+            raise BadSource(f"{self._wanted.shown}: column {name!r} is {told}: cast it in a query ({name}::VARCHAR)")
+        return told
 
     def files(self) -> Sequence[DataFile] | None:
         return None
@@ -129,3 +151,8 @@ class Rows:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _braced(text: str) -> str:
+    """As `str.format` gives it back."""
+    return text.replace("{", "{{").replace("}", "}}")

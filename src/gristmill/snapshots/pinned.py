@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -44,14 +45,15 @@ class Pin:
 @dataclass(frozen=True)
 class Pinned:
     """A source at its snapshots: files of one format (`form`), in order, the types of columns that are constant in
-    each, by path, and the pins that lead there again. `more` are rows of the stores that the files do not
-    have, for those who only look.
+    each, by path, the pins that lead there again, and notes on what the source names `twice`. `more` are rows of the
+    stores that the files do not have, for those who only look.
     """
 
     storage: Storage
     files: tuple[SourceFile, ...]
     kinds: Mapping[str, Mapping[str, pa.DataType]]
     pins: tuple[Pin, ...]
+    twice: tuple[str, ...] = ()
     more: int = 0
     form: str = "parquet"
 
@@ -64,7 +66,10 @@ class Pinning:
 
     def __init__(self, source: Source, folder: str, pins: Sequence[Pin] = (), before: Sequence[Pin] = ()) -> None:
         self._source, self._folder = source, folder
-        self._asked = wanted(source)
+        every = wanted(source)
+        self._asked = list({each.id: each for each in every}.values())
+        ids = Counter(each.id for each in every)
+        self._twice = [f"{a.shown} is named twice as a source: it is read once" for a in self._asked if ids[a.id] > 1]
         known, self._before = {pin.id: pin for pin in pins}, {pin.id: pin.version for pin in before}
         self._pins = [self._usable(known.get(asked.id)) for asked in self._asked]
         self._open: list[Snapshot | None] = []
@@ -125,7 +130,12 @@ class Pinning:
             raise BadJob(
                 f"source names stores that are not read alike: {', '.join(forms.values())}: give a job to each"
             )
-        return Pinned(storage, tuple(files), kinds, tuple(pins), more, next(iter(forms)))
+        once = {file.path: file for file in files}
+        if len(once) < len(files):
+            said = ", ".join(asked.shown for asked in self._asked)
+            self._twice.append(f"files that several of the addresses name are read once: {said}")
+        form = next(iter(forms))
+        return Pinned(storage, tuple(once.values()), kinds, tuple(pins), tuple(self._twice), more, form)
 
     def _opened(self, asked: Wanted, pin: Pin | None) -> Snapshot:
         kind: Any = SNAPSHOTS.get(asked.place.store)

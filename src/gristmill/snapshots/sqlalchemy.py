@@ -17,6 +17,7 @@ from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.rows import as_batch
 from gristmill.snapshots.sql import read_of
+from gristmill.snapshots.sqlite import declared_kind
 
 BATCH_ROWS = 16_384
 _STEADY = "REPEATABLE READ"  # in these a transaction then sees one snapshot; in others a statement does, or locks
@@ -48,7 +49,7 @@ class Rows:
     schema: pa.Schema | None = None
 
     def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+        self._wanted, self._made = wanted, list[str]()
         self._sa = require("sqlalchemy", "sql", wanted.shown)
         self._db = self._connected()
         try:
@@ -98,7 +99,11 @@ class Rows:
         table = self._table(schema, name)
         names = read_of(self._wanted, [c.name for c in table.columns])
         columns = [table.columns[n] for n in names]
-        return self._db.execute(self._sa.select(*columns)), names, [self._kind(c.type) for c in columns]
+        read = [exact(self._sa, self._db.dialect, column) for column in columns]
+        t = self._sa.types
+        plain = (t.String, t.Integer, t.Float, t.LargeBinary, t.NullType)
+        self._made = [name for name, column in zip(names, read, strict=True) if not isinstance(column.type, plain)]
+        return self._db.execute(self._sa.select(*read)), names, [self._kind(c.type) for c in columns]
 
     def _table(self, schema: str, name: str) -> Any:
         try:
@@ -112,6 +117,8 @@ class Rows:
 
     def _kind(self, declared: Any) -> pa.DataType | None:
         """The type of a column's values; None for one that only they tell."""
+        if self._db.dialect.name == "sqlite":
+            return declared_kind(str(declared))
         sa = self._sa.types
         if isinstance(declared, sa.Numeric) and not isinstance(declared, sa.Float):
             digits, scale = declared.precision, declared.scale
@@ -158,6 +165,12 @@ class Rows:
         except self._sa.exc.DBAPIError as e:
             words = self._wanted.words(e.orig or e)
             raise BadSource(f"{self._wanted.shown}: the database says: {words}") from e
+        except (ValueError, TypeError, LookupError, ArithmeticError) as e:  # of what makes Python values of stored ones
+            which = " or ".join(map(repr, self._made)) or "one"
+            raise BadSource(
+                f"{self._wanted.shown}: column {which} has a value that is not one of its type: "
+                f"{self._wanted.words(e)}: cast it in a query"
+            ) from e
 
     def cancel(self) -> None:
         """By the driver, if it can: it ends with the batch at hand otherwise."""
@@ -166,3 +179,15 @@ class Rows:
 
     def close(self) -> None:
         self._db.close()
+
+
+def exact(sa: Any, dialect: Any, column: Any) -> Any:
+    """A column, asked for so that SQLAlchemy does not make other values of those that are stored: it rounds floats to ten
+    digits if the dialect has them as decimals, parses JSON, and has more types than SQLite.
+    """
+    t, declared = sa.types, column.type
+    if dialect.name == "sqlite" or isinstance(declared, (t.Boolean, t.Enum)):
+        return sa.type_coerce(column, t.NullType())
+    if isinstance(declared, t.Float):
+        return sa.type_coerce(column, t.Float(asdecimal=False))
+    return sa.cast(column, t.Text()) if isinstance(declared, t.JSON) else column

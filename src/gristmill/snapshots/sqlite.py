@@ -86,7 +86,7 @@ class Rows:
         about = self._db.execute("PRAGMA temp.table_info(gristmill_rows)").fetchall()
         self._sql = selected(self._wanted, [row[1] for row in about])
         self._db.execute("DROP VIEW temp.gristmill_rows")
-        declared = {row[1]: _kind(row[2]) for row in about}
+        declared = {row[1]: declared_kind(row[2]) for row in about}
         names = list(declared) if self._wanted.columns is None else list(self._wanted.columns)
         return names, [declared[name] for name in names]
 
@@ -122,5 +122,6 @@ class Rows:
         self._db.close()
 
 
-def _kind(declared: str) -> Any:
+def declared_kind(declared: str) -> Any:
+    """The type of a column's values by the type that its table declares; None for one that only they tell."""
     return next((kind for part, kind in _KINDS if part in declared.upper()), None)
