@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 import gristmill as gm
+from gristmill.commit import generation as generations
+from gristmill.files import roots
 from s3server import KEY, SECRET, S3Server
 
 
@@ -70,3 +73,37 @@ def test_a_table_is_read_where_it_is(options: dict[str, str], tmp_path: Path, mo
         read("s3://box/lake/table", tmp_path / "no")
     with pytest.raises(gm.BadSource, match="cannot be read as a Delta table"):
         read("delta+s3://box/lake/other", tmp_path / "no")
+
+
+def test_what_is_copied_for_a_sink_in_a_store_is_its_own(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder on this machine is of one endpoint and one user, and goes when it is empty; another's is refused."""
+    import sqlite3
+
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    storage = server.storage()
+    root, files = roots.opened("s3://box/own", storage)
+    _, other = roots.opened("s3://box/own", {**storage, "endpoint_override": "http://127.0.0.1:1"})
+    place = Path(generations.held_inputs(root, files))
+    assert str(place) != generations.held_inputs(root, other)
+    db = sqlite3.connect(tmp_path / "a.sqlite")
+    db.execute("CREATE TABLE rows AS SELECT 1 AS id")
+    db.commit()
+    db.close()
+    seen: list[int] = []
+
+    def looked(batch: dict[str, Any]) -> dict[str, Any]:
+        seen.append(place.stat().st_mode & 0o777)
+        return {"double": batch["id"] * 2}
+
+    job = gm.Job(f"sqlite://{tmp_path}/a.sqlite#rows", gm.model(looked), gm.sink("s3://box/own", storage=storage),
+                 workers=0)  # fmt: skip
+    job.run()
+    assert set(seen) == {0o700} and not list(temporary.glob("gristmill-inputs*"))
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(gm.BadJob, match=r"gristmill-inputs-.*: others may write to it.*TMPDIR"):
+        job.run()

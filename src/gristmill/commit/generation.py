@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +21,7 @@ from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, META, join, sha256_of
 from gristmill.fingerprint.digests import StoredFingerprint, input_digest
+from gristmill.process import scratch
 from gristmill.shards.shard import ShardTable
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 
@@ -128,11 +128,13 @@ def meta(root: str) -> str:
 
 
 def held_inputs(root: str, files: Files) -> str:
-    """The folder on this machine with copies of the in-memory tables that were a sink's source."""
+    """The folder on this machine with copies of the in-memory tables, and of the stores, that were a sink's source.
+    Raises BadJob for one in the folder for temporary files that somebody else may write to.
+    """
     if files.arrow() is None:
         return join(meta(root), "inputs")
-    digest = hashlib.sha256(root.encode()).hexdigest()[:16]
-    return os.path.join(tempfile.gettempdir(), f"gristmill-inputs-{digest}")
+    digest = hashlib.sha256(f"{root} {files.server}".encode()).hexdigest()[:16]
+    return scratch.owned(f"gristmill-inputs-{digest}")
 
 
 def generations(root: str, files: Files = LOCAL) -> list[Generation]:

@@ -57,7 +57,7 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
     generation, r, plan = choice.generation, choice.resolved, None
     at.log.begin(generation, at.lease)
     if at.resolved.pins:
-        pinning.note(at.root, at.files, at.resolved.pins)
+        pinning.note(generation, at.resolved.pins)
     if choice.resumed:
         plan = sourcecheck.with_files(generations.read_plan(generation), at.resolved)
         r = sourcecheck.as_planned(r, plan)

@@ -22,6 +22,7 @@ from gristmill.job.job import JobSpec, Sink
 from gristmill.job.secret import secrets_in
 from gristmill.job.uris import file_named, file_of
 from gristmill.observe.events import Observer, Silent
+from gristmill.process.scratch import make_owned
 from gristmill.snapshots.pinned import Pinned, Pinning
 
 
@@ -122,6 +123,8 @@ def _leased(c: Command, stores: Pinning | None, r: Resolved | None) -> Iterator[
     except OSError as e:
         raise BadJob(f"sink {c.sink.uri}: cannot be written ({e.strerror}): give another folder") from e
     with c.files.lease(c.sink.uri, folder, c.log.tell) as lease, pinning.swept(c.root, c.files, lease):
+        if r is None and c.files.arrow() is not None:
+            make_owned(generations.held_inputs(c.root, c.files))
         if stores is not None:
             r = resolved(_plannable(c), c.root, c.files, pinned=stores.pinned(c.log.tell))
         elif r is None:

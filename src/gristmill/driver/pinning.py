@@ -1,4 +1,4 @@
-"""At which snapshot a run reads a source that is a store. It is noted in the sink, so that a run that was interrupted
+"""At which snapshot a run reads a source that is a store. Its generation notes it, so that a run that was interrupted
 goes on with the same rows; what was copied for it is removed when its result is published.
 """
 
@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gristmill.commit import generation as generations
+from gristmill.commit.generation import Generation
 from gristmill.driver.selection import Held
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files, Lease
@@ -23,7 +24,7 @@ from gristmill.snapshots.pinned import Pin, Pinned, Pinning
 
 @dataclass(frozen=True)
 class Pins(Document, what="note of the snapshots that are read"):
-    """`inputs/snapshots.json`: what the latest plan of a sink reads, for a source that is a store."""
+    """`snapshots.json` of a generation: what its plan reads, for a source that is a store."""
 
     pins: tuple[Pin, ...]
 
@@ -56,32 +57,49 @@ def looked_at(spec: JobSpec, root: str, files: Files, folder: str, first: int) -
 def _pinning(
     spec: JobSpec, root: str, files: Files, folder: str, *, restart: bool = False, retry: bool = False
 ) -> Pinning:
-    held = Held.by(root, files) if files.holds(generations.meta(root)) else None
-    known = () if held is None else noted(root, files)
-    pins = known if retry or (held is not None and not restart and _goes_on(held)) else ()
-    before = () if restart or held is None or held.latest is None else known
-    return Pinning(spec.source, folder, pins, before)
+    if restart or not files.holds(generations.meta(root)):
+        return Pinning(spec.source, folder)
+    held = Held.by(root, files)
+    return Pinning(spec.source, folder, _noted(_read_before(held, retry=retry)), _noted(_published(held)))
 
 
-def _goes_on(held: Held) -> bool:
-    """Whether an unfinished generation is here whose rows are decided."""
+def _read_before(held: Held, *, retry: bool) -> list[Generation]:
+    """The generations that decide which rows are read, the first that noted any: an unfinished one whose rows are
+    decided, or those that dead letters are of.
+    """
     claimed = held.unfinished
-    return claimed is not None and (claimed.planned or claimed.kind in ("append", "restart"))
+    if claimed is not None and (claimed.kind == "retry-dead" if retry else claimed.kind in ("append", "restart")):
+        return [claimed]
+    if claimed is not None and claimed.planned and not retry:
+        return [claimed]
+    return _of_letters(held) if retry else []
 
 
-def noted(root: str, files: Files) -> tuple[Pin, ...]:
-    """The pins of the latest plan."""
-    try:
-        return Pins.load_from(_path(root), files).pins
-    except (FileNotFoundError, CorruptStore):  # then the store is read anew, and what differs is told
-        return ()
+def _of_letters(held: Held) -> list[Generation]:
+    """Those of a result that has dead letters."""
+    return _published(held) if held.latest is not None and held.latest.body.rows_dead else []
 
 
-def note(root: str, files: Files, pins: tuple[Pin, ...]) -> None:
-    """Note what the generation reads that is begun, or resumed."""
-    if noted(root, files) != pins:
-        files.make_folder(join(generations.meta(root), "inputs"))
-        files.write_over(_path(root), Pins(pins).dump())
+def _published(held: Held) -> list[Generation]:
+    """The generations whose rows the result has, the latest first."""
+    with contextlib.suppress(CorruptStore):  # it is told when the result is read
+        return held.members()[::-1]
+    return []
+
+
+def _noted(of: Iterable[Generation]) -> tuple[Pin, ...]:
+    """What the first of some generations reads that has a note of it."""
+    for generation in of:
+        with contextlib.suppress(FileNotFoundError, CorruptStore):  # else the store is read anew, and differences told
+            return Pins.load_from(_path(generation), generation.files).pins
+    return ()
+
+
+def note(generation: Generation, pins: tuple[Pin, ...]) -> None:
+    """Note what a generation reads that is begun, or resumed."""
+    if _noted([generation]) != pins:
+        generation.files.make_folder(generation.folder)
+        generation.files.write_over(_path(generation), Pins(pins).dump())
 
 
 @contextlib.contextmanager
@@ -97,17 +115,23 @@ def swept(root: str, files: Files, lease: Lease) -> Iterator[None]:
 
 
 def _sweep(root: str, files: Files, folder: str) -> None:
-    if not os.path.isdir(folder) or not any(name.endswith((COPY, ".tmp")) for name in os.listdir(folder)):
+    if not os.path.isdir(folder):
         return
-    held = Held.by(root, files)
-    dead = held.latest is not None and held.latest.body.rows_dead > 0
-    kept = {pin.copy for pin in noted(root, files)} if dead or held.unfinished is not None else set()
-    for name in os.listdir(folder):
-        if (name.endswith(COPY) and name not in kept) or (
-            name.endswith(".tmp") and os.path.isdir(os.path.join(folder, name))
-        ):
+    ours = [name for name in os.listdir(folder) if name.endswith((COPY, ".tmp"))]
+    kept = _needed(Held.by(root, files)) if ours else set()
+    for name in ours:
+        if name not in kept and os.path.isdir(os.path.join(folder, name)):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    if files.arrow() is not None:  # among the temporary files of this machine
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
-def _path(root: str) -> str:
-    return join(generations.meta(root), "inputs", "snapshots.json")
+def _needed(held: Held) -> set[str]:
+    """The copies that an unfinished generation reads, or dead letters are of."""
+    begun = [] if held.unfinished is None else [held.unfinished]
+    return {pin.copy for of in (_of_letters(held), begun) for pin in _noted(of)}
+
+
+def _path(generation: Generation) -> str:
+    return join(generation.folder, "snapshots.json")

@@ -77,7 +77,8 @@ def choose(
         return Choice(begun, True, r, base)
     lines = compared(members[-1], r.fingerprint, stored, members[:-1])
     code = [line for line in lines if line.startswith("code:")]
-    if letters.num_rows == 0 and len(code) == len(lines):
+    others = [line for line in lines if r.pins and line.startswith("input:")]  # a store goes on without its letters
+    if letters.num_rows == 0 and len(code) + len(others) == len(lines):
         return Choice(None, True, r, base)
     if len(code) != len(lines) or (code and not accept_code_change):
         way = (
@@ -103,7 +104,7 @@ def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) 
     """
     inputs = held.inputs([begun] if begun.base is None else [*held.members(), begun], r)
     lines = compared(begun, before_others(r, list(inputs)).fingerprint, inputs)  # new files do not count
-    same = not lines
+    same = all(r.pins and line.startswith("input:") for line in lines)  # a restart has read the store anew
     if begun.kind in ("new", "restart"):
         if same:
             raise BadJob(

@@ -21,6 +21,11 @@ class Files(Protocol):
 
     free_links: bool
 
+    @property
+    def server(self) -> str:
+        """What tells its store from others in which the same paths are other files; "" on a disk."""
+        ...
+
     # ---- files of a shard, written in pieces
 
     def create(self, path: str) -> BinaryIO:

@@ -25,7 +25,7 @@ META = "_gristmill"  # the folder of plans, receipts and work files in a sink
 class LocalFiles:
     """Durable file operations on a local disk. An fsync that fails is never tried on the same file again."""
 
-    free_links = True
+    free_links, server = True, ""
 
     def create(self, path: str) -> BinaryIO:
         """A new file open for writing; its folder is made. Raises FileExistsError."""

@@ -31,6 +31,10 @@ AT_ONCE = 32  # requests under way at a time, so that round trips of some 20 ms 
 PATIENCE = 180.0  # seconds until a store that does not answer is an error: longer than a restart or a failover takes
 CHUNK = 16 << 20  # bytes of a part of a multipart upload; smaller files are one PUT
 COPY_LIMIT = 5 << 30  # the largest object that S3 copies in one request
+_SERVER = (  # settings and variables that say where a bucket or container is
+    *("endpoint", "account_name", "azure_storage_account_name"),
+    *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME"),
+)
 _BLOCK = 1024  # items given to the threads at a time
 T = TypeVar("T")
 
@@ -56,6 +60,12 @@ class ObjectFiles:
         self._scratch = Scratch()
         self._pending: dict[str, str] = {}  # path -> where it is until it is settled
         self._digests: dict[str, tuple[int, str]] = {}
+
+    @property
+    def server(self) -> str:
+        """The endpoint and the account, as far as they are given or in the environment."""
+        said = {**os.environ, **self._settings}
+        return repr([(name, str(said[name])) for name in _SERVER if name in said])
 
     def __repr__(self) -> str:
         return f"ObjectFiles({self._base})"

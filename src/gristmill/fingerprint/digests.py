@@ -22,7 +22,8 @@ from gristmill.shards.sourcefiles import FileInfo
 MOST_LINES = 12
 _OTHER_TABLE = "input: the table in memory has different content"
 _OTHER_ROWS = (
-    "input: the store that is the source holds other rows now, or the same in another order, as a query without ORDER BY may"
+    "input: the store that is the source holds other rows now, or the same in another order (those of a query have one "
+    "only by ORDER BY)"
 )
 FILE = "file "  # before the name, among code, of a file that an argument of a function names
 PACKAGE = "package "  # before the name of an installed package that a callable itself belongs to

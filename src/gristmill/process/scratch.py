@@ -7,10 +7,12 @@ import contextlib
 import itertools
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
 
+from gristmill.errors import BadJob
 from gristmill.process.locks import LockFile
 
 _PASSING: set[str] = set()
@@ -25,6 +27,29 @@ def passing() -> Iterator[str]:
             yield folder
         finally:
             _PASSING.discard(os.path.realpath(folder))
+
+
+def owned(name: str) -> str:
+    """A folder among the temporary ones that stays, and is this user's alone: it may not exist yet (`make_owned`).
+    Raises BadJob if it is somebody else's, or others may write to it: what lies there would be believed.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    path = os.path.join(tempfile.gettempdir(), f"{name}-{user}")
+    with contextlib.suppress(FileNotFoundError):
+        about = os.lstat(path)
+        if not stat.S_ISDIR(about.st_mode) or (os.name != "nt" and (about.st_uid != user or about.st_mode & 0o022)):
+            raise BadJob(
+                f"{path}: others may write to it, so that what lies there is not to be trusted: remove it, or set "
+                "TMPDIR to a folder of your own"
+            )
+    return path
+
+
+def make_owned(path: str) -> None:
+    """Make it, for this user alone."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    owned(os.path.basename(path).rpartition("-")[0])
 
 
 def is_passing(path: str) -> bool:

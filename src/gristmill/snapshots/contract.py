@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "DataFile", "Growing", "Piece", "Snapshot", "SnapshotKind", "Wanted"]
 
 Piece = Callable[[], "Iterator[pa.RecordBatch]"]
-"""Reads some of the rows, in an order that is the same whenever they are: a copy that is lost may have to be made again,
-and positions in it are what rows are known by. Pieces may be read at once, in threads.
+"""Reads some of the rows, in an order that is the same whenever they are: a copy that is lost may have to be made
+again, and positions in it are what rows are known by. Pieces may be read at once, in threads.
 """
 
 

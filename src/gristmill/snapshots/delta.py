@@ -19,7 +19,7 @@ from gristmill.snapshots.sql import read_of
 from gristmill.stores.sql import quoted
 
 _AWAY = re.compile(r"connect|timed? ?out|dns|unavailable|reset|50[0234]", re.IGNORECASE)
-_MISSING = re.compile(r"not found|no such file|no files in log|not the same as the specified|not a table", re.IGNORECASE)
+_MISSING = re.compile(r"not found|no such file|no files in log|not the same as the specified", re.IGNORECASE)
 
 
 class Delta:

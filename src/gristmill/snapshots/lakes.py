@@ -1,5 +1,4 @@
-"""What sources that are lakes share: which table a version is of, and whether its files alone, as Parquet, are the rows.
-"""
+"""What sources that are lakes share: which table a version is of, and whether its files alone are the rows."""
 
 from __future__ import annotations
 

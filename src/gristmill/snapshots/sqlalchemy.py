@@ -182,8 +182,8 @@ class Rows:
 
 
 def exact(sa: Any, dialect: Any, column: Any) -> Any:
-    """A column, asked for so that SQLAlchemy does not make other values of those that are stored: it rounds floats to ten
-    digits if the dialect has them as decimals, parses JSON, and has more types than SQLite.
+    """A column, asked for so that SQLAlchemy does not make other values of those that are stored: it rounds floats to
+    ten digits if the dialect has them as decimals, parses JSON, and has more types than SQLite.
     """
     t, declared = sa.types, column.type
     if dialect.name == "sqlite" or isinstance(declared, (t.Boolean, t.Enum)):
