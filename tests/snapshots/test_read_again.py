@@ -172,6 +172,31 @@ def test_an_iceberg_table_that_names_a_file_twice(iceberg: Any, tmp_path: Path) 
     assert sorted(report.read().to_table()["id"].to_pylist()) == [1, 1, 2, 2]
 
 
+def test_row_ids_of_a_copied_iceberg_table(iceberg: Any, tmp_path: Path) -> None:
+    """Manifests that were rewritten name its files in another order; the copy has them in one."""
+    from pyiceberg.types import StringType
+
+    made, storage = iceberg
+    table = made.create_table("deep.copied", schema=pa.schema({"id": pa.int64()}))
+    for at in range(6):
+        table.append(pa.table({"id": range(10 * at, 10 * at + 10)}))
+    with table.update_schema() as update:
+        update.add_column("more", StringType())
+    made.load_table("deep.copied").delete("id = 5")
+    results = []
+    for sink in ("one", "other"):
+        report = gm.apply(gm.source("iceberg://again/deep.copied", storage=storage, columns=["id", "more"]),
+                          str(tmp_path / sink), fn=lambda b: {"d": b["id"]}, keep=["id"], row_id="row")  # fmt: skip
+        results.append({r["id"]: r["row"] for r in report.read().to_table().to_pylist()})
+        table = made.load_table("deep.copied")
+        names = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "1"}
+        with table.transaction() as change:
+            change.set_properties(names)
+        table.append(pa.table({"id": [99], "more": ["x"]}))
+        table.delete("id = 99")
+    assert len(results[0]) == 59 and results[0] == results[1]
+
+
 @pytest.mark.parametrize("how", ["expired", "made again"])
 def test_an_iceberg_snapshot_that_is_gone(iceberg: Any, tmp_path: Path, how: str) -> None:
     """A run that is to go on says so."""
