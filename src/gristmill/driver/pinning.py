@@ -68,11 +68,10 @@ def _read_before(held: Held, *, retry: bool) -> list[Generation]:
     decided, or those that dead letters are of.
     """
     claimed = held.unfinished
-    if claimed is not None and (claimed.kind == "retry-dead" if retry else claimed.kind in ("append", "restart")):
-        return [claimed]
-    if claimed is not None and claimed.planned and not retry:
-        return [claimed]
-    return _of_letters(held) if retry else []
+    begun = [] if claimed is None else [claimed]
+    if retry:
+        return [*(g for g in begun if g.kind == "retry-dead"), *_of_letters(held)]
+    return [g for g in begun if g.planned or g.kind in ("append", "restart")]
 
 
 def _of_letters(held: Held) -> list[Generation]:
