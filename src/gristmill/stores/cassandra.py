@@ -38,7 +38,16 @@ from gristmill.stores.contract import (
     is_there,
 )
 from gristmill.stores.lookup import keyed
-from gristmill.stores.packing import check_packed, crc32s, gathered, key_bytes, packed_keys, packed_rows, unpacking
+from gristmill.stores.packing import (
+    check_beside,
+    check_packed,
+    crc32s,
+    gathered,
+    key_bytes,
+    packed_keys,
+    packed_rows,
+    unpacking,
+)
 
 BUCKET = 1000  # rows a partition: of rows of some kilobytes, a few megabytes, which is what servers like
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
@@ -215,6 +224,9 @@ class Tables:
 
     def check(self, load: Load) -> None:
         check_packed(load.schema, load.key, self._place.shown)
+        with self._client.said():
+            marks = self._pointer().marks
+        check_beside(load, marks, self._place.shown)
 
     def live(self, sink: str) -> Mark | None:
         with self._client.said():
@@ -317,6 +329,7 @@ class Tables:
                 found = next((m for m in before.marks if m.sink == load.mark.sink), None)
                 if is_there(found, load.mark, self._place.shown):
                     return
+                check_beside(load, before.marks, self._place.shown)
                 at, buckets = load.stage, self._buckets(load)
                 if not (_whole(load) or not before.at):
                     at, buckets = self._merged(load, before, buckets)
