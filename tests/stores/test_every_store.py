@@ -145,6 +145,14 @@ def test_appended_rows_come_once(shop: Shop, tmp_path: Path) -> None:
         assert shop.seen("scores") == wanted(range(10 if night < 2 else 10 * (night + 1)))
     assert gm.deliver(str(tmp_path / "out"), made).rows == 10
     assert shop.seen("scores") == wanted(range(40))
+    with gm.lookup(shop.address("scores"), key="id") as rows:
+        assert [row and row["id"] for row in rows.get_many([3, 3, 99, 39])] == [3, 3, None, 39]
+    write(tmp_path / "in", 35, 45)
+    job(tmp_path, on_new_files="append", deliver=[gm.to(shop.address("scores"), mode="append")]).run()
+    with gm.lookup(shop.address("scores"), key="id") as rows:
+        assert rows.get_many([3, 44])[1]["id"] == 44
+        with pytest.raises(gm.BadSource, match="several rows have id = 36, and a lookup finds one a key: deliver with"):
+            rows.get_many([3, 36])
 
 
 @pytest.mark.few(8)

@@ -384,7 +384,7 @@ class TableReader:
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in rows.schema})
             asked_for = asked(keys, wanted, place.shown)
             found = rows.to_table(filter=matching(asked_for)) if keys else rows.schema.empty_table()
-        return mark, restored(found, asked_for, mark)
+        return mark, restored(found, asked_for, mark, self._place.shown)
 
     def close(self) -> None:
         """Nothing is held open."""

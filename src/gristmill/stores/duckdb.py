@@ -342,7 +342,7 @@ class FileReader:
             same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)
             found = connection.sql(f"SELECT t.* FROM {table} AS t SEMI JOIN asked AS a ON {same}").to_arrow_table()
             connection.unregister("asked")
-        return mark, restored(found, asked_for, mark)
+        return mark, restored(found, asked_for, mark, self._place.shown)
 
     def nearest(self, search: Search) -> Near:
         """Every vector is read."""

@@ -392,7 +392,7 @@ class TableReader:
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
             asked_for = asked(keys, wanted, place.shown)
             found = schema.empty_table() if not keys else self._found(table, asked_for, schema)
-        return mark, restored(found, asked_for, mark)
+        return mark, restored(found, asked_for, mark, self._place.shown)
 
     @staticmethod
     def _found(table: Any, keys: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -341,7 +341,7 @@ class TableReader:
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), types)
             asked_for = asked(keys, wanted, place.shown)
             found = self._found(table, asked_for) if keys else table.schema.empty_table()
-        return mark, restored(found, asked_for, mark)
+        return mark, restored(found, asked_for, mark, self._place.shown)
 
     @staticmethod
     def _found(table: Any, keys: pa.Table) -> pa.Table:

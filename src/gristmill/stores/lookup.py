@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, did_you_mean
+from gristmill.errors import BadJob, BadSource, did_you_mean
 from gristmill.job.delivery import STORES, Delivery, place_of
 from gristmill.stores.contract import DISTANCE, Mark, Metric, Near, Reader, Row, Searcher
 from gristmill.stores.vectors import search_of
@@ -71,14 +71,41 @@ def matching(keys: pa.Table) -> pc.Expression:
     return functools.reduce(lambda a, b: a & b, some)
 
 
-def restored(found: pa.Table, keys: pa.Table, mark: Mark | None) -> list[Row | None]:
-    """For each key the row found for it, in the types that were delivered."""
+def restored(found: pa.Table, keys: pa.Table, mark: Mark | None, shown: str | None) -> list[Row | None]:
+    """For each key the row found for it, in the types that were delivered. Raises BadSource if there are two, where
+    nothing tells which of them counts (`shown`); else it is the last one.
+    """
     if mark is not None:
         found = delivered(found, mark)
     names = keys.column_names
-    by_key = {tuple(row[n] for n in names): row for row in found.to_pylist()}
     cast = pa.table({n: keys.column(n).cast(found.schema.field(n).type) for n in names})
-    return [by_key.get(key) for key in zip(*(cast.column(n).to_pylist() for n in names), strict=True)]
+    return by_key(found.to_pylist(), names, list(zip(*(cast.column(n).to_pylist() for n in names), strict=True)), shown)
+
+
+def by_key(
+    rows: Sequence[Row], names: Sequence[str], keys: Sequence[tuple[Any, ...]], shown: str | None
+) -> list[Row | None]:
+    """For each key the row that has it. Raises BadSource, as `restored` does."""
+    there: dict[tuple[Any, ...], Row] = {}
+    twice: set[tuple[Any, ...]] = set()
+    for row in rows:
+        key = tuple(row[n] for n in names)
+        if key in there:
+            twice.add(key)
+        there[key] = row
+    for key in keys if twice and shown is not None else ():
+        if key in twice:
+            raise repeated(shown or "", names, key)
+    return [there.get(key) for key in keys]
+
+
+def repeated(shown: str, names: Sequence[str], key: Sequence[Any]) -> BadSource:
+    """The error for a key of several rows."""
+    which = ", ".join(f"{n} = {v!r}" for n, v in zip(names, key, strict=True))
+    return BadSource(
+        f"{shown}: several rows have {which}, and a lookup finds one a key: deliver with mode='upsert', which keeps "
+        "the latest row of each key, or query the table"
+    )
 
 
 def delivered(found: pa.Table, mark: Mark) -> pa.Table:

@@ -33,7 +33,7 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
 )
-from gristmill.stores.lookup import asked, keyed
+from gristmill.stores.lookup import asked, by_key, keyed
 from gristmill.stores.pgcopy import copied
 from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
 from gristmill.stores.vectors import metric_of, searched
@@ -449,9 +449,10 @@ class ServerReader:
         same = " AND ".join(f"t.{quoted(n)} = a.k{i}" for i, n in enumerate(wanted))
         heads = ", ".join(f"k{i}" for i in range(len(wanted)))
         sql = f"SELECT {there.listed} FROM {there.table} AS t JOIN unnest({given}) AS a({heads}) ON {same}"
-        found = there.rows(session.run(sql, *(asked_for.column(n).to_pylist() for n in wanted)))
-        by_key = {tuple(row[n] for n in wanted): row for row in found}
-        return there.mark, [by_key.get(k) for k in zip(*(asked_for.column(n).to_pylist() for n in wanted), strict=True)]
+        wants = list(zip(*(asked_for.column(n).to_pylist() for n in wanted), strict=True))
+        once = list(dict.fromkeys(wants))
+        found = there.rows(session.run(sql, *map(list, zip(*once, strict=True))))
+        return there.mark, by_key(found, list(wanted), wants, shown)
 
     def _nearest(self, session: Transaction, search: Search) -> Near:
         there, shown = self._there(session), self._place.shown

@@ -81,7 +81,7 @@ class Published:
                 self._slow(now)
                 asked_for = asked(keys, wanted, self._root)
                 found = now.rows.to_table(filter=matching(asked_for))
-                return now.mark, restored(found, asked_for, None)
+                return now.mark, restored(found, asked_for, None, None)
             try:
                 return now.mark, now.by_index(key_bytes(keys, wanted, self._root), wanted)
             except (FileNotFoundError, CorruptStore) as e:

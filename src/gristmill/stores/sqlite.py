@@ -35,7 +35,7 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
 )
-from gristmill.stores.lookup import SCANNED, asked, keyed
+from gristmill.stores.lookup import SCANNED, asked, keyed, repeated
 from gristmill.stores.sql import MARKS, Session, Tables, created, folded, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
@@ -410,10 +410,12 @@ class FileReader:
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown)
         columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
-        sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 1"
-        rows = [next(iter(transaction.run(sql, *key)), None) for key in zip(*columns, strict=True)]
-        found = iter(there.rows([row for row in rows if row is not None]))
-        return [None if row is None else next(found) for row in rows]
+        sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 2"
+        each = [list(transaction.run(sql, *key)) for key in zip(*columns, strict=True)]
+        if (twice := next((place for place, rows in enumerate(each) if len(rows) > 1), None)) is not None:
+            raise repeated(shown, list(wanted), keys[twice])
+        found = iter(there.rows([row for rows in each for row in rows]))
+        return [next(found) if rows else None for rows in each]
 
     def _mark(self, transaction: Transaction) -> Mark | None:
         if not transaction.columns(quoted(MARKS)):
