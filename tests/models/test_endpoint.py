@@ -182,3 +182,14 @@ def test_a_wrong_model_is_told_without_a_traceback(chat: ChatServer, tmp_path: P
     done = subprocess.run([sys.executable, "-m", "gristmill", *line], capture_output=True, text=True)
     assert done.returncode == 1 and "400: model 'm' does not exist" in done.stderr
     assert "Traceback" not in done.stderr and "File" not in done.stderr
+
+
+def test_a_job_that_was_answered_before_waits_for_its_endpoint(chat: ChatServer, tmp_path: Path) -> None:
+    """One that is away when the job goes on is no wrong address: running again may cure it, which exit 1 says."""
+    chat.set(turns=[100, 400, 400])
+    with pytest.raises(RunFailed, match="refuses every request now"):
+        asked(400, tmp_path / "out", concurrency=4, shard_rows=50)
+    with pytest.raises(RunFailed, match=r"no answer: .*: it has answered this job before: run again once it does"):
+        asked(400, tmp_path / "out", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(gm.BadModel, match="is this the endpoint"):
+        asked(400, tmp_path / "b", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")

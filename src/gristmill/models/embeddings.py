@@ -223,6 +223,10 @@ class Together:
         """See Asked."""
         return self._endpoint.trouble
 
+    def resumed(self) -> None:
+        """See Asked."""
+        self._endpoint.resumed()
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._endpoint.stop(error)

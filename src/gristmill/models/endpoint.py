@@ -230,6 +230,7 @@ class Endpoint:
         self._first: asyncio.Lock | None = None
         self._queue: asyncio.Lock | None = None
         self._answered = False
+        self._resumed = False
         self._heard = float("-inf")  # when the endpoint last answered a request
         self._since = float("-inf")  # when a request was sent and no other was on its way
         self._silence: Silence | None = None  # since nobody is answered
@@ -258,6 +259,10 @@ class Endpoint:
         except Forbidden as forbidden:
             await self._forbidden_alone(forbidden)
             raise Refused(forbidden.why, 403, forbidden.reply) from None
+
+    def resumed(self) -> None:
+        """See paid.Asked."""
+        self._resumed = True
 
     def _is_first(self) -> bool:
         return not self._answered
@@ -371,12 +376,20 @@ class Endpoint:
     async def _nobody_there(
         self, later: Later, tries: int, address: Address, path: str, body: Mapping[str, Any], payer: Payer | None
     ) -> None:
-        """Raises BadModel if no request has been answered yet, the smallest one included. Once nobody was answered for
-        a while, the smallest is asked now and then: progress is to tell one request's failure from an endpoint's.
+        """Raises BadModel if no request has been answered yet, the smallest one included, and none in an earlier run;
+        RunFailed if some were there. Once nobody was answered for a while, the smallest is asked now and then: progress
+        is to tell one request's failure from an endpoint's.
         """
         first = not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full
         if first and not await self._answers_small(path, body, 0.0, payer):
-            self.stop(BadModel(f"{redact(address.url)}: no answer: {later.why}: is this the endpoint (base_url)?"))
+            told = f"{redact(address.url)}: no answer: {later.why}"
+            if self._resumed:
+                self.stop(
+                    RunFailed(
+                        f"{told}: it has answered this job before: run again once it does, what it answered is kept"
+                    )
+                )
+            self.stop(BadModel(f"{told}: is this the endpoint (base_url)?"))
         if self._silent() < SAID[-1] or time.monotonic() < self._looked + SAID[-1]:
             return
         self._looking = self._looking or asyncio.Lock()
@@ -478,7 +491,9 @@ class Endpoint:
         if self._over is not None:
             return "waiting for the run to end"
         if silence is not None:
-            return silence.told(now, self._addresses.rest(now))
+            told = silence.told(now, self._addresses.rest(now))
+            over = f"; a row is given up after {self._limit:.0f} s (batch_timeout)"
+            return told + over if told and self._answered and math.isfinite(self._limit) else told
         quiet = now - max(self._heard, self._since)
         if quiet < SAID[-1] or not (asked := [a for a in self._addresses if a.flying]):
             return ""

@@ -128,6 +128,9 @@ class Generator:
         self._new.put(Request(body, answer, loop))
         return await answer
 
+    def resumed(self) -> None:
+        """A model on this machine is there, or cannot be loaded."""
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._over = self._over or error

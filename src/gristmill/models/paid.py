@@ -103,6 +103,10 @@ class Asked(Protocol):
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
     ) -> dict[str, Any]: ...
+    def resumed(self) -> None:
+        """Others have been answered for this job before."""
+        ...
+
     def stop(self, error: GristmillError) -> NoReturn: ...
     async def close(self) -> None: ...
 
@@ -215,6 +219,8 @@ class LoadedAsker(LoadedRows):
             self._call.built.paid.of(journal.allowance)
         if journal is not None:
             self._call.built.paid.shares(journal)
+        if planned is not None:  # there is a plan, for which first rows were answered
+            self._call.built.paid.resumed()
         if journal is not None and self._call.built.provided is None and not self._told:
             self._tell(under_way(journal.notes))
         super().begin(prepared, rows, answered, journal, places, planned)
@@ -616,6 +622,10 @@ class Paid:
             with contextlib.suppress(AttributeError, TypeError):  # a class without room for it
                 e.used = bill.used  # type: ignore[attr-defined]
             raise
+
+    def resumed(self) -> None:
+        """See Asked."""
+        self._asked.resumed()
 
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""

@@ -95,6 +95,9 @@ class VllmGenerator:
         finally:
             self._flying -= 1
 
+    def resumed(self) -> None:
+        """A model on this machine is there, or cannot be loaded."""
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._over = self._over or error
