@@ -147,7 +147,7 @@ def _made(
     failed: list[GristmillError] = []
     for delivery in wanted:
         try:
-            done.append(deliveries.deliver(result, delivery, asked or delivery.mode == "replace"))
+            done.append(deliveries.deliver(result, delivery, asked or delivery.mode == "replace", warn))
         except GristmillError as e:
             failed.append(e)
             continue

@@ -180,14 +180,19 @@ class Loading:
         """Let go of what the store holds, until there is more to bring."""
         self._store.close()
 
-    def finish(self, live: Sequence[Live], anew: bool = False) -> Delivered:
+    def finish(
+        self, live: Sequence[Live], anew: bool = False, warn: Callable[[str], None] = lambda text: None
+    ) -> Delivered:
         """Deliver the published result, whatever is left of that, and return the receipt. With `anew` it is brought
-        once more if rows of it are missing. Raises BadJob for keys that repeat, SinkBusy if a later generation is live,
-        StoreUnavailable, RunFailed if rows are missing in the store.
+        once more if rows of it are missing, and otherwise `warn` is told. Raises BadJob for keys that repeat, SinkBusy
+        if a later generation is live, StoreUnavailable, RunFailed if rows are missing in the store.
         """
         files, load = self.wanted(live), self._load
         found = self._store.live(load.mark.sink)
         if found is not None and is_there(found, load.mark, self._delivery.shown):
+            if not anew and (wrong := lacking(self._store, found, live, self._result, self._delivery.shown)):
+                way = "" if found.mode == "append" else "; gristmill deliver brings them again"
+                warn(f"{wrong}: others have taken rows out{way}")
             if not (anew and self._lacks(found, live)):
                 self._store.drop(load, this=True)
                 return self._receipt(found)
@@ -298,12 +303,14 @@ def receipts(generation: Generation) -> list[Delivered]:
     return found
 
 
-def deliver(found: Publication, delivery: Delivery, anew: bool = False) -> Delivered:
+def deliver(
+    found: Publication, delivery: Delivery, anew: bool = False, warn: Callable[[str], None] = lambda text: None
+) -> Delivered:
     """Bring a published result to a store; see `Loading.finish`. The caller holds the sink's lease."""
     result = Result.of(found)
     store = opened(delivery)
     try:
-        return Loading(delivery, result, store).finish(found.live(), anew)
+        return Loading(delivery, result, store).finish(found.live(), anew, warn)
     finally:
         store.close()
 
