@@ -24,12 +24,14 @@ import numpy as np
 
 from gristmill.arrow.rows import picked
 from gristmill.errors import GristmillError, RunFailed
+from gristmill.job.secret import scrub_values
 from gristmill.models.answercache import digest_of
 from gristmill.models.contract import Journal, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.desk import Busy, Desk, Gone, Unsure
 from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Empty, Refused, Unanswered, answers, holds
-from gristmill.models.providers import BatchAPI, Result, State
+from gristmill.models.providers import MOST_LINE, BatchAPI, Result, State
+from gristmill.models.usual import most_tokens
 
 TRIES = 3  # batches that a request may be in without an answer
 POLL, SLOWER, SLOWEST = 1.0, 1.3, 60.0  # seconds between two looks at a batch: first, times so much, at most
@@ -38,6 +40,8 @@ LOOKS = (0.0, 1.0, 3.0, 6.0)
 UNSURE = 10  # times that a creation may go unanswered
 MOST_DIGITS = 9  # of a request's place in its batch
 TURN = 500  # results that are read before others have a turn
+TRIALS = 20  # rows that are asked alone to learn what requests take, until one is answered
+DAY = 86_400.0  # seconds in which a batch is over, or has expired
 
 Row = Mapping[str, Any]
 
@@ -46,7 +50,9 @@ class Asks(Protocol):
     """Whoever makes requests of rows, asked in its event loop."""
 
     def request(self, row: Row) -> tuple[str, dict[str, Any], float] | None:
-        """The path of the first request that a row makes, its body, and about what it costs; None: it makes none."""
+        """The path of the first request that a row makes, its body, and about how many tokens its prompt has by its
+        length; None: it makes none.
+        """
         ...
 
     async def __call__(self, row: Row) -> Any:
@@ -58,6 +64,21 @@ class Money(Protocol):
     """What requests cost."""
 
     tried: bool
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what requests take, if that matters."""
+        ...
+
+    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
+        """What a request has taken whose prompt has about so many tokens by its length; it is counted elsewhere."""
+        ...
+
+    def guess(self, tokens: float, most: int | None) -> float:
+        """Dollars that a request may cost of which the prompt has about so many tokens by its length, and the answer at
+        most so many.
+        """
+        ...
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
         """Whether there is an answer from before."""
@@ -95,6 +116,7 @@ class Provided:
     error: BaseException | None = None  # what ended one of the shards ends all
     known: set[str] = field(default_factory=set)  # ids of batches whose shards are known
     most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
+    trials: int = 0  # rows that were asked alone
     one: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: set[asyncio.Future[Any]] = field(default_factory=set)
 
@@ -113,7 +135,9 @@ class _Request:
     path: str
     at: int
     size: int
-    cost: float
+    tokens: float
+    most: int | None
+    cost: float = 0.0
     tries: int = 0
     why: str = ""
 
@@ -133,6 +157,8 @@ class _Batch:
     earlier: bool = False
     asks: dict[int, _Request] = field(default_factory=dict)
     state: State | None = None
+    found: set[int] = field(default_factory=set)  # places of requests that have their answer
+    refused: str = ""  # what the provider refuses, whoever asks
 
 
 class Bulk:
@@ -158,6 +184,8 @@ class Bulk:
         self._replies: Any = tempfile.TemporaryFile()  # noqa: SIM115
         self._found: dict[bytes, list[tuple[int, int, int]]] = {}  # status, and where the reply is
         self._batches = _noted(journal.notes)
+        self._noted = {digest for batch in self._batches for digest in batch.digests}
+        self._settled: set[bytes] = set()  # requests with answers for several rows
         provided.known.update(batch.id for batch in self._batches if batch.id)
         self._task: asyncio.Future[Any] | None = None
         self._owed, self._owed_cost = 0, 0.0  # requests that are ordered, and not settled
@@ -224,28 +252,32 @@ class Bulk:
             if key and self._held[key] < self._journal.held(key):
                 self._held[key] += 1
                 continue
-            if not self._provided.money.tried:
+            money = self._provided.money
+            if not money.tried or (not money.known and self._provided.trials < TRIALS):
                 await self._tried(row)
             self._add(row)
 
     async def _tried(self, row: Row) -> None:
         """Ask for one row as without a batch: a key or a model that is refused is told now, not when a batch is over,
-        and what requests have to look like, and cost, is known from now on.
+        and what requests have to look like, and cost, is known from now on, if it is answered.
         """
         self._provided.money.tried = True
+        self._provided.trials += 1
         try:
             await self._asker(BulkRow(row, self))
         except GristmillError:
             self._provided.money.tried = False
             raise
-        except Exception:  # told for the row, when it is asked for; or its request is under way
+        except UnderWay:
+            self._provided.trials -= 1
+        except Exception:  # told for the row, when it is asked for
             return
 
     def _add(self, row: Row) -> None:
         made = self._asker.request(row)
         if made is None:
             return
-        path, body, cost = made
+        path, body, tokens = made
         digest = _digest(path, body)
         if path not in self._provided.api.paths or self._provided.money.kept(path, body):
             return
@@ -257,7 +289,7 @@ class Bulk:
             self._alone[digest] += 1
             return
         data = json.dumps(body).encode()
-        self._requests.append(_Request(digest, path, self._bodies.seek(0, 2), len(data), cost))
+        self._requests.append(_Request(digest, path, self._bodies.seek(0, 2), len(data), tokens, most_tokens(body)))
         self._bodies.write(data)
 
     # ------------------------------------------------ answers
@@ -269,12 +301,15 @@ class Bulk:
         digest = _digest(path, body)
         found = self._found.get(digest)
         if not found:
-            if not self._done.is_set() and any(digest in batch.digests for batch in self._batches):
+            if not self._done.is_set() and digest in self._noted:
                 raise UnderWay
             return None
         status, at, size = found[0]
         if self._done.is_set() and not self._provided.dedupe:
             found.pop(0)
+            self._settle(1)
+        elif self._done.is_set() and digest not in self._settled:
+            self._settled.add(digest)
             self._settle(1)
         self._replies.seek(at)
         reply = json.loads(self._replies.read(size))
@@ -291,6 +326,7 @@ class Bulk:
         if self._done.is_set() or path not in self._provided.api.paths:
             return
         digest = _digest(path, body)
+        reply = scrub_values(reply, self._provided.desk.secrets)
         self._keep(digest, 200, reply)
         await asyncio.to_thread(self._journal.note, {"digest": digest.hex(), "reply": reply})
 
@@ -361,18 +397,35 @@ class Bulk:
 
     async def _one(self, batch: _Batch) -> list[_Request]:
         """See a batch through. Returns the requests that are to be asked again."""
-        if not self._provided.most:
+        if self._at_once(batch):
             return await self._through(batch)
         async with self._provided.one:
-            return await self._through(batch)
+            if not self._at_once(batch):
+                return await self._through(batch)
+        return await self._through(batch)
+
+    def _at_once(self, batch: _Batch) -> bool:
+        """Whether it may be under way beside others: they are not too much, and what it costs is known or paid."""
+        return not self._provided.most and (batch.earlier or self._provided.money.known)
 
     async def _through(self, batch: _Batch) -> list[_Request]:
-        costs = [request.cost for request in batch.asks.values()]
         if not batch.earlier:
-            self._provided.money.order(sum(costs))
-            self._owed += len(costs)
-            self._owed_cost += sum(costs)
+            self._order(batch)
             await self._note(batch, path=batch.path, digests=[d.hex() for d in batch.digests], at=batch.since)
+        again = await self._seen_through(batch)
+        if not batch.earlier:  # they cost nothing
+            self._settle(len(again), sum(request.cost for request in again))
+        return again
+
+    def _order(self, batch: _Batch) -> None:
+        for request in batch.asks.values():
+            request.cost = self._provided.money.guess(request.tokens, request.most)
+        cost = sum(request.cost for request in batch.asks.values())
+        self._provided.money.order(cost)
+        self._owed += len(batch.asks)
+        self._owed_cost += cost
+
+    async def _seen_through(self, batch: _Batch) -> list[_Request]:
         try:
             if not batch.id and batch.earlier:
                 batch.id = "" if batch.over else await self._there(batch) or ""
@@ -384,14 +437,15 @@ class Bulk:
                 batch.id = await self._created(batch)
                 await self._note(batch, id=batch.id)
             self._provided.known.add(batch.id)
-            state = await self._ended(batch)
-            if state.failed:
-                return await self._failed(batch, state)
-            found = await self._read(batch, state)
+            state = await self._read_whole(batch)
         except Gone as e:
             await self._told(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
             return list(batch.asks.values())
-        again = [request for place, request in batch.asks.items() if place not in found]
+        again = [request for place, request in batch.asks.items() if place not in batch.found]
+        if state.failed and again:
+            return await self._failed(batch, state, again)
+        if batch.refused and again:
+            await self._told(batch, f"was not answered in full: the provider refuses {batch.refused}")
         if state.cancelled and again:
             await self._told(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
         return again
@@ -403,7 +457,8 @@ class Bulk:
         """Stop because of how a batch ended, once: the next run asks again."""
         if not batch.over:
             await self._note(batch, over=True)
-            raise RunFailed(f"batch {batch.id} {what}; what is answered is kept: run again to ask for the rest")
+            name = batch.id or batch.name
+            raise RunFailed(f"batch {name} {what}; what is answered is kept: run again to ask for the rest")
 
     async def _created(self, batch: _Batch) -> str:
         """Create a batch, once. Returns its id."""
@@ -430,7 +485,14 @@ class Bulk:
         while True:
             elsewhere = _noted(await asyncio.to_thread(self._journal.everywhere))
             others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
-            found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
+            try:
+                found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
+            except Gone as e:
+                raise RunFailed(
+                    f"batches cannot be listed at the provider ({e}), and whether one was created whose creation was "
+                    "not answered can be told by its list alone: run again to look once more, or with restart to begin "
+                    "anew, which may pay twice"
+                ) from None
             if found and not found[0].startswith("?"):
                 return found[0]
             if found:  # one of them may be ours, which is told once they are over
@@ -448,67 +510,136 @@ class Bulk:
             yield f"{batch.name}-{place}", self._bodies.read(request.size)
 
     async def _ended(self, batch: _Batch) -> State:
+        """Raises Gone, and RunFailed if it should be over long since."""
         wait = POLL
         while True:
             batch.state = state = await self._provided.api.look(self._provided.desk, batch.id)
             if state.over:
                 return state
+            until = batch.since + DAY if state.until is None else state.until
+            if time.time() > until + self._provided.desk.limit:
+                raise RunFailed(
+                    f"batch {batch.id} is not over, though it should have been at {time.ctime(until)}: {state.done:,} "
+                    f"of {len(batch.digests):,} are done; run again to look once more, or cancel it at the provider"
+                )
             await asyncio.sleep(wait)
             wait = min(SLOWEST, wait * SLOWER)
 
-    async def _failed(self, batch: _Batch, state: State) -> list[_Request]:
+    async def _failed(self, batch: _Batch, state: State, again: list[_Request]) -> list[_Request]:
         """Of a batch that the provider did not begin: ask again in smaller ones if it was too much, else stop."""
         if not state.full:
             await self._told(batch, f"was refused: {state.failed}")
         elif not batch.over:
             await self._note(batch, over=True)
+            batch.over = True
+            if len(batch.asks) == 1 and not await self._others():
+                raise RunFailed(
+                    f"batch {batch.id} of one request is too much for the provider, though no other of this run is "
+                    f"under way: {state.failed}; what is answered is kept: run again once there is room"
+                )
             self._provided.most = max(1, len(batch.asks) // 2)
             await asyncio.sleep(min(SLOWEST, POLL * 2 ** min(10, self._made)))
-        return list(batch.asks.values())
+        return again
 
-    async def _read(self, batch: _Batch, state: State) -> set[int]:
-        """Keep what a batch gave. Returns the places of requests that have their answer."""
-        found: set[int] = set()
-        with tempfile.TemporaryFile() as file:
-            for path in state.files:
-                await self._provided.desk.fetched(path, file)
-                if file.seek(0, 2) and not _ends_line(file):
-                    file.write(b"\n")
-            file.seek(0)
-            for line, result in enumerate(self._provided.api.results(text for text in file if text.strip())):
-                if line % TURN == TURN - 1:
-                    await asyncio.sleep(0)
-                name, _, place = result.custom_id.rpartition("-")
-                known = name == batch.name and place.isascii() and place.isdigit()
-                ask = batch.asks.get(int(place)) if known and len(place) <= MOST_DIGITS else None
-                if ask is not None and int(place) not in found and self._kept(batch, ask, result):
-                    found.add(int(place))
+    async def _others(self) -> bool:
+        """Whether a batch of this run is under way."""
+        for batch in _noted(await asyncio.to_thread(self._journal.everywhere)):
+            if batch.id and not batch.over:
+                with contextlib.suppress(Gone):
+                    if not (await self._provided.api.look(self._provided.desk, batch.id)).over:
+                        return True
+        return False
+
+    async def _read_whole(self, batch: _Batch) -> State:
+        """Keep what a batch gave, all of it: what is not told yet, though it was answered and is paid for, is waited
+        for. Raises Gone, RunFailed.
+        """
+        desk, begun, wait = self._provided.desk, 0.0, POLL
+        while True:
+            state = await self._ended(batch)
+            read, answered = await self._read(batch, state), state.answered
+            if read >= (len(batch.digests) if answered is None else min(answered, len(batch.digests))):
+                break
+            begun = begun or time.monotonic()
+            if time.monotonic() - begun + wait > max(desk.limit, desk.timeout):
+                raise RunFailed(
+                    f"batch {batch.id} is over, and the provider gives {read:,} of the "
+                    f"{len(batch.digests) if answered is None else answered:,} results that there are: run again to "
+                    "look once more, or with restart to ask, and pay, for everything anew"
+                )
+            await asyncio.sleep(wait)
+            wait = min(SLOWEST, wait * SLOWER)
         for number, request in batch.asks.items():
-            if number not in found:
+            if number not in batch.found:
                 request.why = request.why or "nothing was said of it"
-        return found
+        return state
+
+    async def _read(self, batch: _Batch, state: State) -> int:
+        """Keep what the files of a batch have. Returns of how many requests they tell; a line that cannot be read is
+        told of one, but not if none can, nor at the end of a file, which may be cut there.
+        """
+        told, unreadable, number = set[int](), 0, 0
+        for path in state.files:
+            with tempfile.TemporaryFile() as file:
+                try:
+                    await self._provided.desk.fetched(path, file, MOST_LINE * len(batch.digests))
+                except Gone:  # it may be there later
+                    continue
+                file.seek(0)
+                while line := file.readline(MOST_LINE):
+                    number += 1
+                    if number % TURN == 0:
+                        await asyncio.sleep(0)
+                    place = self._line(batch, line)
+                    if place is None:
+                        unreadable += bool(line.strip()) and line.endswith(b"\n")
+                    else:
+                        told.add(place)
+        return len(told) + unreadable if told else 0
+
+    def _line(self, batch: _Batch, line: bytes) -> int | None:
+        """Keep what a line says. Returns the place of the request that it is about; None if that cannot be read."""
+        if (result := self._provided.api.result(line)) is None:
+            return None
+        name, _, digits = result.custom_id.rpartition("-")
+        if name != batch.name or not (digits.isascii() and digits.isdigit()) or len(digits) > MOST_DIGITS:
+            return None
+        place = int(digits)
+        ask = batch.asks.get(place)
+        if ask is not None and place not in batch.found and self._kept(batch, ask, result):
+            batch.found.add(place)
+        return place
 
     def _kept(self, batch: _Batch, request: _Request, result: Result) -> bool:
-        """Whether a result is the end of a request. Raises RunFailed for what is about all of them."""
-        if result.status == 200 and answers(result.reply, REPLIES[request.path]):
-            self._keep(request.digest, 200, result.reply)
+        """Whether a result is the end of a request."""
+        try:
+            reply, said = scrub_values([result.reply, result.why], self._provided.desk.secrets)
+        except RecursionError:
+            request.why = "a reply that is nested too deeply"
+            return False
+        if result.status == 200 and answers(reply, REPLIES[request.path]):
+            if not self._provided.money.known:
+                self._bodies.seek(request.at)
+                body = json.loads(self._bodies.read(request.size))
+                self._provided.money.learn(request.path, body, reply, request.tokens)
+            self._keep(request.digest, 200, reply)
             return True
-        why = f"{result.status}: {result.why}" if result.status else result.why
+        why = f"{result.status}: {said}" if result.status else said
         if result.code in QUOTA or (result.status in NOBODY and result.status != 404):
-            what = NOBODY.get(result.status or 0, "the account")
-            raise RunFailed(
-                f"batch {batch.id}: the provider refuses {what}: {why}; what is answered is kept: run again"
-            )
+            batch.refused = request.why = f"{NOBODY.get(result.status or 0, 'the account')}: {why}"
+            return False
         if result.status is None or result.status == 200 or result.status in LATER:
             request.why = why or "a reply of another form"
             return False
-        self._keep(request.digest, result.status, {"why": why, "reply": result.reply})
+        self._keep(request.digest, result.status, {"why": why, "reply": reply})
         return True
 
-    def _settle(self, requests: int) -> None:
+    def _settle(self, requests: int, cost: float | None = None) -> None:
+        """So many requests are answered, or given up, which were to cost so much: as others, if that is not said."""
         if self._owed:
-            cost = self._owed_cost * min(requests, self._owed) / self._owed
-            self._owed -= min(requests, self._owed)
+            requests = min(requests, self._owed)
+            cost = self._owed_cost * requests / self._owed if cost is None else min(cost, self._owed_cost)
+            self._owed -= requests
             self._owed_cost -= cost
             self._provided.money.settle(cost)
 
@@ -570,8 +701,3 @@ async def _together(calls: Sequence[Awaitable[list[_Request]]]) -> list[list[_Re
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _ends_line(file: Any) -> bool:
-    file.seek(-1, 2)
-    return bool(file.read(1) == b"\n")

@@ -47,7 +47,7 @@ from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
 from gristmill.models.room import Room
 from gristmill.models.rowfunction import LoadedRows
-from gristmill.models.usual import Usual
+from gristmill.models.usual import Usual, most_tokens
 from gristmill.models.vendors import OPENAI, Vendor
 from gristmill.shards.counts import summed
 
@@ -56,8 +56,6 @@ LETTERS = 4  # of a token, about: what a prompt will take is corrected by what t
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
 ANSWERS_TOKENS = ("completion_tokens", "output_tokens")  # names of what a usage has of an answer
-MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
 PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, and between two looks for it
 
@@ -346,7 +344,8 @@ def provided_of(spec: Asking, paid: Paid, limit: float, vendor: Vendor = OPENAI)
     if spec.batch_api is None:
         return None
     headers = vendor.headers(reveal(spec.api_key))
-    desk = Desk(str(reveal(spec.base_url)), headers, timeout=spec.timeout, limit=limit)
+    secrets = tuple(secrets_in(spec))
+    desk = Desk(str(reveal(spec.base_url)), headers, timeout=spec.timeout, limit=limit, secrets=secrets)
     return Provided(PROVIDERS[spec.batch_api], desk, paid, spec.dedupe)
 
 
@@ -586,9 +585,18 @@ class Paid:
         there = self._cache is not None and self._cache.get(key) is not None
         return there or (self._once is not None and self._once.known(key))
 
-    def guess(self, tokens: float, body: Mapping[str, Any]) -> float:
-        """Dollars that a request may cost, of which the prompt has about so many tokens by its length."""
-        return self._dollars(*self._usual.tokens(tokens, most_tokens(body)))
+    @property
+    def known(self) -> bool:
+        """See bulk.Money."""
+        return self._purse is None or self._usual.known
+
+    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
+        """See bulk.Money."""
+        self._usual.add(tokens, *self._taken(reply, tokens, path, body))
+
+    def guess(self, tokens: float, most: int | None) -> float:
+        """See bulk.Money."""
+        return self._dollars(*self._usual.tokens(tokens, most))
 
     def _dollars(self, given: float, made: float) -> float:
         return 0.0 if self._prices is None else given * self._prices[0] + made * self._prices[1]
@@ -705,15 +713,6 @@ class Stake:
 def _money(dollars: float) -> str:
     """Dollars, with two digits at least of what is less than a cent."""
     return f"{dollars:.{4 if dollars <= 0 else max(4, 1 - math.floor(math.log10(dollars)))}f}"
-
-
-def most_tokens(body: Mapping[str, Any]) -> int | None:
-    """The tokens that the answers to a request may have together; None if nothing limits them."""
-    found = next((n for name in MOST_TOKENS if type(n := body.get(name)) is int), None)
-    if found is None:
-        return None
-    answers = n if type(n := body.get("n")) is int else 1
-    return max(0, min(found, LIMITLESS)) * max(1, min(answers, LIMITLESS))
 
 
 def _used(reply: Mapping[str, Any]) -> dict[str, float]:

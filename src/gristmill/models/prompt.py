@@ -373,7 +373,7 @@ class Asker:
         except Exception:  # told for the row itself, when it is asked for
             return None
         body = self._body(messages, self._manner)
-        return self._api.path, body, self.paid.guess(letters(messages) / LETTERS, body)
+        return self._api.path, body, letters(messages) / LETTERS
 
     def order(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         """The order in which these rows are begun: a local model computes what prompts begin with once for those that

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -21,23 +21,27 @@ from gristmill.models.endpoint import CHAT, MESSAGES
 SLACK = 3600.0  # seconds by which the provider's clock may differ from this one
 PAGE = 100
 MARK = "gristmill"  # the name of what OpenAI's metadata hold of ours
+MOST_LINE = 1 << 27  # bytes of the answer to one request: 2,048 vectors of 3,072 numbers have half as many
 
 Lines = Iterable[tuple[str, bytes]]  # custom_id and the body of a request, as JSON
 
 
 @dataclass(frozen=True)
 class State:
-    """A batch at its provider. `over`: it changes no more. `failed` says why nothing of it was done, and `full` that
-    this is because too much is under way; `cancelled`: somebody has ended it.
+    """A batch at its provider. `over`: it changes no more, and its files have a line for each of as many requests as
+    are `answered` (None: for all of them). `failed` says why nothing of it was done, and `full` that this is because
+    too much is under way; `cancelled`: somebody has ended it. `until` it should be over, in seconds of the epoch.
     """
 
     over: bool
     done: int
     total: int
     files: tuple[str, ...] = ()  # paths of what it gave
+    answered: int | None = 0
     failed: str = ""
     full: bool = False
     cancelled: bool = False
+    until: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class BatchAPI(Protocol):
 
     async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
         """The ids of batches of so many requests that were created with that name, after `since`; none of `others` is.
-        If that cannot be told yet, those that it may be, each with a "?" before it.
+        If that cannot be told yet, those that it may be, each with a "?" before it. Raises Gone if there is no list.
         """
         ...
 
@@ -78,8 +82,8 @@ class BatchAPI(Protocol):
         """How far it is. Raises Gone."""
         ...
 
-    def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
-        """What the files of a batch say, of which these are the lines."""
+    def result(self, line: bytes) -> Result | None:
+        """What a line of a batch's files says; None if it cannot be read."""
         ...
 
 
@@ -117,7 +121,7 @@ class OpenAI:
         form = aiohttp.FormData()
         form.add_field("purpose", "batch")
         form.add_field("file", _again(file), filename=f"{name}.jsonl", content_type="application/jsonl")
-        return await desk.once("POST", "files", data=form, has=("id",))
+        return await desk.once("POST", "files", data=form, sends=file, has=("id",))
 
     async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
         """See BatchAPI."""
@@ -137,30 +141,36 @@ class OpenAI:
     async def look(self, desk: Desk, batch: str) -> State:
         """See BatchAPI."""
         told = await desk.asked(f"batches/{batch}", ("status",))
-        status, counts, errors = told["status"], _counts(told), told.get("errors")
+        status, counts, errors = str(told["status"]).lower(), _counts(told), told.get("errors")
+        cancelled, done = status in ("cancelled", "canceled"), counts.get("completed", 0) + counts.get("failed", 0)
+        # Of one that was ended before, what was not begun may count as failed, too.
+        answered: int | None = done if status == "completed" else counts.get("completed", 0)
         listed = errors.get("data") if isinstance(errors, dict) else None
         found = [e for e in (listed if isinstance(listed, list) else ()) if isinstance(e, dict)]
         files = [told.get("output_file_id"), told.get("error_file_id")]
         return State(
-            status in ("completed", "failed", "expired", "cancelled"),
-            counts.get("completed", 0) + counts.get("failed", 0),
+            status in ("completed", "failed", "expired") or cancelled,
+            done,
             counts.get("total", 0),
             tuple(f"files/{file}/content" for file in files if file),
+            None if status == "completed" and not counts.get("total") and not done else answered,
             "; ".join(map(_error, found[:5])) or "no reason is given" if status == "failed" else "",
             any(e.get("code") == "token_limit_exceeded" for e in found),
-            status == "cancelled",
+            cancelled,
+            _until(told),
         )
 
-    def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
+    def result(self, line: bytes) -> Result | None:
         """See BatchAPI."""
-        for told in _readable(lines):
-            reply, error = told.get("response"), told.get("error")
-            reply = reply if isinstance(reply, dict) else {}
-            body, status = reply.get("body"), reply.get("status_code")
-            if isinstance(body, dict) and isinstance(body.get("error"), dict):
-                error = error or body["error"]
-            why, code = _said(error)
-            yield Result(told["custom_id"], status if type(status) is int else None, body, why, code)
+        if (told := _readable(line)) is None:
+            return None
+        reply, error = told.get("response"), told.get("error")
+        reply = reply if isinstance(reply, dict) else {}
+        body, status = reply.get("body"), reply.get("status_code")
+        if isinstance(body, dict) and isinstance(body.get("error"), dict):
+            error = error or body["error"]
+        why, code = _said(error)
+        return Result(told["custom_id"], status if type(status) is int else None, body, why, code)
 
 
 # The statuses that its errors would have had, by their type.
@@ -193,7 +203,9 @@ class Anthropic:
             file.write(b"]}")
             file.flush()
             headers = {"content-type": "application/json"}
-            found = await desk.once("POST", "messages/batches", data=_again(file), headers=headers, has=("id",))
+            found = await desk.once(
+                "POST", "messages/batches", data=_again(file), sends=file, headers=headers, has=("id",)
+            )
         return str(found["id"])
 
     async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
@@ -216,33 +228,36 @@ class Anthropic:
 
     async def _is(self, desk: Desk, batch: str, name: str) -> bool:
         with tempfile.TemporaryFile() as file:
-            await desk.fetched(f"messages/batches/{batch}/results", file, first=True)
+            await desk.fetched(f"messages/batches/{batch}/results", file, MOST_LINE, first=True)
             file.seek(0)
-            return any(told["custom_id"].startswith(f"{name}-") for told in _readable([file.readline()]))
+            told = _readable(file.readline(MOST_LINE))
+            return told is not None and told["custom_id"].startswith(f"{name}-")
 
     async def look(self, desk: Desk, batch: str) -> State:
         """See BatchAPI."""
         told = await desk.asked(f"messages/batches/{batch}", ("processing_status",))
         total, counts = _total(told), _counts(told)
-        over = told["processing_status"] == "ended"
+        over = str(told["processing_status"]).lower() == "ended"
         files = (f"messages/batches/{batch}/results",) if over and told.get("results_url") else ()
         cancelled = told.get("cancel_initiated_at") is not None
-        return State(over, total - counts.get("processing", 0), total, files, cancelled=cancelled)
+        answered = counts.get("succeeded", 0) + counts.get("errored", 0) if total else None
+        done = total - counts.get("processing", 0)
+        return State(over, done, total, files, answered, cancelled=cancelled, until=_until(told))
 
-    def results(self, lines: Iterable[bytes]) -> Iterator[Result]:
+    def result(self, line: bytes) -> Result | None:
         """See BatchAPI."""
-        for told in _readable(lines):
-            result, name = told.get("result"), told["custom_id"]
-            result = result if isinstance(result, dict) else {}
-            kind = result.get("type")
-            if kind == "succeeded":
-                yield Result(name, 200, result.get("message"))
-            elif kind == "errored" and isinstance(reply := result.get("error"), dict):
-                error = reply.get("error") or reply  # the whole reply, or only what is wrong
-                of = error.get("type") if isinstance(error, dict) else None
-                yield Result(name, STATUSES.get(str(of), 400), reply, _said(error)[0] or str(of))
-            else:
-                yield Result(name, None, None, str(kind))
+        if (told := _readable(line)) is None:
+            return None
+        result, name = told.get("result"), told["custom_id"]
+        result = result if isinstance(result, dict) else {}
+        kind = result.get("type")
+        if kind == "succeeded":
+            return Result(name, 200, result.get("message"))
+        if kind == "errored" and isinstance(reply := result.get("error"), dict):
+            error = reply.get("error") or reply  # the whole reply, or only what is wrong
+            of = error.get("type") if isinstance(error, dict) else None
+            return Result(name, STATUSES.get(str(of), 400), reply, _said(error)[0] or str(of))
+        return Result(name, None, None, str(kind))
 
 
 PROVIDERS: Mapping[Provider, BatchAPI] = {"openai": OpenAI(), "anthropic": Anthropic()}
@@ -259,17 +274,13 @@ def _error(error: Mapping[str, Any]) -> str:
     return f"{line}{error.get('message') or error.get('code')}"
 
 
-def _readable(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines that are objects with a custom_id; what another line was about is asked for again, as if it were not
-    there.
-    """
-    for line in lines:
-        try:
-            told = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(told, dict) and isinstance(told.get("custom_id"), str):
-            yield told
+def _readable(line: bytes) -> dict[str, Any] | None:
+    """A line that is an object with a custom_id; what another one was about is asked for again."""
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) and isinstance(told.get("custom_id"), str) else None
 
 
 def _said(error: Any) -> tuple[str, str]:
@@ -292,6 +303,12 @@ def _counts(batch: Mapping[str, Any]) -> dict[str, int]:
 
 def _total(batch: Mapping[str, Any]) -> int:
     return sum(_counts(batch).values())
+
+
+def _until(batch: Mapping[str, Any]) -> float | None:
+    """When a batch expires, if that is told."""
+    seconds = _seconds(batch.get("expires_at"))
+    return seconds if math.isfinite(seconds) else None
 
 
 def _seconds(time: Any) -> float:

@@ -24,10 +24,10 @@ from gristmill.models.paid import (
     endpoint_of,
     estimated,
     loaded,
-    most_tokens,
     provided_of,
     reached,
 )
+from gristmill.models.usual import most_tokens
 
 COLUMNS = ("custom_id", "method", "url", "body")
 INVALID = "invalid"  # what is wrong with a line that is no request, if the source has it
@@ -122,7 +122,7 @@ class Sender:
         """See bulk.Asks."""
         try:
             path, body = _request(row, self._model)
-            return path, body, self.paid.guess(len(row["body"]) / LETTERS, body)
+            return path, body, len(row["body"]) / LETTERS
         except (Invalid, ArithmeticError, TypeError, ValueError, LookupError, RecursionError):  # told for the row
             return None
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
 HEADROOM = 1.5  # times the longest answer of late is what the next may take, if nothing limits it
 FADES = 0.99  # what a request counts after each further one: some hundreds are remembered
 
@@ -25,3 +30,12 @@ class Usual:
         if given > 0 and size > 0:  # else nothing was told
             self._size = FADES * self._size + size
             self._given = FADES * self._given + given
+
+
+def most_tokens(body: Mapping[str, Any]) -> int | None:
+    """The tokens that the answers to a request may have together; None if nothing limits them."""
+    found = next((n for name in MOST_TOKENS if type(n := body.get(name)) is int), None)
+    if found is None:
+        return None
+    answers = n if type(n := body.get("n")) is int else 1
+    return max(0, min(found, LIMITLESS)) * max(1, min(answers, LIMITLESS))
