@@ -38,7 +38,12 @@ class Batches(Chat):
     `unheard`, which create none. `fails` is what the next batch fails with (a code), and `holds` how many requests may
     be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
     not answered ("POST batches" creates nothing then, "created" does). One call may be turned `away` (429). The first
-    `garbled` batches have lines of some kinds that cannot be read, and so many looks tell of no state (`mum`).
+    `garbled` batches have lines of some kinds that cannot be read, and so many looks tell of no state (`mum`). So
+    many looks at batches that are over name no file (`late`); so many files are cut in the middle (`cut_files`), or not
+    there (`lost`), and so many lists (`unlisted`). Requests with a text have an error of the server's own in the first
+    batch that they are in (`says`: text, status, message, code). One call is answered by drops, without an end
+    (`drips`). Batches that are over have this `word` as their status, and all should have been over for so many seconds
+    (`past`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -47,7 +52,10 @@ class Batches(Chat):
         self.fails = ""
         self.holds: int | None = None
         self.away = ""
-        self.garbled = self.mum = 0
+        self.garbled = self.mum = self.late = self.cut_files = self.lost = self.unlisted = 0
+        self.says: list[Any] = []
+        self.drips = self.word = ""
+        self.past: float | None = None
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
         self.reached = False
@@ -78,6 +86,14 @@ class Batches(Chat):
             return web.json_response({"error": {"message": "Incorrect API key", "code": "invalid_api_key"}}, status=401)
         if ANTHROPIC in request.path and "anthropic-version" not in request.headers:
             return web.json_response({"error": {"message": "anthropic-version is required"}}, status=400)
+        if call == self.drips:
+            return await _dripped(request)
+        if call == "GET batches" and self.unlisted:
+            self.unlisted -= 1
+            return web.json_response({"error": {"message": "Invalid URL"}}, status=404)
+        if call == "GET content" and self.lost:
+            self.lost -= 1
+            return web.json_response({"error": {"message": "No such File object"}}, status=404)
         if call == self.away:
             return web.json_response({"error": {"message": "Too many"}}, status=429, headers=self._after())
         if call == "GET batch" and self.mum:
@@ -132,6 +148,8 @@ class Batches(Chat):
                 return 429 if drawn < self.later / 2 else 500, {"error": {"message": "later", "type": "api_error"}}
             if drawn < self.later + self.gone:
                 return None, None
+        if self.says and self.says[0] in text and self.seen[text] == 1:
+            return self.says[1], {"error": {"message": self.says[2], "code": self.says[3]}}
         status, reply, _ = await self._answer(None, path, body)
         if status == 200:
             self.computed[text] += 1
@@ -198,6 +216,12 @@ class Batches(Chat):
         if over and status != "failed":
             files["output_file_id"] = f"out-{batch['id']}" if good else None
             files["error_file_id"] = f"err-{batch['id']}" if len(good) < len(results) else None
+        if over and self._is_late():
+            files = {}
+        if over and self.word:
+            status = self.word
+        if self.past is not None:
+            files["expires_at"] = int(time.time() - self.past)
         why = batch.get("why")
         errors = {"object": "list", "data": [{"code": why, "message": f"{why}!", "line": None}]}
         return {
@@ -233,8 +257,6 @@ class Batches(Chat):
         return every[begin : begin + limit], len(every) > begin + limit
 
     async def content(self, request: Any) -> Any:
-        from aiohttp import web
-
         if (refused := await self._refused(request, "GET content")) is not None:
             return refused
         kind, _, name = request.match_info["id"].partition("-")
@@ -249,7 +271,18 @@ class Batches(Chat):
                 code = {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(batch["status"], "request_lost")
                 error = {"code": code, "message": f"This request could not be executed: {code}"}
             lines.append(json.dumps({"id": "b", "custom_id": custom_id, "response": response, "error": error}))
-        return web.Response(body="\n".join(self._odd(batch, lines, "response")).encode())
+        return await self._file(request, "\n".join(self._odd(batch, lines, "response")))
+
+    async def _file(self, request: Any, text: str) -> Any:
+        """A file without its length, which may be cut."""
+        from aiohttp import web
+
+        reply = web.StreamResponse()
+        reply.force_close()
+        await reply.prepare(request)
+        cut, self.cut_files = self.cut_files > 0, max(0, self.cut_files - 1)
+        await reply.write(text[: len(text) // 2 if cut else None].encode())
+        return reply
 
     def _odd(self, batch: Any, lines: list[str], what: str) -> list[str]:
         """The lines, some of which cannot be read if the batch is garbled."""
@@ -305,8 +338,12 @@ class Batches(Chat):
             },
             "created_at": created.replace("+00:00", "Z"), "archived_at": None,
             "cancel_initiated_at": created if batch["status"] == "cancelled" else None,
-            "results_url": f"http://elsewhere/{batch['id']}/results" if over else None,
+            "results_url": f"http://elsewhere/{batch['id']}/results" if over and not self._is_late() else None,
         }  # fmt: skip
+
+    def _is_late(self) -> bool:
+        self.late -= 1
+        return self.late >= 0
 
     def _type(self, batch: dict[str, Any], result: Any) -> str:
         if result[1] is None:
@@ -329,8 +366,6 @@ class Batches(Chat):
         return web.json_response({"data": [self._anthropic(b) for b in some], "has_more": more})
 
     async def results(self, request: Any) -> Any:
-        from aiohttp import web
-
         if (refused := await self._refused(request, "GET content")) is not None:
             return refused
         batch = self.batches[request.match_info["id"]]
@@ -343,7 +378,7 @@ class Batches(Chat):
                 kind = {429: "rate_limit_error", 500: "api_error"}.get(status, "invalid_request_error")
                 result["error"] = {"type": "error", "error": {"type": kind, "message": reply["error"]["message"]}}
             lines.append(json.dumps({"custom_id": custom_id, "result": result}))
-        return web.Response(body="".join(f"{line}\n" for line in self._odd(batch, lines, "result")).encode())
+        return await self._file(request, "".join(f"{line}\n" for line in self._odd(batch, lines, "result")))
 
     def routes(self) -> list[Any]:
         from aiohttp import web
@@ -357,6 +392,16 @@ class Batches(Chat):
             web.get(f"{ANTHROPIC}/v1/messages/batches/{{id}}", self.look_messages),
             web.get(f"{ANTHROPIC}/v1/messages/batches/{{id}}/results", self.results),
         ]  # fmt: skip
+
+
+async def _dripped(request: Any) -> Any:
+    from aiohttp import web
+
+    reply = web.StreamResponse()
+    await reply.prepare(request)
+    while True:
+        await reply.write(b" ")
+        await asyncio.sleep(0.3)
 
 
 if __name__ == "__main__":

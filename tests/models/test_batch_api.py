@@ -21,6 +21,8 @@ import pytest
 import gristmill as gm
 from batchserver import BatchServer
 from gristmill.errors import BadJob, BadModel, RunFailed
+from gristmill.job.secret import Secret
+from gristmill.models.desk import Desk
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY
 
@@ -468,3 +470,153 @@ def test_replies_of_a_batch_that_hold_nothing_are_counted(server: BatchServer, t
     assert (report.rows_ok, report.rows_dead, server.told()["batches"]) == (19, 1, [19])
     assert (report.used["requests"], report.used["cost"]) == (21, 21 * 4)
     assert [letter["message"] for letter in gm.dead(str(tmp_path / "out")).to_pylist()] == ["a reply without choices"]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("fault", ["late", "cut_files", "lost"])
+def test_results_that_are_not_there_yet_are_not_paid_again(
+    server: BatchServer, tmp_path: Path, provider: str, fault: str
+) -> None:
+    """A batch is over before its file is there, or a file comes in part: what was answered is waited for."""
+    server.set(takes=0.1, **{fault: 2})
+    assert asked(table(30), tmp_path / "out", provider).rows_ok == 30
+    assert server.told()["batches"] == [29]
+    once(server.told())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("fault", ["late", "cut_files", "lost"])
+def test_results_that_do_not_come_end_the_run(server: BatchServer, tmp_path: Path, fault: str) -> None:
+    """After batch_timeout; the next run looks again, and no request is in another batch."""
+    server.set(takes=0.1, **{fault: 10**6})
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=r"batch_0 is over, and the provider gives \d+ of the 19 results"):
+            asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
+    server.set(**{fault: 0})
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    assert server.told()["batches"] == [19]
+
+
+def test_a_list_that_is_not_there_gives_no_batch_up(server: BatchServer, tmp_path: Path) -> None:
+    """Whether a batch was created cannot be told then: the run stops, and the next one finds it."""
+    server.set(lose=1, unlisted=1, takes=0.1)
+    with pytest.raises(RunFailed, match=r"batches cannot be listed at the provider \(404: Invalid URL\)"):
+        asked(table(20), tmp_path / "out", "openai")
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    assert server.told()["batches"] == [19]
+    once(server.told())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("status", "code", "said"), [(429, "insufficient_quota", "the account"), (401, "", "the key")])
+def test_a_line_that_is_about_all_rows_stops_once(
+    server: BatchServer, tmp_path: Path, status: int, code: str, said: str
+) -> None:
+    """What else the batch answered is kept; the next run has only such requests in a new batch."""
+    server.set(says=["row 7", status, "No more", code], takes=0.1)
+    with pytest.raises(RunFailed, match=f"batch_0 was not answered in full: the provider refuses {said}: {status}: No"):
+        asked(table(20), tmp_path / "out", "openai")
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    assert server.told()["batches"] == [19, 1]
+    once(server.told())
+
+
+def test_max_cost_of_a_run_that_goes_on_while_batches_are_under_way(server: BatchServer, tmp_path: Path) -> None:
+    """What requests take is learned from another row: they are three times as long as their letters let expect."""
+    rows = pa.table({"id": range(100), "text": [f"{n} a b c d e f g h i j k l m n o p q" for n in range(100)]})
+    more: dict[str, Any] = {"shard_rows": 10, "price": {"input": "1/token", "output": "0/token"}, "max_cost": 500.0}
+    server.set(away="GET batch", retry_after="1000", takes=0.1)
+    with pytest.raises(RunFailed):
+        asked(rows, tmp_path / "out", "openai", workers=1, batch_timeout=2.0, **more)
+    before = server.told()
+    server.set(away="", retry_after=None, mum=8)
+    with pytest.raises(RunFailed, match="max_cost 500"):
+        asked(rows, tmp_path / "out", "openai", workers=1, **more)
+    after = server.told()
+    new = sum(after["batches"]) - sum(before["batches"]) + after["requests"] - before["requests"]
+    assert 0 < 18 * new <= 500
+    once(after)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("fault", [{"holds": 5}, {"expire": 1}])
+def test_max_cost_is_not_kept_for_what_was_not_computed(
+    server: BatchServer, tmp_path: Path, fault: dict[str, Any]
+) -> None:
+    """Requests of a batch that was too much, or has expired, are asked again for the same dollars."""
+    price = {"input": "1/token", "output": "1/token"}
+    server.set(takes=0.1, **fault)
+    report = asked(table(8), tmp_path / "out", "openai", price=price, max_cost=8 * 24.0 + 30)
+    assert report.rows_ok == 8
+    once(server.told())
+
+
+def test_a_key_that_a_batch_repeats_is_not_written(server: BatchServer, tmp_path: Path) -> None:
+    """Neither in a dead letter nor by run-batch."""
+    server.set(says=["row 7", 400, f"Not with {KEY}", ""], takes=0.1)
+    bodies = [{"messages": [{"role": "user", "content": f"row {n}"}]} for n in range(10)]
+    lines = [
+        {"custom_id": f"{n}", "method": "POST", "url": "/v1/chat/completions", "body": b} for n, b in enumerate(bodies)
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    gm.run_batch(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), model="m", batch_api="openai")
+    found = (tmp_path / "out.jsonl").read_text()
+    assert "Not with ${env:OPENAI_API_KEY}" in found and KEY not in found
+
+
+def test_a_key_where_a_refusal_is_cut_is_not_told() -> None:
+    """Not even a part of it: what is secret is taken out before anything is cut."""
+    key = Secret("${env:KEY}", "sk-proj-ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    desk = Desk("http://host/v1", {}, timeout=1.0, limit=1.0, secrets=(key,))
+    for text in (json.dumps({"error": {"message": "x" * 990 + key.reveal()}}), "y" * 290 + key.reveal()):
+        assert "sk-" not in str(desk._failure("POST", 400, text.encode(), {}, "http://host/v1/batches"))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("call", ["GET batch", "GET content", "POST files"])
+def test_a_call_that_is_answered_by_drops_ends(server: BatchServer, tmp_path: Path, call: str) -> None:
+    """As one that is not answered; the next run has the same batch."""
+    server.set(drips=call, takes=0.1)
+    with pytest.raises(RunFailed, match="no answer for 2 s, the last time: no answer within 1 s"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
+    server.set(drips="")
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    assert server.told()["batches"] == [19]
+
+
+def test_no_pause_at_all_is_not_taken_at_its_word(server: BatchServer, tmp_path: Path) -> None:
+    """Whoever turns calls away and says "after 0 s" is asked some times, not thousands of times."""
+    server.set(away="GET batch", retry_after="0", takes=0.1)
+    with pytest.raises(RunFailed, match="no call was obeyed for 2 s"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
+    assert server.told()["asked"]["GET batch"] < 50
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("word", ["COMPLETED", "canceled"])
+def test_words_for_how_a_batch_ended(server: BatchServer, tmp_path: Path, word: str) -> None:
+    """In any case, and in American English."""
+    server.set(word=word, takes=0.1)
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+
+
+def test_a_batch_that_is_never_over_ends_the_run(server: BatchServer, tmp_path: Path) -> None:
+    """Some time after it should have been; the next run looks again."""
+    server.set(takes=4.0, past=60)
+    with pytest.raises(RunFailed, match=r"batch_0 is not over, though it should have been at .*: 0 of 19 are done"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
+    server.set(past=-60)
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    assert server.told()["batches"] == [19]
+
+
+@pytest.mark.long
+def test_one_request_that_is_too_much_ends_the_run(server: BatchServer, tmp_path: Path) -> None:
+    """Once it has been that for a while, with nothing else under way."""
+    server.set(holds=0, takes=0.1)
+    with pytest.raises(RunFailed, match=r"of one request is too much for the provider.*token_limit_exceeded"):
+        asked(table(3), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
+    server.set(holds=None)
+    assert asked(table(3), tmp_path / "out", "openai").rows_ok == 3
+    once(server.told())

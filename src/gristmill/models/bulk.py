@@ -117,6 +117,7 @@ class Provided:
     known: set[str] = field(default_factory=set)  # ids of batches whose shards are known
     most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
     trials: int = 0  # rows that were asked alone
+    full: float | None = None  # since when even batches of one request are too much
     one: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: set[asyncio.Future[Any]] = field(default_factory=set)
 
@@ -442,6 +443,7 @@ class Bulk:
             await self._told(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
             return list(batch.asks.values())
         again = [request for place, request in batch.asks.items() if place not in batch.found]
+        self._provided.full = self._provided.full if state.full else None
         if state.failed and again:
             return await self._failed(batch, state, again)
         if batch.refused and again:
@@ -531,8 +533,7 @@ class Bulk:
             await self._told(batch, f"was refused: {state.failed}")
         elif not batch.over:
             await self._note(batch, over=True)
-            batch.over = True
-            if len(batch.asks) == 1 and not await self._others():
+            if len(batch.asks) == 1 and self._full() and not await self._others():
                 raise RunFailed(
                     f"batch {batch.id} of one request is too much for the provider, though no other of this run is "
                     f"under way: {state.failed}; what is answered is kept: run again once there is room"
@@ -540,6 +541,12 @@ class Bulk:
             self._provided.most = max(1, len(batch.asks) // 2)
             await asyncio.sleep(min(SLOWEST, POLL * 2 ** min(10, self._made)))
         return again
+
+    def _full(self) -> bool:
+        """Whether even one request has been too much for as long as a provider may be out of reach."""
+        now, provided = time.monotonic(), self._provided
+        provided.full = now if provided.full is None else provided.full
+        return now - provided.full > provided.desk.limit
 
     async def _others(self) -> bool:
         """Whether a batch of this run is under way."""

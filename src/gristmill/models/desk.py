@@ -137,10 +137,10 @@ class Desk:
             status, told, text = await self._watched(_replied(call, into, most, first), into or sends)
         except aiohttp.InvalidURL as e:
             raise RunFailed(f"base_url {redact(self._url)!r} is not an address: write it as https://host/v1") from e
-        except (aiohttp.ClientError, OSError) as e:
-            raise Unsure(scrub(f"{type(e).__name__}: {e}", self.secrets)) from None
         except asyncio.TimeoutError:
             raise Unsure(f"no answer within {self.timeout:g} s (timeout)") from None
+        except (aiohttp.ClientError, OSError) as e:
+            raise Unsure(scrub(f"{type(e).__name__}: {e}", self.secrets)) from None
         if status != 200:
             raise self._failure(method, status, text, told, where)
         if into is not None:
