@@ -42,8 +42,8 @@ class Batches(Chat):
     many looks at batches that are over name no file (`late`); so many files are cut in the middle (`cut_files`), or not
     there (`lost`), and so many lists (`unlisted`). Requests with a text have an error of the server's own in the first
     batch that they are in (`says`: text, status, message, code). One call is answered by drops, without an end
-    (`drips`). Batches that are over have this `word` as their status, and all should have been over for so many seconds
-    (`past`).
+    (`drips`), or by a flood (`floods`). Batches that are over have this `word` as their status, and all should have
+    been over for so many seconds (`past`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -54,7 +54,7 @@ class Batches(Chat):
         self.away = ""
         self.garbled = self.mum = self.late = self.cut_files = self.lost = self.unlisted = 0
         self.says: list[Any] = []
-        self.drips = self.word = ""
+        self.drips = self.floods = self.word = ""
         self.past: float | None = None
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
@@ -87,7 +87,9 @@ class Batches(Chat):
         if ANTHROPIC in request.path and "anthropic-version" not in request.headers:
             return web.json_response({"error": {"message": "anthropic-version is required"}}, status=400)
         if call == self.drips:
-            return await _dripped(request)
+            return await _endless(request, b" ", 0.3)
+        if call == self.floods:
+            return await _endless(request, b" " * (1 << 20), 0.0)
         if call == "GET batches" and self.unlisted:
             self.unlisted -= 1
             return web.json_response({"error": {"message": "Invalid URL"}}, status=404)
@@ -394,14 +396,14 @@ class Batches(Chat):
         ]  # fmt: skip
 
 
-async def _dripped(request: Any) -> Any:
+async def _endless(request: Any, piece: bytes, pause: float) -> Any:
     from aiohttp import web
 
     reply = web.StreamResponse()
     await reply.prepare(request)
     while True:
-        await reply.write(b" ")
-        await asyncio.sleep(0.3)
+        await reply.write(piece)
+        await asyncio.sleep(pause)
 
 
 if __name__ == "__main__":

@@ -563,6 +563,10 @@ def test_a_key_that_a_batch_repeats_is_not_written(server: BatchServer, tmp_path
     gm.run_batch(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), model="m", batch_api="openai")
     found = (tmp_path / "out.jsonl").read_text()
     assert "Not with ${env:OPENAI_API_KEY}" in found and KEY not in found
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)).replace("row 5", f"row 5 {KEY}"))
+    gm.run_batch(str(tmp_path / "in.jsonl"), str(tmp_path / "alone.jsonl"), model="m")
+    found = (tmp_path / "alone.jsonl").read_text()
+    assert "<row 5 ${env:OPENAI_API_KEY}>" in found and KEY not in found
 
 
 def test_a_key_where_a_refusal_is_cut_is_not_told() -> None:
@@ -583,6 +587,13 @@ def test_a_call_that_is_answered_by_drops_ends(server: BatchServer, tmp_path: Pa
     server.set(drips="")
     assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
     assert server.told()["batches"] == [19]
+
+
+def test_a_reply_without_an_end_is_given_up(server: BatchServer, tmp_path: Path) -> None:
+    """No memory holds it."""
+    server.set(floods="GET batch", takes=0.1)
+    with pytest.raises(RunFailed, match="the last time: a reply of more than 33,554,432 bytes"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=20.0)
 
 
 def test_no_pause_at_all_is_not_taken_at_its_word(server: BatchServer, tmp_path: Path) -> None:

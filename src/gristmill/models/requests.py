@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadModel, RunFailed
 from gristmill.job.requests import Requests
+from gristmill.job.secret import scrub_values, secrets_in
 from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.endpoint import MESSAGES, NOBODY, REPLIES, Refused, Unanswered
@@ -88,7 +89,7 @@ class Sender:
     """Sends the request of one row at a time; called for many at once, in one event loop."""
 
     def __init__(self, spec: Requests, share: float, at_once: int, limit: float) -> None:
-        self._model = spec.llm
+        self._model, self._secrets = spec.llm, tuple(secrets_in(spec))
         # What is not there (404) is a request's own matter: an endpoint may have chat, and no embeddings.
         nobody = {status: what for status, what in NOBODY.items() if status != 404}
         self._endpoint = endpoint_of(spec, share, at_once, limit, nobody)
@@ -102,6 +103,7 @@ class Sender:
         try:
             path, body = _request(row, self._model)
             reply = await self.paid.ask(body, len(json.dumps(body)) / LETTERS, bill, path)
+            reply = scrub_values(reply, self._secrets)  # all of it is written, whatever an endpoint repeats
         except Invalid as e:
             return self._failed(name, "invalid_request", str(e), _response(e.status, name, None))
         except Refused as e:
