@@ -185,7 +185,7 @@ class Bulk:
         self._replies: Any = tempfile.TemporaryFile()  # noqa: SIM115
         self._found: dict[bytes, list[tuple[int, int, int]]] = {}  # status, and where the reply is
         self._batches = _noted(journal.notes)
-        self._noted = {digest for batch in self._batches for digest in batch.digests}
+        self._batched = {digest for batch in self._batches for digest in batch.digests}
         self._settled: set[bytes] = set()  # requests with answers for several rows
         provided.known.update(batch.id for batch in self._batches if batch.id)
         self._task: asyncio.Future[Any] | None = None
@@ -302,7 +302,7 @@ class Bulk:
         digest = _digest(path, body)
         found = self._found.get(digest)
         if not found:
-            if not self._done.is_set() and digest in self._noted:
+            if not self._done.is_set() and digest in self._batched:
                 raise UnderWay
             return None
         status, at, size = found[0]
