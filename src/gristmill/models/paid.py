@@ -494,7 +494,7 @@ class Paid:
         """Count a request that was made to see whether the endpoint is well; without a reply, as what it may cost."""
         tokens = len(json.dumps(body)) / LETTERS
         if reply is None:
-            self.pay(self.guess(tokens, body), bill)
+            self.pay(self.guess(tokens, most_tokens(body)), bill)
             return
         used, taken = _used(reply), self._taken(reply, tokens, path, body)
         bill.add({name: n for name, n in used.items() if n})
