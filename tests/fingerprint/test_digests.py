@@ -80,6 +80,7 @@ OTHER: dict[tuple[type, str], Any] = {
     (JobSpec, "on_nan"): "keep",
     (JobSpec, "on_new_files"): "append",
     (JobSpec, "audit"): (one,),
+    (JobSpec, "reduce"): one,
     (JobSpec, "deliver"): (Delivery("duckdb://s.duckdb#t"),),
     (JobSpec, "source"): Source(("in",), columns=("x",)),
     (JobSpec, "sink"): Sink("out", keep=("x",)),
