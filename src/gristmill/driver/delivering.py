@@ -24,6 +24,7 @@ from gristmill.files.disk import join
 from gristmill.job.delivery import Delivery
 from gristmill.observe import units
 from gristmill.observe.report import Report
+from gristmill.process import lasting
 from gristmill.stores import delivery as deliveries
 from gristmill.stores.contract import StoreBusy, StoreUnavailable
 
@@ -171,7 +172,7 @@ def deliver(
     """Deliver what a sink has published. Raises BadSource if that is nothing, SinkBusy if a run is at work, BadJob for
     a store that cannot be opened or does not fit, RunFailed.
     """
-    with files.lease(sink, generations.meta(root), tell):
+    with lasting.during(), files.lease(sink, generations.meta(root), tell):
         with contextlib.suppress(CorruptStore):
             publishing.settle(root, files)
         result = published(root, files)

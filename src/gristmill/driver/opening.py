@@ -11,13 +11,14 @@ from typing import Any
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections, onefile, publication
 from gristmill.commit import publish as publishing
-from gristmill.driver import pinning, planning, sparktables, warmup
+from gristmill.driver import pinning, planning, warmup
 from gristmill.driver.planning import Resolved
 from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, CorruptStore, SinkBusy
 from gristmill.files import roots
 from gristmill.files.contract import Files, Lease
 from gristmill.files.disk import LOCAL
+from gristmill.job.delivery import STAGING, is_store, staging_of
 from gristmill.job.job import JobSpec, Sink
 from gristmill.job.secret import secrets_in
 from gristmill.job.uris import file_named, file_of
@@ -33,9 +34,16 @@ def sink_root(sink: Sink) -> str:
 
 def sink_place(sink: Sink) -> tuple[str, Files]:
     """The sink's root, which has no secrets in it, and the file layer that opens it."""
-    if sink.uri.startswith(sparktables.SCHEME):
-        return sparktables.folder_of(sink), LOCAL
+    sink = in_folder(sink)
     return roots.opened(sink.uri, sink.storage)
+
+
+def in_folder(sink: Sink) -> Sink:
+    """The sink itself, for one that is a store which knows where its runs are. Raises what opening the store raises."""
+    if not is_store(sink.uri):
+        return sink
+    storage = {name: value for name, value in sink.storage.items() if name != STAGING}
+    return replace(sink, uri=staging_of(sink.uri, sink.storage), storage=storage)
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,8 @@ class Command:
                 "the job has no sink: give one (sink=…), take answers as they come with job.stream(), or use "
                 "gm.apply(data, fn=…), gm.embed(data, …) or gm.classify(data, …) to get a table back"
             )
+        spec = replace(spec, sink=in_folder(spec.sink))
+        assert spec.sink is not None
         root, own = sink_place(spec.sink)
         shown = f"{root}/" if file_named(root) else root  # in a store, a folder
         sink = spec.sink if own is LOCAL else replace(spec.sink, uri=shown, storage={})

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gristmill.commit import generation as generations
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import delivering, indexing, selection, sparktables, summary
+from gristmill.driver import delivering, indexing, selection, summary
 from gristmill.driver.choice import chosen
 from gristmill.driver.opening import Command, Verbs, opened
 from gristmill.driver.publishing import Published, published, untouched
@@ -20,6 +20,7 @@ from gristmill.files.contract import Files
 from gristmill.job.job import JobSpec
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
+from gristmill.process import lasting
 from gristmill.process.machine import Stops
 from gristmill.process.startup import starting
 from gristmill.sources.patience import StoreAway
@@ -38,7 +39,7 @@ def run(
     Raises BadJob (nothing was run), PlanChanged, SinkBusy, GateFailed, RunFailed, Interrupted; those raised after rows
     were scored carry `.report`.
     """
-    return _through_tables(spec, Verbs(restart, append, accept), observer)
+    return _whole(spec, Verbs(restart, append, accept), observer)
 
 
 def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
@@ -48,17 +49,16 @@ def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Obs
     Raises PlanChanged if the code has changed and that was not accepted, if anything else has changed, or if the steps
     make other rows of a source row than before, so that a dead one among them is not found again.
     """
-    return _through_tables(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer)
+    return _whole(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer)
 
 
-def _through_tables(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> Report:
+def _whole(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> Report:
     starting("a job")
-    with sparktables.opened(spec) as job:
-        done = finish(job.spec, verbs, observer)
+    with lasting.during(spec.engine):
+        done = finish(spec, verbs, observer)
         if done.later:  # an unfinished plan was finished as planned; now the files that appeared since, at which nobody
             # who accepts could look
-            done = finish(job.spec, replace(verbs, restart=False, append=True, accept=False), observer)
-        job.settle()
+            done = finish(spec, replace(verbs, restart=False, append=True, accept=False), observer)
     return done.report
 
 
@@ -79,7 +79,8 @@ def streamed(spec: JobSpec, observer: Observer | None = None) -> Generator[Recei
     """One run, which yields its receipts in plan order as they come. Between receipts signals belong to the program,
     which may ask for the next one in another thread.
     """
-    return _in_steps(Command.of(spec, None, observer, True, None))
+    with lasting.during(spec.engine):
+        return (yield from _in_steps(Command.of(spec, None, observer, True, None)))
 
 
 def _in_steps(command: Command) -> Generator[Receipt, None, Published]:

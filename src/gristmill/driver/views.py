@@ -9,7 +9,7 @@ import shlex
 import tempfile
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from gristmill.driver import (
     selection,
     shipping,
     sourcecheck,
-    sparktables,
     tally,
 )
 from gristmill.driver.estimate import estimate
@@ -47,6 +46,7 @@ from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
+from gristmill.process import lasting
 from gristmill.process.scratch import Folder, passing
 from gristmill.process.startup import starting
 from gristmill.result import verify as verifying
@@ -93,7 +93,7 @@ def plan(spec: JobSpec) -> PlanView:
     what else would stop a run is in `problems`: broken gates, a sink that holds a result of another job, stores.
     """
     gates: list[str] = []
-    with passing() as folder, _of_files(spec) as spec:
+    with lasting.during(spec.engine), passing() as folder:
         held = _held(spec)
         pinned = None if held is None else pinning.looked_at(spec, held.root, held.files, folder, COPIED)
 
@@ -192,7 +192,7 @@ def _written(spec: JobSpec, r: planning.Resolved) -> Described | None:
 
 def _held(spec: JobSpec) -> Held | None:
     """What the job's sink holds; None if that is nothing, or the rows are in memory."""
-    if spec.sink is None or spec.source.data is not None or spec.sink.uri.startswith(sparktables.SCHEME):
+    if spec.sink is None or spec.source.data is not None:
         return None
     root, files = opening.sink_place(spec.sink)
     return Held.by(root, files) if files.holds(generations.meta(root)) else None
@@ -224,9 +224,9 @@ def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> Previ
     """
     starting("a preview")
     read = rows
-    with _of_files(spec) as files:
+    with lasting.during(spec.engine):
         while True:
-            found = _preview(files, read, rows, observer)
+            found = _preview(spec, read, rows, observer)
             there = spec.source.limit or spec.source.sample or FILTERED
             if found.rows.num_rows or found.dead.num_rows or found.filtered < read or read >= min(there, FILTERED):
                 break
@@ -323,7 +323,6 @@ def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, Non
     with contextlib.ExitStack() as stack:
         made = Folder("gristmill-stream-", tempfile.gettempdir())
         stack.callback(made.remove)
-        spec = stack.enter_context(_of_files(spec))
         root = os.path.join(made.path, "out")
         target = replace(
             spec.sink or Sink(root),
@@ -349,13 +348,6 @@ def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, Non
             for part in done.parts:
                 if part.role == "rows":
                     yield pq.read_table(os.path.join(root, part.work), partitioning=None)
-
-
-@contextlib.contextmanager
-def _of_files(spec: JobSpec) -> Iterator[JobSpec]:
-    """The job with files in place of the Spark tables in its source."""
-    with sparktables.opened(replace(spec, sink=None, deliver=())) as job:
-        yield replace(job.spec, sink=spec.sink, deliver=spec.deliver)
 
 
 def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
@@ -438,7 +430,8 @@ def verify(
         verdict = replace(
             verdict, lines=(*verdict.lines, f"source: without the files that could not be read: {'; '.join(skipped)}")
         )
-    bad, good = delivering.wrong(root, files, result, deliver)
+    with lasting.during():
+        bad, good = delivering.wrong(root, files, result, deliver)
     if deep and verdict.ok:
         bad = [*bad, *sinkindex.differences(result)]
     if bad or good:

@@ -15,11 +15,10 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gristmill.engines.contract import Wanted
+from gristmill.engines.contract import Room, Wanted
 from gristmill.engines.crew import BEAT, Crew
 from gristmill.engines.local import Process, end
 from gristmill.engines.serving import GRACE
-from gristmill.engines.spark_session import first_line, room, session
 from gristmill.job.options import SparkOptions
 from gristmill.process.messages import (
     WAIT,
@@ -36,12 +35,45 @@ from gristmill.process.messages import (
     Tick,
     Waiting,
 )
+from gristmill.process.sparksession import first_line, session
 from gristmill.process.spawning import Spawner
 from gristmill.process.startup import packed
 
 ROUND = 10_000  # most items in one round: Spark's driver keeps several kilobytes per task
 PATIENCE = 5.0  # seconds without a running task after which the wait is reported
 IDLE = 2.0  # seconds that a process waits for its next item, or as long as its model took to load if that is longer
+
+
+def room(options: SparkOptions) -> Room | None:
+    """What Spark has to run partitions on, as far as known without starting it; None for all of this machine."""
+    from importlib.util import find_spec
+
+    if find_spec("pyspark") is None:
+        return None  # reported when it is started
+    from pyspark import SparkContext
+
+    context = options.session.sparkContext if options.session is not None else SparkContext._active_spark_context
+    known = (
+        dict(context.getConf().getAll())
+        if context is not None
+        else {"spark.master": options.master or "", **options.conf}
+    )
+    cpus = int(known.get("spark.task.cpus", options.cpus_per_task))
+    if context is not None:
+        cores = context.defaultParallelism
+    elif (master := known["spark.master"]).startswith("local["):
+        if not (count := master[6:].split("]")[0].split(",")[0]).isdigit():
+            return None
+        cores = int(count)
+    elif master == "local":
+        cores = 1
+    elif master.startswith("local") or not master:
+        return None
+    else:
+        cores = int(known.get("spark.executor.instances", 2)) * int(known.get("spark.executor.cores", 1))
+    workers = max(1, cores // cpus)
+    with_gpu = workers if float(known.get("spark.task.resource.gpu.amount", 0)) > 0 else 0
+    return Room("Spark", workers, with_gpu, cpus, grows=True)
 
 
 class Spark:

@@ -40,6 +40,7 @@ STORES: "Registry[type[StoreKind]]" = Registry(
         "iceberg": "gristmill.stores.iceberg:Iceberg",
         "lance": "gristmill.stores.lance:Lance",
         "cassandra": "gristmill.stores.cassandra:Cassandra",
+        "spark": "gristmill.stores.spark:Spark",
     },
     needs=("name", "modes", "keyed", "embedded", "open", "reader"),
     aliases={
@@ -52,7 +53,7 @@ STORES: "Registry[type[StoreKind]]" = Registry(
     },
 )
 STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
-_FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf", "spark"})
+_FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf"})
 _OURS = ("mode", "key", "evolve", "delete")  # options that a URI may hold in its query; all others are the client's
 
 
@@ -260,13 +261,21 @@ def _delivery(value: Any) -> Delivery:
     raise BadJob(f"deliver has {value!r}: give a store's address, or gm.to(…) (in a job file a mapping with `to`)")
 
 
+def is_housed(uri: str) -> bool:
+    """Whether a store knows itself where the runs of its sinks are; see `stores.contract.Housed`."""
+    return hasattr(STORES.get(STORES.known(_scheme(uri))), "runs")
+
+
 def staging_of(uri: str, storage: Mapping[str, Any]) -> str:
     """The folder that holds the runs of a sink that is a store: the one that `storage` names, or for a store that is a
-    file a hidden one beside it. Raises BadJob for any other.
+    file a hidden one beside it, unless the store knows. Raises BadJob for any other.
     """
-    if STAGING in storage:
-        return str(reveal(storage)[STAGING])
-    delivery_of = STORES.get(STORES.known(_scheme(uri)))
+    given = {STAGING: reveal(storage)[STAGING]} if STAGING in storage else {}
+    delivery_of: Any = STORES.get(STORES.known(_scheme(uri)))
+    if is_housed(uri):
+        return str(delivery_of.runs(place_of(Delivery(uri, options=given))))
+    if given:
+        return str(given[STAGING])
     address, name, _ = _parts(str(reveal(uri)))
     if not delivery_of.embedded:
         raise BadJob(

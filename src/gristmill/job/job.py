@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Key, options_of, whole
-from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_store, staging_of
+from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_housed, is_store, staging_of
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
 from gristmill.job.options import EngineSpec, Gates, Running, as_engine
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
@@ -352,7 +352,8 @@ class JobSpec:
         given = as_deliveries(self.deliver)
         if self.sink is not None and is_store(self.sink.uri):
             first, sink = _in_folder(self.sink)
-            given = as_deliveries([first, *given])
+            if sink.uri != self.sink.uri or first.shown not in [one.shown for one in given]:
+                given = as_deliveries([first, *given])
             object.__setattr__(self, "sink", sink)
         object.__setattr__(self, "deliver", given)
         if given and self.sink is None:
@@ -385,10 +386,17 @@ class JobSpec:
 
 
 def _in_folder(sink: Sink) -> tuple[Delivery, Sink]:
-    """A sink that is a store, as a delivery and the sink of its runs."""
+    """A sink that is a store, as a delivery and the sink of its runs. Where a store is to be asked for the folder, the
+    address stays until a run begins: a job is made in places that start nothing.
+    """
+    options: Any = dict(sink.options)
+    housed = is_housed(sink.uri)
+    if housed and STAGING not in sink.storage:
+        return Delivery(sink.uri, **options), replace(sink, options={})
+    if housed:
+        options["options"] = {STAGING: sink.storage[STAGING], **options.get("options", {})}
     storage = {name: value for name, value in sink.storage.items() if name != STAGING}
     folder = replace(sink, uri=staging_of(sink.uri, sink.storage), options={}, storage=storage)
-    options: Any = sink.options
     return Delivery(sink.uri, **options), folder
 
 

@@ -30,6 +30,7 @@ SNAPSHOTS: Registry[type[SnapshotKind]] = Registry(
         "sqlite": "gristmill.snapshots.sqlite:SQLite",
         "sqlalchemy": "gristmill.snapshots.sqlalchemy:SQLAlchemy",
         "kafka": "gristmill.snapshots.kafka:Kafka",
+        "spark": "gristmill.snapshots.spark:Spark",
     },
     needs=("name", "queried", "said", "embedded", "marks", "open"),
     aliases={
@@ -37,7 +38,7 @@ SNAPSHOTS: Registry[type[SnapshotKind]] = Registry(
         **dict.fromkeys(("mysql", "mariadb", "mssql", "oracle", "snowflake", "bigquery", "trino"), "sqlalchemy"),
     },
 )
-_FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf", "spark"})
+_FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf"})
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISTANCE",
+    "Housed",
     "Load",
     "Mark",
     "Metric",
@@ -252,6 +253,17 @@ class StoreKind(Protocol):
     @staticmethod
     def reader(place: Place, key: tuple[str, ...]) -> Reader:
         """A reader; `key` are the columns to look up by, the mark's if empty. Raises as `open`, and BadSource."""
+        ...
+
+
+class Housed(Protocol):
+    """A StoreKind that knows itself where the runs of a sink are that is short for such a store."""
+
+    @staticmethod
+    def runs(place: Place) -> str:
+        """The folder of the sink; within the one that the place's option `staging` names, if there is any. It is asked
+        when a run begins, and may take long. Raises as `open`.
+        """
         ...
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
-from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.deltastats import statistics
 from gristmill.stores.lake import (
     SIMPLE,
@@ -133,9 +133,9 @@ class Table:
         return None  # what it asks of writers, deltalake does or refuses
 
     def write(
-        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
     ) -> None:
-        write_parquet(path, part, schema, batches)
+        write_parquet(path, part.id, schema, batches)
 
     def about(self, path: str) -> Datafile:
         return parquet_about(path)

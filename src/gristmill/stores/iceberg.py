@@ -23,7 +23,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.job.uris import is_local, local_path
 from gristmill.process.extras import require
 from gristmill.process.startup import imported
-from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lake import (
     SIMPLE,
     Datafile,
@@ -137,9 +137,9 @@ class Table:
         return None
 
     def write(
-        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
     ) -> None:
-        write_parquet(path, part, schema, batches)
+        write_parquet(path, part.id, schema, batches)
 
     def about(self, path: str) -> Datafile:
         return parquet_about(path)

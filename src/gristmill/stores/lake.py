@@ -78,9 +78,9 @@ class Format(Protocol):
         ...
 
     def write(
-        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
     ) -> None:
-        """Make a data file of a part, which the file itself names. Threads call it for several parts at once."""
+        """Make a data file of a part, which `about` names then. Threads call it for several parts at once."""
         ...
 
     def about(self, path: str) -> Datafile:
@@ -186,7 +186,7 @@ class Lake:
         target, made = f"{staging}{name}{self._form.suffix}", f"{staging}{name}.tmp"
         if os.path.exists(target):
             return
-        self._form.write(now, made, part.id, schema, self._cast(part, schema))
+        self._form.write(now, made, part, schema, self._cast(part, schema))
         settled(made)
         os.replace(made, target)  # a part is whole, or not there
 

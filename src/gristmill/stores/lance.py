@@ -19,7 +19,7 @@ import pyarrow as pa
 from gristmill.arrow.schemas import is_string, unwritable
 from gristmill.errors import BadJob, BadSource, GristmillError
 from gristmill.process.extras import require
-from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lake import Datafile, Lake, Snapshot
 from gristmill.stores.lookup import asked, keyed, matching, restored
 
@@ -111,13 +111,13 @@ class Table:
         return None
 
     def write(
-        self, now: Snapshot | None, path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
     ) -> None:
         from lance.file import LanceFileWriter
 
         with said(self._place):
             writer = LanceFileWriter(path, schema, version=None if now is None else now.table.data_storage_version)
-            writer.add_schema_metadata(PART, part)
+            writer.add_schema_metadata(PART, part.id)
             for batch in batches:
                 writer.write_batch(batch)
             writer.close()

@@ -1,4 +1,4 @@
-"""Spark sessions: an existing one, or one for the duration of a run; and what they offer to run partitions on."""
+"""Spark sessions: an existing one, or one that lasts as long as it is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from gristmill.engines.contract import Room
 from gristmill.errors import BadJob, MissingExtra
 from gristmill.job.options import SparkOptions
 
@@ -75,38 +74,6 @@ def _signals_kept() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, before)
-
-
-def room(options: SparkOptions) -> Room | None:
-    """What Spark has to run partitions on, as far as known without starting it; None for all of this machine."""
-    from importlib.util import find_spec
-
-    if find_spec("pyspark") is None:
-        return None  # reported when it is started
-    from pyspark import SparkContext
-
-    context = options.session.sparkContext if options.session is not None else SparkContext._active_spark_context
-    known = (
-        dict(context.getConf().getAll())
-        if context is not None
-        else {"spark.master": options.master or "", **options.conf}
-    )
-    cpus = int(known.get("spark.task.cpus", options.cpus_per_task))
-    if context is not None:
-        cores = context.defaultParallelism
-    elif (master := known["spark.master"]).startswith("local["):
-        if not (count := master[6:].split("]")[0].split(",")[0]).isdigit():
-            return None
-        cores = int(count)
-    elif master == "local":
-        cores = 1
-    elif master.startswith("local") or not master:
-        return None
-    else:
-        cores = int(known.get("spark.executor.instances", 2)) * int(known.get("spark.executor.cores", 1))
-    workers = max(1, cores // cpus)
-    with_gpu = workers if float(known.get("spark.task.resource.gpu.amount", 0)) > 0 else 0
-    return Room("Spark", workers, with_gpu, cpus, grows=True)
 
 
 def first_line(error: BaseException) -> str:
