@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.commit.publication import published
-from gristmill.driver import sparktables
+from gristmill.job.delivery import staging_of
+from gristmill.stores import spark as stores
 
 pytestmark = pytest.mark.leaves_children  # Spark's own
 
@@ -106,52 +106,60 @@ def test_replaced_in_one_step(spark: Any, shop: str) -> None:
     assert spark.table("shop.scored").agg({"y": "sum"}).first()[0] == sum(3 * i / 4 for i in range(300))
     assert not set(files) & set(spark.table("shop.scored").inputFiles())
     job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=4.0)).run(restart=True)
-    kept = os.path.dirname(sparktables.folder_of(gm.sink("spark://shop.scored")))
+    kept = os.path.dirname(staging_of("spark://shop.scored", {}))
     assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0002", "0003", ""]
 
 
 def test_runs_that_begin_anew_replace_the_table(spark: Any, shop: str) -> None:
     """Where the folder of the runs was removed, numbers begin again: a result is told by what it holds."""
     job("spark://shop.sold", "spark://shop.scored", gm.model(doubled)).run()
-    shutil.rmtree(sparktables.folder_of(gm.sink("spark://shop.scored")))
+    shutil.rmtree(staging_of("spark://shop.scored", {}))
     for _ in range(2):
         job("spark://shop.sold", "spark://shop.scored", gm.model(doubled, by=3.0)).run()
         spark.catalog.refreshTable("shop.scored")
         assert spark.table("shop.scored").agg({"y": "sum"}).first()[0] == sum(3 * i / 4 for i in range(300))
 
 
-def test_fault_73_what_a_killed_run_had_begun_to_fill_goes(spark: Any, shop: str, tmp_path: Path) -> None:
-    """Killed with SIGKILL as it gives the filled folder its name: the next run replaces the table and cleans up."""
-    made = job("spark://shop.sold", "spark://shop.scored", doubled)
-    made.run()
-    kept = Path(sparktables.folder_of(gm.sink("spark://shop.scored")).rpartition("/")[0])
-    dying = "import os\nfrom gristmill.files.disk import LOCAL\nfrom gristmill.driver.sparktables import TableSink\n"
-    dying += "sink = object.__new__(TableSink)\nsink._base = sys.argv[1]\n"
-    dying += "LOCAL.__class__.rename = lambda *_: os.kill(os.getpid(), 9)\n"
-    dying += "sink._fill(sys.argv[1] + '/data-g0002-' + 16 * '0', [], sys.argv[2])\n"
-    schema = published(str(kept / "run")).body.output_schema
-    killed = subprocess.run([sys.executable, "-c", "import sys\n" + dying, str(kept), schema])
-    assert killed.returncode == -9
-    assert [n for n in os.listdir(kept) if n.endswith(".tmp")]
-    assert made.run().state == "nothing to do"
-    assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0001", ""]
-    assert spark.table("shop.scored").count() == 300
-
-
 def test_stopped_before_the_table_is_replaced(spark: Any, shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the catalog cannot be reached at the end, the run fails, the table stays; the next run only replaces it."""
+    """Where the catalog refuses at the end, the run fails in its words, the table stays; the next run only replaces it,
+    and cleans up.
+    """
     made = job("spark://shop.sold", "spark://shop.scored", doubled)
 
-    def down(self: Any, folder: str) -> None:
-        raise ConnectionError("the metastore is away")
+    def down(self: stores.Table, *_: Any) -> bool:
+        with self.catalog.said():
+            self.catalog.spark.sql("DROP TABLE away.gone")
+        return True
 
     with monkeypatch.context() as patched:
-        patched.setattr(sparktables.TableSink, "_point_at", down)
-        with pytest.raises(gm.RunFailed, match="the metastore is away: run again"):
+        patched.setattr(stores.Table, "_point_at", down)
+        with pytest.raises(gm.RunFailed, match=r"shop.scored: Spark says: .*away.*\nthe result is published") as failed:
             made.run()
+    assert failed.value.report.state == "published, but not delivered"
     assert not spark.catalog.tableExists("shop.scored")
+    assert gm.status("spark://shop.scored")["deliveries"][0]["state"] == "not delivered"
     assert made.run().state == "nothing to do"
     assert spark.table("shop.scored").count() == 300
+    kept = os.path.dirname(staging_of("spark://shop.scored", {}))
+    assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0001", ""]
+
+
+def test_appended_to(spark: Any, shop: str, tmp_path: Path) -> None:
+    """The rows of a table, of those who insert there, and of each night, once; the folders before stay as they are."""
+    spark.sql("CREATE TABLE shop.all_nights (id BIGINT, y DOUBLE) USING PARQUET")
+    spark.sql("INSERT INTO shop.all_nights VALUES (-1, 1.0), (-2, 2.0)")
+    sink = gm.sink("spark://shop.all_nights?mode=append", keep=["id"], storage={"staging": str(tmp_path / "kept")})
+    for night in range(3):
+        spark.sql(f"CREATE OR REPLACE VIEW shop.some AS SELECT id, x FROM shop.sold WHERE id < {50 * (night + 1)}")
+        made = job("spark://shop.some", sink, doubled)
+        assert made.run(restart=night > 0).deliveries[0].rows == 50 * (night + 1)
+        assert made.run().state == "nothing to do"
+        if night == 1:
+            spark.sql("INSERT INTO shop.all_nights VALUES (-3, 3.0)")
+    assert spark.table("shop.all_nights").count() == 50 + 100 + 150 + 3
+    assert spark.table("shop.all_nights").where("id < 0").count() == 3
+    assert gm.verify(made).ok
+    assert sorted(os.listdir(tmp_path / "kept" / "shop.all_nights.gristmill"))[-1] == "run"
 
 
 def test_a_table_that_grows(spark: Any, shop: str, tmp_path: Path) -> None:
@@ -168,14 +176,12 @@ def test_a_table_that_grows(spark: Any, shop: str, tmp_path: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["cheap", "by_day"])
 def test_what_is_more_than_its_files(spark: Any, shop: str, tmp_path: Path, name: str) -> None:
-    """A view and a partitioned table are written once into the sink; what changes in them is noticed."""
+    """A view and a partitioned table are copied for a run; what changes in them is noticed."""
     made = job(f"spark://shop.{name}", str(tmp_path / "out"), doubled)
     rows = spark.table(f"shop.{name}").count()
     assert made.run().rows_ok == rows
-    snapshots = list((tmp_path / "out" / "_gristmill" / "inputs").iterdir())
-    assert [s.name.rpartition("-")[0] for s in snapshots] == [f"shop.{name}"]
     assert made.run().state == "nothing to do"
-    assert list((tmp_path / "out" / "_gristmill" / "inputs").iterdir()) == snapshots
+    assert not list((tmp_path / "out" / "_gristmill" / "inputs").glob("*/"))
     table = "sold" if name == "cheap" else "by_day"
     spark.sql(f"INSERT INTO shop.{table} SELECT id + 1000, 1.0, at, day FROM shop.{table} LIMIT 1")
     with pytest.raises(gm.PlanChanged):
@@ -216,14 +222,40 @@ def test_what_cannot_be(spark: Any, shop: str, tmp_path: Path) -> None:
         job("spark://shopp.sold", str(tmp_path / "out"), doubled).run()
     for sink, why in {
         "shop.by_day": "partitioned", "shop.cheap": "is a view", "shop.a; DROP": "write a table", "nodb.t": "create it",
+        "shop.t?mode=upsert": "mode is 'upsert': it must be one of replace, append",
     }.items():  # fmt: skip
         with pytest.raises(gm.BadJob, match=why):
             job("spark://shop.sold", f"spark://{sink}", doubled).run()
-    with pytest.raises(gm.BadJob, match="partition_by"):
-        job("spark://shop.sold", gm.sink("spark://shop.out", partition_by=["id"], keep=["id"]), doubled).run()
     spark.sql("CREATE TABLE shop.other (id BIGINT, y STRING) USING PARQUET")
-    with pytest.raises(gm.RunFailed, match=r"has id: bigint, y: string, but the result id: bigint, y: double"):
+    with pytest.raises(gm.BadJob, match=r"column 'y' is string, which does not hold the result's double"):
         job("spark://shop.sold", "spark://shop.other", doubled).run()
     spark.sql("DROP TABLE shop.other")
-    assert job("spark://shop.sold", "spark://shop.other", doubled).run().state == "nothing to do"
+    assert job("spark://shop.sold", "spark://shop.other", doubled).run().rows_ok == 300
     assert spark.table("shop.other").count() == 300
+
+
+def test_files_that_spark_reads_are_linked(spark: Any, shop: str, tmp_path: Path) -> None:
+    """A table takes no room beside its sink, unless its columns are of other types; another format is written anew."""
+    same = job("spark://shop.sold", str(tmp_path / "same"), vectors)
+    same.run()
+    gm.deliver(str(tmp_path / "same"), "spark://shop.same")
+    (linked,) = spark.table("shop.same").inputFiles()
+    assert os.stat(linked.removeprefix("file://")).st_nlink > 2
+    assert [list(r.v) for r in spark.table("shop.same").where("id = 4").collect()] == [[1.0, -1.0]]
+    spark.sql("CREATE TABLE shop.wider (id BIGINT, v ARRAY<DOUBLE>) USING PARQUET")
+    gm.deliver(str(tmp_path / "same"), "spark://shop.wider")
+    job("spark://shop.sold", gm.sink(str(tmp_path / "text"), format="jsonl", keep=["id"]), vectors).run()
+    gm.deliver(str(tmp_path / "text"), "spark://shop.text")
+    for table in ("wider", "text"):
+        assert spark.table(f"shop.{table}").where("v[0] = id / 4").count() == 300
+
+
+def test_a_job_is_made_without_a_session(tmp_path: Path) -> None:
+    """A worker imports the module that makes it, too; and a job file names the table as it was written."""
+    script = (
+        "import gristmill as gm, sys\n"
+        "made = gm.Job('in', lambda b: b, 'spark://shop.scored')\n"
+        "assert repr(made).endswith('-> spark://shop.scored)'), made\n"
+        "assert 'pyspark' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

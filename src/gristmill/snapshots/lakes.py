@@ -31,10 +31,11 @@ def gone(wanted: Wanted, told: str, why: str) -> PlanChanged:
     )
 
 
-def whole(wanted: Wanted, files: Sequence[DataFile], schema: pa.Schema) -> bool:
+def whole(wanted: Wanted, files: Sequence[DataFile], schema: pa.Schema, *, times: bool = True) -> bool:
     """Whether each file has just the columns of a table that are not constant in it, of the same types: columns may
     have been added, renamed or widened since it was written. Files that only the client's options open are not asked.
     A table may name a file twice, whose rows are then two each; a source reads a file once.
+    Without `times`, all sorts of timestamps are one: as INT96, files do not tell which.
     """
     if len({file.uri for file in files}) < len(files):
         return False
@@ -47,28 +48,30 @@ def whole(wanted: Wanted, files: Sequence[DataFile], schema: pa.Schema) -> bool:
         with paths.open_input(storage, path) as opened:
             found = pq.read_schema(opened)
         own = {f.name: f for f in schema if f.name not in constant[path]}
-        return set(found.names) == set(own) and all(_same(f, own[f.name]) for f in found)
+        return set(found.names) == set(own) and all(_same(f, own[f.name], times) for f in found)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return all(pool.map(alike, [file.path for file in listed]))
 
 
-def _same(one: pa.Field, other: pa.Field) -> bool:
+def _same(one: pa.Field, other: pa.Field, times: bool) -> bool:
     ids = [(f.metadata or {}).get(_ID) for f in (one, other)]
-    return (None in ids or ids[0] == ids[1]) and _bare(one.type) == _bare(other.type)
+    return (None in ids or ids[0] == ids[1]) and _bare(one.type, times) == _bare(other.type, times)
 
 
-def _bare(kind: pa.DataType) -> Any:
+def _bare(kind: pa.DataType, times: bool) -> Any:
     """A type without what differs between writers: the names inside lists, and the room for offsets."""
     t = pa.types
+    if t.is_timestamp(kind) and not times:
+        return "time"
     if t.is_large_string(kind) or t.is_string_view(kind):
         return pa.string()
     if t.is_large_binary(kind) or t.is_binary_view(kind):
         return pa.binary()
     if t.is_list(kind) or t.is_large_list(kind):
-        return ("list", _bare(kind.value_type))
+        return ("list", _bare(kind.value_type, times))
     if t.is_map(kind):
-        return ("map", _bare(kind.key_type), _bare(kind.item_type))
+        return ("map", _bare(kind.key_type, times), _bare(kind.item_type, times))
     if t.is_struct(kind):
-        return ("struct", *((f.name, _bare(f.type), (f.metadata or {}).get(_ID)) for f in kind))
+        return ("struct", *((f.name, _bare(f.type, times), (f.metadata or {}).get(_ID)) for f in kind))
     return kind

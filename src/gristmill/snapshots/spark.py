@@ -5,6 +5,7 @@ when it is opened.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
@@ -40,6 +41,7 @@ class Now:
     """A table as it is when it is opened."""
 
     told = ""
+    _count: int | None
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -52,7 +54,7 @@ class Now:
                 self._rows = catalog.rows()
                 self.schema = schema_of(self._rows)
                 self._files = self._own() if is_plain(about) and not is_view(about) else None
-                self.version, self._count = ("", None) if self._files is not None else self._content()
+                self.version, self._count = self._content() if self._files is None else ("", None)
         except BaseException:
             catalog.close()
             raise
@@ -68,11 +70,11 @@ class Now:
     def _own(self) -> list[DataFile] | None:
         """The table's files, unless columns were added or changed since one was written."""
         files = [DataFile(path_of(file)) for file in sorted(self._rows.inputFiles())]
-        return files if files and whole(self._wanted, files, self.schema) else None
+        return files if files and whole(self._wanted, files, self.schema, times=False) else None
 
     def _content(self) -> tuple[str, int]:
-        """What the rows are, by the sum of their 64-bit hashes, and how many: the order that Spark gives them in differs
-        from time to time.
+        """What the rows are, by the sum of their 64-bit hashes, and how many: Spark gives them in another order each
+        time.
         """
         from pyspark.sql import functions as f
 
@@ -134,4 +136,7 @@ def _streams(rows: Any) -> Iterator[Any]:
                 writer.write_batch(batch)
             yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["rows"])
 
-    yield from rows.mapInArrow(packed, "rows binary").toLocalIterator()
+    with warnings.catch_warnings():  # of a pandas that Spark does not know yet, and that takes no part in this
+        warnings.simplefilter("ignore", FutureWarning)
+        made = rows.mapInArrow(packed, "rows binary")
+    yield from made.toLocalIterator()

@@ -262,8 +262,8 @@ class Table:
             return None
         kind = "a view" if is_view(now.table) else f"{now.table.get('Provider')}, or partitioned"
         return (
-            f"is {kind}; only unpartitioned Parquet tables are replaced in one step: deliver to another table, or write "
-            "to a folder and insert from it"
+            f"is {kind}; only unpartitioned Parquet tables are replaced in one step: deliver to another table, or "
+            "insert there from the sink's files"
         )
 
     def write(
