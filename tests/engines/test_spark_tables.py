@@ -222,7 +222,7 @@ def test_what_cannot_be(spark: Any, shop: str, tmp_path: Path) -> None:
         job("spark://shopp.sold", str(tmp_path / "out"), doubled).run()
     for sink, why in {
         "shop.by_day": "partitioned", "shop.cheap": "is a view", "shop.a; DROP": "write a table", "nodb.t": "create it",
-        "shop.t?mode=upsert": "mode is 'upsert': it must be one of replace, append",
+        "shop.t?mode=upsert": "no key: name the columns",
     }.items():  # fmt: skip
         with pytest.raises(gm.BadJob, match=why):
             job("spark://shop.sold", f"spark://{sink}", doubled).run()

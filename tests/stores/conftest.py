@@ -12,7 +12,7 @@ import storeservers
 from s3server import S3Server
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "faults"), str(HERE / "fakedriver")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "faults"), str(HERE / "fakedriver"), str(HERE.parent / "engines")]
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +44,18 @@ def redis_server() -> Iterator[str]:
     """The address of a Redis server, without its database."""
     with storeservers.redis() as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def spark_session() -> Iterator[str]:
+    """A session of Spark, which ends with this process; what another one needs to join it."""
+    import places
+    import sparkjoin
+
+    with places.started("spark"):
+        from pyspark.sql import SparkSession
+
+        yield sparkjoin.address(SparkSession.builder.getOrCreate())
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,11 @@ def killed_at(at: int | None, *places: str) -> Iterator[None]:
     print(f"lines {lines}")
 
 
-def deliver(sink: str, to: str, at: int | None, **options: Any) -> None:
-    """`gm.deliver`, killed before line number `at` of the stores' code."""
+def deliver(sink: str, to: str, at: int | None, join: str = "", **options: Any) -> None:
+    """`gm.deliver`, killed before line number `at` of the stores' code; in the session of Spark that `join` names."""
+    if join:
+        import sparkjoin
+
+        sparkjoin.join(join)
     with killed_at(at, "stores"):
         gm.deliver(sink, to, **options)

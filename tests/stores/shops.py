@@ -34,6 +34,7 @@ class Shop:
     lose: Callable[[str], None] | None  # what an operator does who removes the row with id 3; None: nobody can
     odd: Mapping[str, Any] = field(default_factory=dict)  # options of a delivery that gives vectors back as they were
     files: str = ""  # a folder for the sink's files, if the store is not a file itself
+    join: str = ""  # what a process apart needs to reach the store, beside its address
 
     def staging(self, folder: Path) -> dict[str, str]:
         """What a sink that is this store says of its folder: nothing, if the store is a file."""
@@ -359,7 +360,31 @@ def cassandra(server: str, folder: Path) -> Iterator[Shop]:
     file.unlink()
 
 
-SERVERS = {"postgresql": "postgres", "redis": "redis_server"}  # the fixtures of those that have one
+@contextmanager
+def spark(server: str, folder: Path) -> Iterator[Shop]:
+    """A database of the session that this process has."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.getOrCreate()
+    base = f"s{abs(hash(str(folder))):x}"
+    session.sql(f"CREATE DATABASE {base} LOCATION 'file://{folder}/lake'")
+
+    def seen(table: str) -> dict[int, Row] | None:
+        if not session.catalog.tableExists(f"{base}.{table}"):
+            return None
+        session.catalog.refreshTable(f"{base}.{table}")
+        return {row["id"]: row.asDict(recursive=True) for row in session.table(f"{base}.{table}").collect()}
+
+    def clear(table: str) -> None:
+        session.sql(f"DROP TABLE IF EXISTS {base}.{table}")
+        shutil.rmtree(folder / "lake" / f"{table}.gristmill", ignore_errors=True)
+
+    yield Shop("spark", lambda table: f"spark://{base}.{table}", seen, clear, None, join=server)
+    session.sql(f"DROP DATABASE {base} CASCADE")
+
+
+# The fixtures of those that have a server.
+SERVERS = {"postgresql": "postgres", "redis": "redis_server", "spark": "spark_session"}
 SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "duckdb": duckdb,
     "sqlite": sqlite,
@@ -373,4 +398,6 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "iceberg": iceberg,
     "lance": lance,
     "cassandra": cassandra,
+    "spark": spark,
 }
+SLOW = ("spark",)  # stores that take seconds to answer, and leave processes until this one ends

@@ -59,7 +59,12 @@ def wanted(ids: Any, times: int = 1) -> dict[int, dict[str, Any]]:
     return {i: {"id": i, "y": i / 4 * times, "label": f"n{times}", "v": UNIT[i % 4].tolist()} for i in ids}
 
 
-@pytest.fixture(params=list(shops.SHOPS), scope="session")
+def _named(name: str) -> Any:
+    marks = [pytest.mark.long, pytest.mark.leaves_children] if name in shops.SLOW else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.fixture(params=map(_named, shops.SHOPS), scope="session")
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Each kind of store, and the address of its server, if it has one."""
     server = shops.SERVERS.get(request.param)
@@ -381,7 +386,7 @@ def test_odd_values_come_back_as_they_were(shop: Shop, tmp_path: Path) -> None:
         assert [str(v) for v in lookup.get(0).values()] == [str(v) for v in rows.to_pylist()[0].values()]
 
 
-REFUSED: dict[str, list[str]] = {"delta": ["clock"]}
+REFUSED: dict[str, list[str]] = {"delta": ["clock"], "spark": ["clock"]}
 
 
 @pytest.mark.parametrize(
@@ -406,12 +411,12 @@ def test_killed_at_any_step(shop: Shop, first: str, nights: Path, apart: Apart, 
         assert shop.seen("scores") == old
 
     begin()
-    whole = apart.run("harmed:deliver", sink=first, to=address, at=None, **how)
+    whole = apart.run("harmed:deliver", sink=first, to=address, at=None, join=shop.join, **how)
     assert whole.code == 0 and shop.seen("scores") == new, whole.printed
     lines = int(whole.printed.rpartition("lines ")[2])
     for at in range(lines // kills // 2, lines, lines // kills):
         begin()
-        ended = apart.run("harmed:deliver", sink=first, to=address, at=at, **how)
+        ended = apart.run("harmed:deliver", sink=first, to=address, at=at, join=shop.join, **how)
         # How often a lock is looked at differs, so that fewer lines may have run.
         assert ended.code == -9 or int(ended.printed.rpartition("lines ")[2]) < at, ended.printed
         assert shop.seen("scores") in (old, new), f"at line {at}"

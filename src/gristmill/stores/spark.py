@@ -54,7 +54,7 @@ class Spark:
     """
 
     name: ClassVar[str] = "spark"
-    modes: ClassVar[tuple[Mode, ...]] = ("replace", "append")
+    modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = False
 
@@ -298,18 +298,19 @@ class Table:
         self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], marks: Sequence[Mark]
     ) -> bool:
         before = None if now is None else _location(now.table)
-        others = self._files() if now is not None and load.mode == "append" else []
+        looked = self._files() if now is not None and load.mode != "replace" and not load.delete else []
         folder = os.path.join(self._home, f"data-g{load.mark.generation:04d}-{secrets.token_hex(8)}")
         made = f"{folder}.tmp"
         LOCAL.make_folder(made)
+        others = self._without(load, schema, files, made) if looked and files and load.mode == "upsert" else looked
         for path in (*others, *(file.path for file in files)):
-            _given(path, made)
+            self._give(path, made)
         said = {"marks": [json.loads(mark.dump()) for mark in marks], "before": before}
         LOCAL.write_over(os.path.join(made, MARKS), json.dumps(said).encode())
         LOCAL.sync_folder(made)
         LOCAL.rename(made, folder)
         LOCAL.sync_folder(self._home)
-        if not self._point_at(folder, now, schema, others):
+        if not self._point_at(folder, now, schema, looked):
             LOCAL.remove_folder(folder)
             return False
         return True
@@ -317,16 +318,39 @@ class Table:
     def _files(self) -> list[str]:
         """The files that are the table's rows now."""
         with self.catalog.said():
-            found = sorted(path_of(file) for file in self.catalog.rows().inputFiles())
-        if away := next((file for file in found if "://" in file), None):
-            raise StoreUnavailable(
-                f"{self._place.shown}: its rows are at {away}, and what is appended to is linked: use replace, or copy "
-                "the table to one on a disk"
-            )
-        return found
+            return sorted(path_of(file) for file in self.catalog.rows().inputFiles())
 
-    def _point_at(self, folder: str, now: Snapshot | None, schema: pa.Schema, others: Sequence[str]) -> bool:
-        """The atomic step. False if the table is not as it was any more."""
+    def _without(self, load: Load, schema: pa.Schema, files: Sequence[Datafile], made: str) -> list[str]:
+        """Files, of Spark's making, with the table's rows whose key is not in the staged files."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        target = os.path.join(made, "_others")
+        with self.catalog.said():
+            read = self.catalog.spark.read.schema(from_arrow_schema(schema, True))
+            keys = read.parquet(*[uri_of(file.path) for file in files]).select(*map(_quoted, load.key))
+            there = self.catalog.rows()
+            rows = there.join(keys, list(load.key), "left_anti").select(*map(_quoted, there.columns))
+            rows.write.parquet(uri_of(target))
+        return [os.path.join(target, name) for name in LOCAL.names(target) if name.endswith(self.suffix)]
+
+    def _give(self, path: str, folder: str) -> None:
+        """Give a file of this or another folder a name in one; a copy has it, if that is on another disk."""
+        if "://" in path:
+            raise StoreUnavailable(
+                f"{self._place.shown}: its rows are at {path}, and those of a table that is appended to are linked: use "
+                "replace, or copy the table to one on a disk"
+            )
+        name = os.path.basename(path)
+        if os.path.exists(target := os.path.join(folder, name)):  # one of the same name, of a folder in the table's
+            target = os.path.join(folder, f"{secrets.token_hex(8)}-{name}")
+        try:
+            os.link(path, target)
+        except OSError:
+            shutil.copyfile(path, target)
+        LOCAL.settle([target])
+
+    def _point_at(self, folder: str, now: Snapshot | None, schema: pa.Schema, looked: Sequence[str]) -> bool:
+        """The atomic step. False if the table is not as it was looked at any more."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         catalog, about = self.catalog, self.catalog.about()
@@ -339,9 +363,9 @@ class Table:
                 return True
             new = [f for f in columns if f.name not in now.schema.names]
             if new:  # readers see them, without values, before they have some
-                added = ", ".join(f"`{f.name.replace('`', '``')}` {f.dataType.simpleString()}" for f in new)
+                added = ", ".join(f"{_quoted(f.name)} {f.dataType.simpleString()}" for f in new)
                 spark.sql(f"ALTER TABLE {catalog.name} ADD COLUMNS ({added})")
-            if _location(about) != _location(now.table) or (others and self._files() != list(others)):
+            if _location(about) != _location(now.table) or (looked and self._files() != list(looked)):
                 return False
             spark.sql(f"ALTER TABLE {catalog.name} SET LOCATION '{uri_of(folder)}'")
             spark.catalog.refreshTable(catalog.name)
@@ -395,16 +419,8 @@ def _reads_as(path: str, schema: pa.Schema) -> bool:
     return bool(own.equals(pq.ParquetFile(made).schema))
 
 
-def _given(path: str, folder: str) -> None:
-    """A name for a file in another folder; a copy, if that is on another disk."""
-    name = os.path.basename(path)
-    if os.path.exists(target := os.path.join(folder, name)):  # of a folder in a table's own
-        target = os.path.join(folder, f"{secrets.token_hex(8)}-{name}")
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)
-        LOCAL.settle([target])
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 _SIMPLE = {**SIMPLE, pa.int8(): pa.int8(), pa.int16(): pa.int16(), pa.uint8(): pa.int16(), pa.uint16(): pa.int32()}
