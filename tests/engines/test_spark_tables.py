@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+import sparkjoin
 from gristmill.job.delivery import staging_of
 from gristmill.stores import spark as stores
 
@@ -144,6 +145,32 @@ def test_stopped_before_the_table_is_replaced(spark: Any, shop: str, monkeypatch
     assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0001", ""]
 
 
+def test_fault_73_what_a_killed_run_had_begun_to_fill_goes(spark: Any, shop: str) -> None:
+    """Killed with SIGKILL as it gives the filled folder its name: the next run replaces the table and cleans up."""
+    made = job("spark://shop.sold", "spark://shop.scored", doubled)
+    made.run()
+    kept = Path(staging_of("spark://shop.scored", {})).parent
+    spark.sql("DROP TABLE shop.scored")
+    script = (
+        "import os, sys\n"
+        "import gristmill as gm, sparkjoin\n"
+        "from gristmill.files.disk import LOCAL\n"
+        "sparkjoin.join(sys.argv[1])\n"
+        "LOCAL.__class__.rename = lambda *_: os.kill(os.getpid(), 9)\n"
+        "gm.deliver(sys.argv[2], 'spark://shop.scored')\n"
+    )
+    path = os.pathsep.join(filter(None, sys.path))
+    killed = subprocess.run(
+        [sys.executable, "-c", script, sparkjoin.address(spark), str(kept / "run")],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert killed.returncode == -9
+    assert [n for n in os.listdir(kept) if n.endswith(".tmp")]
+    assert made.run().state == "nothing to do"
+    assert [n.partition("-g")[2][:4] for n in sorted(os.listdir(kept))] == ["0001", ""]
+    assert spark.table("shop.scored").count() == 300
+
+
 def test_appended_to(spark: Any, shop: str, tmp_path: Path) -> None:
     """The rows of a table, of those who insert there, and of each night, once; the folders before stay as they are."""
     spark.sql("CREATE TABLE shop.all_nights (id BIGINT, y DOUBLE) USING PARQUET")
@@ -248,6 +275,39 @@ def test_files_that_spark_reads_are_linked(spark: Any, shop: str, tmp_path: Path
     gm.deliver(str(tmp_path / "text"), "spark://shop.text")
     for table in ("wider", "text"):
         assert spark.table(f"shop.{table}").where("v[0] = id / 4").count() == 300
+
+
+@pytest.mark.long
+def test_in_a_session_of_its_own(tmp_path: Path) -> None:
+    """From the command line: a session is started with a catalog that lasts, and with the settings of the engine."""
+    (tmp_path / "double.py").write_text("def double(batch):\n    return {'y': batch['x'] * 2}\n")
+    (tmp_path / "job.yaml").write_text(
+        "source: spark://shop.sold\nmodel: {call: 'double:double'}\nsink: {uri: 'spark://shop.scored', keep: [id],"
+        " options: {key: [id]}}\n"
+        "engine: {name: spark, workers: 2, conf: {spark.sql.warehouse.dir: WAREHOUSE}}\n".replace(
+            "WAREHOUSE", str(tmp_path / "houses")
+        )
+    )
+    begun = (
+        "from pyspark.sql import SparkSession\n"
+        "made = SparkSession.builder.config('spark.sql.warehouse.dir', 'houses').enableHiveSupport().getOrCreate()\n"
+        "made.sql('CREATE DATABASE shop')\n"
+        "made.range(30).selectExpr('id', 'id / 4 AS x').write.saveAsTable('shop.sold', format='parquet')\n"
+    )
+    environment = {**os.environ, **places.SPARK_ENV, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    def command(*arguments: str) -> str:
+        made = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, text=True, capture_output=True
+        )
+        assert made.returncode == 0, made.stderr
+        return made.stdout
+
+    command("-c", begun)
+    command("-m", "gristmill", "run", "job.yaml")
+    assert len(list((tmp_path / "houses" / "shop.db" / "scored.gristmill").glob("data-g0001-*"))) == 1
+    assert "delivered" in command("-m", "gristmill", "verify", "job.yaml")
+    assert '"y": 3.5' in command("-m", "gristmill", "lookup", "spark://shop.scored", "7", "--json")
 
 
 def test_a_job_is_made_without_a_session(tmp_path: Path) -> None:

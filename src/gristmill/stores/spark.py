@@ -44,6 +44,7 @@ from gristmill.stores.lookup import asked, keyed, matching, restored
 from gristmill.stores.onefile import marks_of
 
 MARKS = "_gristmill.json"  # in the folder that the table is pointed at; Spark leaves names alone that begin with _
+OTHERS = "_others"  # what Spark writes for it of the rows that were there
 _NAME = re.compile(r"[\w-]+(\.[\w-]+){0,2}")
 _RESULT = re.compile(r"data-[\w-]+(\.tmp)?")
 
@@ -305,6 +306,7 @@ class Table:
         others = self._without(load, schema, files, made) if looked and files and load.mode == "upsert" else looked
         for path in (*others, *(file.path for file in files)):
             self._give(path, made)
+        LOCAL.remove_folder(os.path.join(made, OTHERS))
         said = {"marks": [json.loads(mark.dump()) for mark in marks], "before": before}
         LOCAL.write_over(os.path.join(made, MARKS), json.dumps(said).encode())
         LOCAL.sync_folder(made)
@@ -324,7 +326,7 @@ class Table:
         """Files, of Spark's making, with the table's rows whose key is not in the staged files."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        target = os.path.join(made, "_others")
+        target = os.path.join(made, OTHERS)
         with self.catalog.said():
             read = self.catalog.spark.read.schema(from_arrow_schema(schema, True))
             keys = read.parquet(*[uri_of(file.path) for file in files]).select(*map(_quoted, load.key))
@@ -337,8 +339,8 @@ class Table:
         """Give a file of this or another folder a name in one; a copy has it, if that is on another disk."""
         if "://" in path:
             raise StoreUnavailable(
-                f"{self._place.shown}: its rows are at {path}, and those of a table that is appended to are linked: use "
-                "replace, or copy the table to one on a disk"
+                f"{self._place.shown}: its rows are at {path}, and a table that is appended to is linked: use replace, "
+                "or copy it to one on a disk"
             )
         name = os.path.basename(path)
         if os.path.exists(target := os.path.join(folder, name)):  # one of the same name, of a folder in the table's
@@ -347,7 +349,8 @@ class Table:
             os.link(path, target)
         except OSError:
             shutil.copyfile(path, target)
-        LOCAL.settle([target])
+        with open(target, "rb") as file:  # Spark does not see to that
+            LOCAL.sync(file)
 
     def _point_at(self, folder: str, now: Snapshot | None, schema: pa.Schema, looked: Sequence[str]) -> bool:
         """The atomic step. False if the table is not as it was looked at any more."""

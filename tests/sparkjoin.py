@@ -1,5 +1,5 @@
-"""A session of Spark that several processes share, as they do the catalog of a metastore: one starts it, others join its
-JVM, and may be killed.
+"""A session of Spark that several processes share, as they do the catalog of a metastore: one starts it, others join
+its JVM, and may be killed.
 """
 
 from __future__ import annotations
