@@ -127,7 +127,8 @@ class Load:
 @dataclass(frozen=True)
 class Part:
     """One committed file of the sink. `id` names its content: a part that was scored again has another. `batches` reads
-    its rows, as Arrow record batches of the load's schema, and may be called again. `path` is the file in the sink.
+    its rows, as Arrow record batches of the load's schema, and may be called again. `path` is the file in the sink,
+    which may have more rows than these.
     """
 
     id: str

@@ -270,7 +270,7 @@ class Table:
     def write(
         self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
     ) -> None:
-        if os.path.isfile(part.path) and _reads_as(part.path, schema):
+        if os.path.isfile(part.path) and _is_as_written(part, schema):
             with contextlib.suppress(FileNotFoundError):  # of an attempt that was interrupted
                 os.remove(path)
             with contextlib.suppress(OSError):  # another disk, or one without links
@@ -409,17 +409,17 @@ def _note(path: str) -> str:
     return f"{path.removesuffix('.tmp').removesuffix('.parquet')}.json"
 
 
-def _reads_as(path: str, schema: pa.Schema) -> bool:
-    """Whether a file holds its columns as one would that is written with this schema."""
+def _is_as_written(part: Part, schema: pa.Schema) -> bool:
+    """Whether a part's file holds its rows and no others, in columns as they would be written with this schema."""
     import pyarrow.parquet as pq
 
     try:
-        own = pq.ParquetFile(path).schema
+        own = pq.read_metadata(part.path)
     except pa.ArrowException:  # of another format
         return False
     made = io.BytesIO()
     pq.ParquetWriter(made, schema, store_schema=False).close()
-    return bool(own.equals(pq.ParquetFile(made).schema))
+    return own.num_rows == part.rows and bool(own.schema.equals(pq.ParquetFile(made).schema))
 
 
 def _quoted(name: str) -> str:
