@@ -50,6 +50,7 @@ def redis_server() -> Iterator[str]:
 def spark_session() -> Iterator[str]:
     """A session of Spark, which ends with this process; what another one needs to join it."""
     import places
+
     import sparkjoin
 
     with places.started("spark"):
