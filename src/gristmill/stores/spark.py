@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.job.delivery import STAGING
 from gristmill.job.options import EngineSpec, SparkOptions
 from gristmill.job.secret import reveal
+from gristmill.job.uris import is_local, local_path, redact
 from gristmill.process import lasting, machine
 from gristmill.process.extras import require
 from gristmill.process.sparksession import first_line, session
@@ -62,6 +63,8 @@ class Spark:
     @staticmethod
     def open(place: Place) -> Store:
         """The table, which is made by the first delivery."""
+        if unknown := next((n for n in _said(place) if n != STAGING), None):
+            raise BadJob(f"{place.shown}: there is no option {unknown!r}: Spark tables have {STAGING}")
         return SparkTable(place, Table(place))
 
     @staticmethod
@@ -74,8 +77,7 @@ class Spark:
         """`TABLE.gristmill/run` in the database's folder, or in that of `storage: {staging: FOLDER}`, which several
         tables may share.
         """
-        given = STAGING in place.options
-        with contextlib.nullcontext() if given else contextlib.closing(Catalog(place)) as catalog:
+        with contextlib.nullcontext() if STAGING in _said(place) else contextlib.closing(Catalog(place)) as catalog:
             return os.path.join(_home(place, catalog), "run")
 
 
@@ -164,10 +166,20 @@ def _started(engine: EngineSpec | None) -> AbstractContextManager[Any]:
 
 def _home(place: Place, catalog: Catalog | None) -> str:
     """The folder of a table's results."""
-    given = STAGING in place.options
-    parent = os.path.abspath(str(place.options[STAGING])) if given or catalog is None else catalog.folder()
     table = place.uri.partition("://")[2].partition("?")[0]
-    return os.path.join(parent, f"{table if given else table.rpartition('.')[2]}.gristmill")
+    if catalog is not None and STAGING not in _said(place):
+        return os.path.join(catalog.folder(), f"{table.rpartition('.')[2]}.gristmill")
+    given = str(_said(place)[STAGING])
+    if not is_local(given):
+        raise BadJob(
+            f"{place.shown}: {STAGING} is {redact(given)}: give a folder on a disk, which results are linked in"
+        )
+    return os.path.join(os.path.abspath(local_path(given)), f"{table}.gristmill")
+
+
+def _said(place: Place) -> dict[str, Any]:
+    """The options of a delivery, and those in the address."""
+    return {**dict(parse_qsl(urlsplit(place.uri).query)), **place.options}
 
 
 def path_of(uri: str) -> str:
