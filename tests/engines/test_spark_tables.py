@@ -216,6 +216,25 @@ def test_what_is_more_than_its_files(spark: Any, shop: str, tmp_path: Path, name
     assert made.run(restart=True).rows_ok == rows + 1
 
 
+def test_a_copy_that_is_gone(spark: Any, shop: str, tmp_path: Path) -> None:
+    """A run that goes on needs the copy it began with: rows of another are in other places."""
+
+    def picky(batch: dict[str, Any]) -> dict[str, Any]:
+        if 7.0 in batch["x"]:
+            raise ValueError("no sevens")
+        return {"y": batch["x"]}
+
+    made = job("spark://shop.cheap", str(tmp_path / "out"), picky, gates=gm.Gates(min_ok=1.0))
+    with pytest.raises(gm.GateFailed):
+        made.run()
+    (copy,) = (tmp_path / "out" / "_gristmill" / "inputs").glob("*.snapshot")
+    shutil.move(copy, tmp_path / "copy")
+    with pytest.raises(gm.PlanChanged, match="the copy that was made for the run is gone"):
+        made.run()
+    shutil.move(tmp_path / "copy", copy)
+    assert made.run(accept=True).rows_ok == 119
+
+
 @pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMP_NTZ"])
 def test_a_view_s_times_count_to_the_microsecond(spark: Any, shop: str, tmp_path: Path, kind: str) -> None:
     """Times that are all 250 microseconds later are another input; far and early ones are told, too."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gristmill.errors import BadSource
+from gristmill.errors import BadSource, SourceChanged
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.lakes import whole
 from gristmill.snapshots.sql import read_of
@@ -30,7 +30,14 @@ class Spark:
 
     @staticmethod
     def open(wanted: Wanted, version: str) -> Snapshot:
-        """The table as it is now: an earlier one is there only where it was copied."""
+        """The table as it is now. Raises SourceChanged for an earlier one, as a run that goes on knows rows by their
+        places in its copy, and Spark gives them in another order each time.
+        """
+        if version:
+            raise SourceChanged(
+                f"{wanted.shown}: the copy that was made for the run is gone, and the rows of another would "
+                "stand in another order: use --restart (restart=True) to score everything anew"
+            )
         return Now(wanted)
 
 
