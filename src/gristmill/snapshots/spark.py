@@ -4,19 +4,17 @@ when it is opened.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gristmill.errors import BadSource, SourceChanged
+from gristmill.errors import BadSource
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.lakes import whole
 from gristmill.snapshots.sql import read_of
-from gristmill.stores.spark import Catalog, is_plain, is_view, path_of, schema_of
+from gristmill.stores.spark import Catalog, is_plain, is_view, path_of, quoted, schema_of
 
 
 class Spark:
@@ -30,14 +28,7 @@ class Spark:
 
     @staticmethod
     def open(wanted: Wanted, version: str) -> Snapshot:
-        """The table as it is now. Raises SourceChanged for an earlier one, as a run that goes on knows rows by their
-        places in its copy, and Spark gives them in another order each time.
-        """
-        if version:
-            raise SourceChanged(
-                f"{wanted.shown}: the copy that was made for the run is gone, and the rows of another would "
-                "stand in another order: use --restart (restart=True) to score everything anew"
-            )
+        """The table as it is now: it has no versions."""
         return Now(wanted)
 
 
@@ -47,8 +38,7 @@ _: type[SnapshotKind] = Spark  # for mypy
 class Now:
     """A table as it is when it is opened."""
 
-    told = ""
-    _count: int | None
+    version = told = ""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -61,7 +51,6 @@ class Now:
                 self._rows = catalog.rows()
                 self.schema = schema_of(self._rows)
                 self._files = self._own() if is_plain(about) and not is_view(about) else None
-                self.version, self._count = self._content() if self._files is None else ("", None)
         except BaseException:
             catalog.close()
             raise
@@ -79,27 +68,12 @@ class Now:
         files = [DataFile(path_of(file)) for file in sorted(self._rows.inputFiles())]
         return files if files and whole(self._wanted, files, self.schema, times=False) else None
 
-    def _content(self) -> tuple[str, int]:
-        """What the rows are, by the sum of their 64-bit hashes, and how many: Spark gives them in another order each
-        time.
-        """
-        from pyspark.sql import functions as f
-
-        micro = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"  # Spark's default stops at milliseconds
-        text = f.to_json(f.struct("*"), {"timestampFormat": f"{micro}XXX", "timestampNTZFormat": micro})
-        row = f.xxhash64(text).cast("decimal(38,0)")
-        total, count = self._rows.agg(f.sum(row), f.count(f.lit(1))).first()
-        content = json.dumps([self._rows.schema.json(), str(total), count])
-        return sha256(content.encode()).hexdigest()[:16], count
-
     def files(self) -> Sequence[DataFile] | None:
         return self._files
 
     def count(self) -> int | None:
-        if self._count is None:
-            with self._catalog.said():
-                self._count = int(self._rows.count())
-        return self._count
+        with self._catalog.said():
+            return int(self._rows.count())
 
     def pieces(self) -> Sequence[Piece]:
         return [self._read]
@@ -107,16 +81,12 @@ class Now:
     def _read(self) -> Iterator[pa.RecordBatch]:
         names = read_of(self._wanted, self.schema.names)
         schema = pa.schema([self.schema.field(name) for name in names])
-        rows, found = self._rows.select(*[f"`{name.replace('`', '``')}`" for name in names]), 0
+        with self._catalog.said():
+            rows = _ordered(self._rows.select(*map(quoted, names)))
         for (packed,) in self._said_while(_streams(rows)):
             with pa.ipc.open_stream(packed) as stream:
                 for batch in stream:
-                    found += batch.num_rows
                     yield batch.cast(schema)
-        if found != self.count():
-            raise BadSource(
-                f"{self._wanted.shown}: it changes while it is read: {found:,} rows of {self.count():,} came"
-            )
 
     def _said_while(self, rows: Iterator[Any]) -> Iterator[Any]:
         with self._catalog.said():
@@ -127,6 +97,16 @@ class Now:
 
     def close(self) -> None:
         self._catalog.close()
+
+
+def _ordered(rows: Any) -> Any:
+    """Rows in an order of their own: Spark gives them in another one each time."""
+    from pyspark.sql import functions as f
+
+    micro = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"  # Spark's default stops at milliseconds
+    options = {"timestampFormat": f"{micro}XXX", "timestampNTZFormat": micro, "timeZone": "UTC"}
+    text = f.to_json(f.struct(*map(quoted, rows.columns)), options)
+    return rows.orderBy(f.xxhash64(text), text)
 
 
 def _streams(rows: Any) -> Iterator[Any]:

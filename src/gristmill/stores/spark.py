@@ -341,9 +341,9 @@ class Table:
         target = os.path.join(made, OTHERS)
         with self.catalog.said():
             read = self.catalog.spark.read.schema(from_arrow_schema(schema, True))
-            keys = read.parquet(*[uri_of(file.path) for file in files]).select(*map(_quoted, load.key))
+            keys = read.parquet(*[uri_of(file.path) for file in files]).select(*map(quoted, load.key))
             there = self.catalog.rows()
-            rows = there.join(keys, list(load.key), "left_anti").select(*map(_quoted, there.columns))
+            rows = there.join(keys, list(load.key), "left_anti").select(*map(quoted, there.columns))
             rows.write.parquet(uri_of(target))
         return [os.path.join(target, name) for name in LOCAL.names(target) if name.endswith(self.suffix)]
 
@@ -378,7 +378,7 @@ class Table:
                 return True
             new = [f for f in columns if f.name not in now.schema.names]
             if new:  # readers see them, without values, before they have some
-                added = ", ".join(f"{_quoted(f.name)} {f.dataType.simpleString()}" for f in new)
+                added = ", ".join(f"{quoted(f.name)} {f.dataType.simpleString()}" for f in new)
                 spark.sql(f"ALTER TABLE {catalog.name} ADD COLUMNS ({added})")
             if _location(about) != _location(now.table) or (looked and self._files() != list(looked)):
                 return False
@@ -434,7 +434,8 @@ def _is_as_written(part: Part, schema: pa.Schema) -> bool:
     return own.num_rows == part.rows and bool(own.schema.equals(pq.ParquetFile(made).schema))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name in an expression."""
     return "`" + name.replace("`", "``") + "`"
 
 
