@@ -468,7 +468,7 @@ class TableReader:
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
             asked_for = asked(keys, wanted, place.shown)
             table = rows.to_table(filter=matching(asked_for)) if keys else schema.empty_table()
-        return mark, restored(table, asked_for, mark)
+        return mark, restored(table, asked_for, mark, place.shown)
 
     def close(self) -> None:
         self._catalog.close()
