@@ -18,6 +18,7 @@ from typing import Any
 import kept_files
 import numpy as np
 import polars
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -484,8 +485,10 @@ print(gm.map(functools.partial(kept_files.slow, {str(log)!r}), range(40), checkp
     while not log.exists() or len(log.read_text().splitlines()) < 20:
         assert running.poll() is None and time.monotonic() < deadline, "it ended before it was killed"
         time.sleep(0.01)
+    below = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGKILL)
     running.wait()
+    psutil.wait_procs(below, timeout=30)  # whoever is at a call writes its line yet
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [x * 2 for x in range(40)]

@@ -228,7 +228,7 @@ WRONG = [
     ({"model": {"shout": "line", "volum": 2}}, "model has no key 'volum': did you mean 'volume'?"),
     ({"model": {"shout": "line", "volume": "loud"}}, "model.volume: 'loud' does not fit: give a whole number"),
     ({"model": {"shout": "text"}}, "shout text: there is no column 'text': the source has number, line"),
-    ({"source": {"uri": "lines/*.num", "format": "numbred"}}, "binary, numbered; did you mean 'numbered'?"),
+    ({"source": {"uri": "lines/*.num", "format": "numbred"}}, "binary, kafka, numbered; did you mean 'numbered'?"),
     ({"source": {"uri": "lines/*.num", "options": {"skip": 1}}}, "numbered source has no option 'skip'"),
     ({"source": "lines/a.nom"}, "did you mean .num?"),
     (

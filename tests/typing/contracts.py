@@ -40,7 +40,7 @@ from gristmill.sinks.openaibatch import OpenAIBatchSink
 from gristmill.sinks.ordered import Ordered
 from gristmill.sinks.parquet import ParquetSink
 from gristmill.sinks.partition import Partitioned
-from gristmill.snapshots import datasets, delta, duckdb, iceberg, kafka, postgres, sqlalchemy, sqlite
+from gristmill.snapshots import datasets, delta, duckdb, iceberg, kafka, postgres, spark, sqlalchemy, sqlite
 from gristmill.snapshots.contract import SnapshotKind
 from gristmill.sources.contract import SourceFormat
 from gristmill.sources.csv import CsvSource, TsvSource
@@ -61,6 +61,7 @@ from gristmill.stores.lmdb import Lmdb
 from gristmill.stores.postgres import Postgres
 from gristmill.stores.qdrant import Qdrant
 from gristmill.stores.redis import Redis
+from gristmill.stores.spark import Spark as SparkTables
 from gristmill.stores.sqlite import SQLite
 from gristmill.stores.usearch import USearch
 
@@ -73,11 +74,11 @@ ENGINES: tuple[EngineKind, ...] = (Local, Ray, Spark)
 STORES: tuple[type[StoreKind], ...] = (
     *(DuckDB, SQLite, Lmdb, Postgres, Redis, USearch, Faiss, Qdrant),
     *(Delta, Iceberg, Lance),
-    Cassandra,
+    *(Cassandra, SparkTables),
 )
 SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
     *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
-    *(sqlalchemy.SQLAlchemy, kafka.Kafka),
+    *(sqlalchemy.SQLAlchemy, kafka.Kafka, spark.Spark),
 )
 MAPS: tuple[Sized, ...] = (Ray,)
 TEXTS: tuple[type[TextSpec], ...] = (TextEmbedder, TextClassifier)
