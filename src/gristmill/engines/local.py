@@ -133,9 +133,9 @@ class Process:
         self.popen = popen
         self.outbox = Outbox(popen)
         self.outbox.put((name, {**os.environ, **environment}, payload))
-        overheard, end = Overheard(), _End()
-        listening = [_thread(_listen, popen, name, emit, end), _thread(_overhear, popen, overheard, name, emit)]
-        _thread(_await, popen, overheard, name, emit, listening, end)
+        overheard, life = Overheard(), _Life()
+        listening = [_thread(_listen, popen, name, emit, life), _thread(_overhear, popen, overheard, name, emit)]
+        _thread(_await, popen, overheard, name, emit, listening, life)
 
     def give(self, item: Item | Portion | None) -> None:
         """See crew.Link; also a portion of an item that was given."""
@@ -229,15 +229,15 @@ def _thread(target: Any, *args: Any) -> threading.Thread:
     return thread
 
 
-class _End:
-    """The end of a process. One whose pipe is closed while it goes on is ended here: `cut` says why."""
+class _Life:
+    """Whether a process is gone. One whose pipe is closed while it goes on is ended here: `cut` says why."""
 
     def __init__(self) -> None:
         self.gone = threading.Event()
         self.cut = ""
 
 
-def _listen(popen: Popen, name: str, emit: Emit, end: _End) -> None:
+def _listen(popen: Popen, name: str, emit: Emit, life: _Life) -> None:
     assert popen.stdout is not None
     why = "closed a file descriptor that it had not opened, over which it reports"
     try:
@@ -247,9 +247,9 @@ def _listen(popen: Popen, name: str, emit: Emit, end: _End) -> None:
         pass
     except Exception as e:  # what it writes is no message
         why = f"wrote to a file descriptor that it had not opened, over which it reports ({type(e).__name__}: {e})"
-    if not end.gone.wait(CUT):
-        end.cut = f"the process {why}, and was ended\n"
-        emit(Printed(name, end.cut))
+    if not life.gone.wait(CUT):
+        life.cut = f"the process {why}, and was ended\n"
+        emit(Printed(name, life.cut))
         popen.kill()
 
 
@@ -263,19 +263,19 @@ def _overhear(popen: Popen, overheard: Overheard, name: str, emit: Emit) -> None
 
 
 def _await(
-    popen: Popen, overheard: Overheard, name: str, emit: Emit, listening: Sequence[threading.Thread], end: _End
+    popen: Popen, overheard: Overheard, name: str, emit: Emit, listening: Sequence[threading.Thread], life: _Life
 ) -> None:
     """Death is seen by waiting for the process, not by end of file: grandchildren may hold its pipes."""
     _tell_stops(popen.pid, name, emit)
     code = popen.wait()
-    end.gone.set()
+    life.gone.set()
     for thread, pipe in zip(listening, (popen.stdout, popen.stderr), strict=True):
         thread.join(timeout=1.0)
         if not thread.is_alive() and pipe is not None:  # a grandchild may hold the other end, so its reader still waits
             pipe.close()
     if text := overheard.rest():
         emit(Printed(name, text))
-    emit(Ended(name, CLOSED if end.cut and code < 0 else code))  # the rows' doing, not a kill from outside
+    emit(Ended(name, CLOSED if life.cut and code < 0 else code))  # the rows' doing, not a kill from outside
 
 
 def _tell_stops(pid: int, name: str, emit: Emit) -> None:

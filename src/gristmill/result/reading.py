@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -78,15 +79,11 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Described)
 
 
 def _cut(root: str, parts: Sequence[Live], files: Files) -> BadSource | None:
-    """The error if one of these files is not as long as it was when written; that it is a later result's place, if it
-    is.
-    """
+    """The error if one of these files is not as long as it was when written, or is gone with the result it was of."""
     sizes = sizes_of(root, {name for f in parts for name in (f.name, f.work)}, files)
-    now = latest(root, files)
-    live = {f.work for f in now.live()} if now is not None else set()
     for f in parts:
         if f.bytes not in (there := [sizes[name] for name in (f.work, f.name) if name in sizes]):
-            if not there and now is not None and f.work not in live:
+            if not there and _replaced(root, f, files):
                 return BadSource(f"{root}: a later result has replaced these rows since they were opened: read again")
             what = f"has {max(there):,} of its {f.bytes:,} bytes" if there else "the file is gone"
             return BadSource(
@@ -94,6 +91,14 @@ def _cut(root: str, parts: Sequence[Live], files: Files) -> BadSource | None:
                 "(restart=True); gristmill verify lists every damaged file"
             )
     return None
+
+
+def _replaced(root: str, file: Live, files: Files) -> bool:
+    """Whether a file is no longer of what is published."""
+    with contextlib.suppress(CorruptStore):
+        now = latest(root, files)
+        return now is not None and file.work not in {f.work for f in now.live()}
+    return False
 
 
 @functools.cache
