@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
+
 import psutil
 
 from gristmill.engines.forkserver import NAME
+
+
+def below() -> list[psutil.Process]:
+    """The processes below this one. The kernel lists them, where it can: psutil reads what the whole machine runs,
+    which took a third of the time of a small test.
+    """
+    if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
+        return psutil.Process().children(recursive=True)
+    found: list[psutil.Process] = []
+    waiting = [os.getpid()]
+    while waiting:
+        for child in _children(waiting.pop()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(child))
+                waiting.append(child)
+    return found
+
+
+def _children(pid: int) -> set[int]:
+    """Those of all its threads. Read twice, since one that ends meanwhile may hide the one after it."""
+    found: set[int] = set()
+    for _ in range(2):
+        for path in glob.glob(f"/proc/{pid}/task/*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(path, encoding="ascii") as listed:
+                found.update(map(int, listed.read().split()))
+    return found
 
 
 def is_kept(process: psutil.Process) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 import kit
-from children import is_kept
+from children import below, is_kept
 
 pytest_plugins = ("planned",)
 
@@ -29,15 +30,19 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARAL
 for name in [name for name in os.environ if name.startswith("GRISTMILL_") and name != "GRISTMILL_KIT_CACHE"]:
     del os.environ[name]
 os.environ.update(COLUMNS="120", NO_COLOR="1")
+# Files of tests are in memory, where there is enough of it: each run of a job syncs some twenty files.
+_MEMORY = Path("/dev/shm")
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 # What runs remember (exported models, batch budgets) must not reach from one test session into the next.
-_CACHE = tempfile.TemporaryDirectory(prefix="gristmill-tests-")
+_CACHE = tempfile.TemporaryDirectory(prefix="gristmill-tests-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
 os.environ["GRISTMILL_CACHE"] = _CACHE.name
 os.environ.pop("FORCE_COLOR", None)
-# A module that a test writes twice within a second, as long as before, would be taken from its bytecode: only the
-# sources' own is written, here, once, since tests start many interpreters.
+# A module that a test writes twice within a second, as long as before, would be taken from its bytecode: only that of
+# the sources is written, here, once, since tests start many interpreters, and that of the tests, as they are collected.
 compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=1)
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-sys.dont_write_bytecode = True
+sys.dont_write_bytecode = False  # until all are collected
 
 # How fast examples are made and run is the machine's affair, not what a property says.
 hypothesis.settings.register_profile(
@@ -88,6 +93,7 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests are objects that every collection of garbage would visit, in tests as in the runs
     that they start in this process.
     """
+    sys.dont_write_bytecode = True
     gc.collect()
     gc.freeze()
 
@@ -168,7 +174,7 @@ def leaves_no_children(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("leaves_children"):
         yield
         return
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in below()}
     yield
     deadline = time.monotonic() + GRACE_S
     while (left := _running_children(before)) and time.monotonic() < deadline:
@@ -197,11 +203,7 @@ def _running_children(before: set[int]) -> list[psutil.Process]:
     """Children that are new and alive; a zombie waits only for its parent, multiprocessing keeps its trackers, and a
     fork server is kept for the next run.
     """
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.pid not in before and _alive(child) and not is_kept(child)
-    ]
+    return [child for child in below() if child.pid not in before and _alive(child) and not is_kept(child)]
 
 
 def _alive(process: psutil.Process) -> bool:

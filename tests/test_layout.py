@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import inspect
 from pathlib import Path
@@ -75,6 +76,7 @@ def imported(path: Path) -> set[str]:
     return {n.split(".")[1] for n in names if n.startswith("gristmill.")}
 
 
+@functools.cache
 def _imports(path: Path) -> set[tuple[str, str]]:
     """Module and name of each import of this package in a file."""
     tree = ast.parse(path.read_text())

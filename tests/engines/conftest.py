@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pytest
 
-from children import is_worker
+from children import below, is_worker
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "faults")]  # imported by name, here and in workers
@@ -75,4 +73,4 @@ def leaves_no_worker() -> Iterator[None]:
 
 def _workers() -> set[int]:
     """Processes below this one that are workers of an engine."""
-    return {p.pid for p in psutil.Process(os.getpid()).children(recursive=True) if is_worker(p)}
+    return {process.pid for process in below() if is_worker(process)}

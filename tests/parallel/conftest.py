@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from children import is_kept
+from children import below, is_kept
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 def nothing_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No worker outlives its map, and no large value stays on disk."""
     monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    before = {process.pid for process in below()}
     yield
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before and not is_kept(p)]
+    left = [process for process in below() if process.pid not in before and not is_kept(process)]
     _, alive = psutil.wait_procs(left, 3)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     deadline = time.monotonic() + 3
