@@ -23,10 +23,26 @@ serve({fd})
 """
 _IMPORTS = (
     "gristmill.cli.app",
+    "gristmill.cli.job",
+    "gristmill.cli.lastjob",
+    "gristmill.cli.score",
+    "gristmill.cli.sink",
     "gristmill.driver.run",
+    "gristmill.engines.local",
+    "gristmill.fingerprint.code",
+    "gristmill.fingerprint.loadedmodules",
+    "gristmill.jobfile.jobfile",
+    "gristmill.jobfile.sections",
+    "gristmill.models.batchfunction",
+    "gristmill.observe.jsonlog",
+    "gristmill.sources.parquet",
+    "gristmill.sources.schema",
     "gristmill.driver.views",
     "gristmill.worker.stages",
     "gristmill.arrow.pandasahead",
+    "importlib.metadata",
+    "email.parser",
+    "yaml",
 )
 
 

@@ -14,7 +14,10 @@ IMPORTS = (
     "gristmill.worker.stages",
     "gristmill.models.kinds",
     "gristmill.models.function",
+    "gristmill.models.outofmemory",
+    "gristmill.fingerprint.loadedmodules",  # with what compares code: of all these a worker imports it first
     "gristmill.sources.csv",  # with what other readers of text need, too
+    "gristmill.sources.parquet",
     "gristmill.sinks.parquet",
     "pyarrow.parquet",
     "gristmill.arrow.pandasahead",
