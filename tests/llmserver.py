@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter, deque
 from pathlib import Path
 from types import TracebackType
@@ -47,12 +46,16 @@ class ChatServer:
 
     def told(self) -> dict[str, Any]:
         """What it was asked: `requests`, `answered` prompts by text with their numbers, `most` at once, `rate`."""
+        import urllib.request  # here, since servers do without, and start quicker
+
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/told") as reply:
             found: dict[str, Any] = json.load(reply)
             return found
 
     def set(self, **options: Any) -> None:
         """Change options."""
+        import urllib.request
+
         data = json.dumps(options).encode()
         urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{self.port}/set", data=data)).close()
 

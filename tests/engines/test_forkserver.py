@@ -121,6 +121,24 @@ def test_the_same_server_for_the_next_run(tmp_path: Path) -> None:
     assert len(draws) >= 2 and len(set(draws)) == len(draws)
 
 
+def key_and_address(_: int) -> tuple[str | None, str | None]:
+    """What a worker would send, and where."""
+    return os.environ.get("SOME_API_KEY"), os.environ.get("SOME_BASE_URL")
+
+
+def test_keys_and_addresses_are_those_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library reads them on loading: workers are given the current ones, none that is gone, by the same server."""
+    monkeypatch.setenv("SOME_API_KEY", "old")
+    assert gm.map(key_and_address, [1], workers=1) == [("old", None)]
+    server = servers()
+    monkeypatch.setenv("SOME_API_KEY", "new")
+    monkeypatch.setenv("SOME_BASE_URL", "http://127.0.0.1:1/v1")
+    assert gm.map(key_and_address, [1], workers=1) == [("new", "http://127.0.0.1:1/v1")]
+    monkeypatch.delenv("SOME_API_KEY")
+    assert gm.map(key_and_address, [1], workers=1) == [(None, "http://127.0.0.1:1/v1")]
+    assert servers() == server and len(server) == 1
+
+
 def has_pandas(batch: dict) -> dict:
     """For each row, whether its process had imported pandas before the first call."""
     global _had  # noqa: PLW0603

@@ -42,7 +42,9 @@ _SUBREAPER, _IS_SUBREAPER = 36, 37  # prctl(2): PR_SET_CHILD_SUBREAPER, PR_GET_C
 # Prevent numpy and Arrow from starting threads when they are imported.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Variables that change while programs run and that no library reads on loading; forks are given the current ones.
-_PASSING = re.compile("_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|PYTEST_CURRENT_TEST|GRISTMILL_(?!FORK).*")
+_PASSING = re.compile(
+    "_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|PYTEST_CURRENT_TEST|GRISTMILL_(?!FORK).*|[A-Z0-9_]+_(API_KEY|BASE_URL)"
+)
 _START = (
     "import sys; sys.path[:0] = {path!r}; from gristmill.process.spawning import die_with; die_with({parent}); "
     "from gristmill.engines.forkserver import serve; serve({parent}, {imports!r})"
