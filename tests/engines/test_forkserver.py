@@ -129,13 +129,13 @@ def key_and_address(_: int) -> tuple[str | None, str | None]:
 def test_keys_and_addresses_are_those_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """No library reads them on loading: workers are given the current ones, none that is gone, by the same server."""
     monkeypatch.setenv("SOME_API_KEY", "old")
-    assert gm.map(key_and_address, [1], workers=1) == [("old", None)]
+    assert gm.map(key_and_address, [1]) == [("old", None)]
     server = servers()
     monkeypatch.setenv("SOME_API_KEY", "new")
     monkeypatch.setenv("SOME_BASE_URL", "http://127.0.0.1:1/v1")
-    assert gm.map(key_and_address, [1], workers=1) == [("new", "http://127.0.0.1:1/v1")]
+    assert gm.map(key_and_address, [1]) == [("new", "http://127.0.0.1:1/v1")]
     monkeypatch.delenv("SOME_API_KEY")
-    assert gm.map(key_and_address, [1], workers=1) == [(None, "http://127.0.0.1:1/v1")]
+    assert gm.map(key_and_address, [1]) == [(None, "http://127.0.0.1:1/v1")]
     assert servers() == server and len(server) == 1
 
 
