@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -74,11 +76,14 @@ def _spark() -> Iterator[Place]:
     os.environ.update(SPARK_ENV)
     from pyspark.sql import SparkSession
 
+    # Where the files of tests are, since tables are made by links to them; it goes with the process.
+    warehouse = tempfile.mkdtemp(prefix="gristmill-warehouse-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+    atexit.register(shutil.rmtree, warehouse, ignore_errors=True)
     conf = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        "spark.sql.warehouse.dir": tempfile.mkdtemp(prefix="gristmill-warehouse-"),
+        "spark.sql.warehouse.dir": warehouse,
         "spark.sql.shuffle.partitions": "2",
     }
     SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
