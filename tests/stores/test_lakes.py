@@ -194,6 +194,24 @@ def test_what_was_staged_and_never_published_goes(shop: shops.Shop, out: str, tm
     assert shop.seen("scores") == wanted(range(ROWS), 3)
 
 
+def test_small_parts_share_a_data_file(shop: shops.Shop, out: str, tmp_path: Path) -> None:
+    """Those that come together, each once, beside one that was there already."""
+    made, result = gm.to(shop.address("scores"), key="id"), published(out)
+    store, about = deliveries.opened(made), deliveries.Result.of(result)
+    deliveries.Loading(made, about, store).stage(result.live()[1:2])
+    assert len(files_of(shop, tmp_path)) == 1
+    later = deliveries.Loading(made, about, deliveries.opened(made))
+    later.stage(result.live())
+    assert len(files_of(shop, tmp_path)) == 3
+    there = deliveries.opened(made).staged(deliveries.load_of(made, about))
+    assert sorted(there.values()) == sorted(f.rows for f in result.live())
+    store.stage(deliveries.load_of(made, about), [part for _, part in later._parts(result.live())])
+    assert len(files_of(shop, tmp_path)) == 3  # all were there
+    assert gm.deliver(out, made).rows == ROWS
+    assert shop.seen("scores") == wanted(range(ROWS))
+    assert len(files_of(shop, tmp_path)) == 3
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.long)])
 def test_appending_is_killed_at_any_step(shop: shops.Shop, tmp_path: Path, apart: Apart, kills: int) -> None:
     """Rows are appended or not, all of them, and once, whatever is repeated; somebody else appends in between."""
@@ -381,7 +399,7 @@ def test_delta_files_by_their_statistics(out: str, tmp_path: Path) -> None:
     """Readers leave out files that cannot have a row; the history names what each commit brought."""
     gm.deliver(out, f"delta://{tmp_path}/scores", key="id")
     table = delta(tmp_path)
-    assert len(table.file_uris()) == 4
+    assert len(table.file_uris()) == 2
     assert len(table.file_uris(file_pruning_predicate="id = 25")) == 1
     assert len(table.file_uris(file_pruning_predicate="y > 7.6")) == 1
     assert table.to_pyarrow_table(filters=[("label", "=", "n1"), ("y", ">", 9.0)]).num_rows == 3

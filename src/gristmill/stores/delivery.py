@@ -25,7 +25,8 @@ from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Part, Store, is_there
 from gristmill.stores.newest import distinct, newest
 
-GROUP_ROWS = 500_000  # rows of small parts that are brought together: a transaction takes a while whatever is in it
+# Of small parts that are brought together, as a transaction takes a while whatever is in it: rows, and bytes of files.
+GROUP_ROWS, GROUP_BYTES = 1_000_000, 256 << 20
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
 READ_AHEAD = 2  # batches
 _UNKNOWN = "which rows there are this sink's cannot be told, as the claim of its first generation is lost"
@@ -163,11 +164,13 @@ class Loading:
         if self._staged is None:
             self._staged = dict(self._store.staged(self._load))
         group: list[Part] = []
-        for part in self._parts([f for f in self.wanted(live) if self._id(f) not in self._staged]):
-            if group and sum(p.rows for p in group) + part.rows > GROUP_ROWS:
+        rows = size = 0
+        for f, part in self._parts([f for f in self.wanted(live) if self._id(f) not in self._staged]):
+            if group and (rows + part.rows > GROUP_ROWS or size + f.bytes > GROUP_BYTES):
                 self._bring(group)
-                group = []
+                group, rows, size = [], 0, 0
             group.append(part)
+            rows, size = rows + part.rows, size + f.bytes
         self._bring(group)
 
     def _bring(self, parts: Sequence[Part]) -> None:
@@ -234,11 +237,11 @@ class Loading:
             staged = {}
         self._staged = staged
 
-    def _parts(self, files: Sequence[Live]) -> Iterator[Part]:
+    def _parts(self, files: Sequence[Live]) -> Iterator[tuple[Live, Part]]:
         root, layer = self._result.generation.root, self._result.generation.files
         for f, path in zip(files, kept(root, files, layer), strict=True):
             if (rows := self._rows(f)) or not f.rows:
-                yield Part(self._id(f), rows, path, self._reading(f))
+                yield f, Part(self._id(f), rows, path, self._reading(f))
 
     def _rows(self, f: Live) -> int:
         """How many rows of a file are delivered."""

@@ -30,6 +30,7 @@ from gristmill.stores.lake import (
     Lake,
     Snapshot,
     column_type,
+    labelled,
     parquet_about,
     parquet_batches,
     write_parquet,
@@ -105,6 +106,7 @@ class Table:
 
     name = "Delta Lake"
     suffix = ".parquet"
+    joins = True
     joint = "/"
 
     def __init__(self, place: Place) -> None:
@@ -133,9 +135,14 @@ class Table:
         return None  # what it asks of writers, deltalake does or refuses
 
     def write(
-        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self,
+        now: Snapshot | None,
+        path: str,
+        parts: Sequence[Part],
+        schema: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
     ) -> None:
-        write_parquet(path, part.id, schema, batches)
+        write_parquet(path, labelled(parts), schema, batches)
 
     def about(self, path: str) -> Datafile:
         return parquet_about(path)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from gristmill.arrow.batches import regrouped
 from gristmill.arrow.schemas import plain, unwritable
 from gristmill.arrow.spilling import quiet
 from gristmill.commit.generation import decode_schema
@@ -33,12 +34,14 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.gate import Gate
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
-from gristmill.stores.sql import MARKS, Session, Tables, created, folded, moved, quoted
+from gristmill.stores.sql import MARKS, Nothing, Session, Tables, created, folded, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
 HOLD = 2.0  # seconds after which a file is let go between two transactions, so that readers get at it
+ROW_GROUP, GROUP_BYTES = 122_880, 16 << 20  # what it writes at a time; bytes that are copied for that at most
 BREATH = 0.02  # seconds for which it is let go
+_ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")  # statements that change no table's columns
 _SIMPLE = {
     pa.bool_(): "BOOLEAN",
     pa.int8(): "TINYINT",
@@ -117,6 +120,8 @@ class File:
         self._schema = schema or "main"
         self._gate = Gate(place.path, place.shown, PATIENCE)
         self._held: Any = None
+        self._known: dict[str, dict[str, str]] = {}  # of tables that were looked at, the columns
+        self._spelled = False
         self._since = 0.0
 
     @contextlib.contextmanager
@@ -124,8 +129,7 @@ class File:
         """To look makes no file."""
         duckdb = imported("duckdb")
         if not write and not os.path.exists(self._place.path):
-            with duckdb.connect(":memory:") as nothing:
-                yield Transaction(nothing, self._schema)
+            yield Nothing()
             return
         if self._held is not None and time.monotonic() - self._since > HOLD:
             self.close()
@@ -137,12 +141,15 @@ class File:
             except BaseException:
                 self._gate.release()
                 raise
+            self._spelled = False
         try:
             self._held.begin()
+            if not self._spelled:
+                self._schema, self._table = spelled(self._held, self._schema, self._table)
+                self._spelled = True
             if write and self._schema != "main":
                 self._held.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._schema)}")
-            self._schema, self._table = spelled(self._held, self._schema, self._table)
-            yield Transaction(self._held, self._schema)
+            yield Transaction(self._held, self._schema, self._known)
             self._held.commit()
         except BaseException as e:
             self.close()  # which rolls back
@@ -203,24 +210,31 @@ class File:
 
     def close(self) -> None:
         held, self._held = self._held, None
+        self._known.clear()
         if held is not None:
             held.close()
         self._gate.release()
 
 
 class Transaction:
-    """Statements of one transaction."""
+    """Statements of one transaction. `known` are columns of tables, for as long as nobody else can change them: to ask
+    the catalog takes milliseconds.
+    """
 
-    def __init__(self, connection: Any, schema: str) -> None:
+    def __init__(self, connection: Any, schema: str, known: dict[str, dict[str, str]] | None = None) -> None:
         self._connection = connection
         self._schema = schema
+        self._known = {} if known is None else known
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        if not sql.startswith(_ROWS):
+            self._known.clear()
         rows: list[tuple[Any, ...]] = self._connection.execute(sql, values).fetchall()
         return rows
 
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        self._connection.register("gristmill_rows", pa.RecordBatchReader.from_batches(schema, batches))
+        grouped = pa.RecordBatchReader.from_batches(schema, regrouped(batches, ROW_GROUP, GROUP_BYTES))
+        self._connection.register("gristmill_rows", grouped)
         try:
             done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM gristmill_rows").fetchall()
         finally:
@@ -228,6 +242,11 @@ class Transaction:
         return int(done[0][0])
 
     def columns(self, table: str) -> dict[str, str]:
+        if table not in self._known:
+            self._known[table] = self._columns(table)
+        return dict(self._known[table])
+
+    def _columns(self, table: str) -> dict[str, str]:
         schema, name = (part.strip('"').replace('""', '"') for part in table.split('"."'))
         sql = (
             "SELECT column_name, data_type FROM duckdb_columns() WHERE database_name = current_database() AND "

@@ -1,15 +1,17 @@
 """Stores that are tables of a lake: data files, and a log that says which of them are the table. One way to stage,
 publish and drop, over what formats of lakes differ in.
 
-A part becomes a data file in a folder of its generation inside the table's own, where no reader looks, because no entry
-of the log names it. The entry that does so publishes all of them, and the mark with them: nothing is copied then. A
-folder whose files the log has named once is the table's from then on, and only what cleans that up removes it.
+A part, or several small ones that come together, becomes a data file in a folder of its generation inside the table's
+own, where no reader looks, because no entry of the log names it. The entry that does so publishes all of them, and the
+mark with them: nothing is copied then. A folder whose files the log has named once is the table's from then on, and
+only what cleans that up removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +20,18 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from gristmill.arrow.batches import regrouped
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.schemas import plain, wider
 from gristmill.errors import BadJob, RunFailed, did_you_mean
 from gristmill.files.disk import LOCAL
+from gristmill.sinks.parquet import worth_a_dictionary
 from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, is_there
 from gristmill.stores.gate import Gate
 
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
 WRITERS = 2  # files that are written at once
+GROUP_ROWS, GROUP_BYTES = 1 << 20, 32 << 20  # of a row group of Parquet, at most
 ATTEMPTS = 20  # commits that others are quicker with, one after the other, before it is given up
 
 
@@ -44,10 +49,10 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Datafile:
-    """A staged file: of which part, and how many rows."""
+    """A staged file: of which parts, with the rows that each was to bring, and how many rows there are."""
 
     path: str
-    part: str
+    parts: Mapping[str, int]
     rows: int
 
 
@@ -60,6 +65,8 @@ class Format(Protocol):
     """How data files end."""
     joint: str
     """What is between the name of a staging place and those of its files: a slash, or a dash where a table is flat."""
+    joins: bool
+    """Whether a data file may be of several parts."""
 
     def now(self) -> Snapshot | None:
         """The newest version; None if there is no table."""
@@ -78,9 +85,14 @@ class Format(Protocol):
         ...
 
     def write(
-        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self,
+        now: Snapshot | None,
+        path: str,
+        parts: Sequence[Part],
+        schema: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
     ) -> None:
-        """Make a data file of a part, which `about` names then. Threads call it for several parts at once."""
+        """Make a data file of parts, which `about` names then. Threads call it for several files at once."""
         ...
 
     def about(self, path: str) -> Datafile:
@@ -163,6 +175,13 @@ class Lake:
         names = sorted(n for n in LOCAL.names(folder) if n.startswith(first) and n.endswith(self._form.suffix))
         return [self._about(os.path.join(folder, name)) for name in names]
 
+    def _sweep(self, staging: str) -> None:
+        """Remove files that were begun by an attempt that was interrupted: the place is about to be the table's own."""
+        folder, first = os.path.split(staging)
+        for name in LOCAL.names(folder):
+            if name.startswith(first) and name.endswith(".tmp"):
+                LOCAL.remove(os.path.join(folder, name))
+
     def _about(self, path: str) -> Datafile:
         """What a staged file says of itself, read once: a path is of one part, and never of another content."""
         if path not in self._known:
@@ -170,25 +189,27 @@ class Lake:
         return self._known[path]
 
     def staged(self, load: Load) -> Mapping[str, int]:
-        return {file.part: file.rows for file in self._files(self._staging(self._form.now(), load))}
+        files = self._files(self._staging(self._form.now(), load))
+        return {part: rows for file in files for part, rows in file.parts.items()}
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         now = self._form.now()
         staging, schema = self._staging(now, load), self._columns(now, load)
         folder = os.path.dirname(f"{staging}x")
         LOCAL.make_folder(folder)
-        with ThreadPoolExecutor(min(WRITERS, len(parts) or 1)) as writers:
-            list(writers.map(lambda part: self._stage(now, staging, schema, part), parts))
+        there = {part for file in self._files(staging) for part in file.parts}
+        shares = _shared([part for part in parts if part.id not in there], WRITERS if self._form.joins else len(parts))
+        with ThreadPoolExecutor(WRITERS) as writers:
+            list(writers.map(lambda share: self._stage(now, staging, schema, share), shares))
         LOCAL.sync_folder(folder)
 
-    def _stage(self, now: Snapshot | None, staging: str, schema: pa.Schema, part: Part) -> None:
-        name = hashlib.sha256(part.id.encode()).hexdigest()[:24]
+    def _stage(self, now: Snapshot | None, staging: str, schema: pa.Schema, parts: Sequence[Part]) -> None:
+        """Make a data file of parts: each costs a while whatever is in it, for its sync more than for its making."""
+        name = hashlib.sha256("\0".join(part.id for part in parts).encode()).hexdigest()[:24]
         target, made = f"{staging}{name}{self._form.suffix}", f"{staging}{name}.tmp"
-        if os.path.exists(target):
-            return
-        self._form.write(now, made, part, schema, self._cast(part, schema))
+        self._form.write(now, made, parts, schema, (batch for part in parts for batch in self._cast(part, schema)))
         settled(made)
-        os.replace(made, target)  # a part is whole, or not there
+        os.replace(made, target)  # parts are whole, or not there
 
     def _cast(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in part.batches():
@@ -203,7 +224,9 @@ class Lake:
             yield pa.record_batch(columns, schema=schema)
 
     def count(self, load: Load | None) -> int:
-        return self._form.count() if load is None else sum(self.staged(load).values())
+        if load is None:
+            return self._form.count()
+        return sum(file.rows for file in self._files(self._staging(self._form.now(), load)))
 
     # ------------------------------------------------ the atomic step
 
@@ -215,7 +238,8 @@ class Lake:
                     return
                 whole = load.mode == "replace" or load.delete  # the rows of all others go, and so do their marks
                 others = () if now is None or whole else (m for m in now.marks if m.sink != load.mark.sink)
-                files = self._files(self._staging(now, load))
+                files = self._files(staging := self._staging(now, load))
+                self._sweep(staging)
                 if sum(file.rows for file in files) != load.mark.rows:
                     raise RunFailed(f"{self._place.shown}: what was staged is not there any more: run again")
                 if self._form.commit(now, load, self._columns(now, load), files, (load.mark, *others)):
@@ -251,6 +275,18 @@ class Lake:
 
     def close(self) -> None:
         self._gate.release()
+
+
+def _shared(parts: Sequence[Part], among: int) -> list[Sequence[Part]]:
+    """Parts in so many shares of about as many rows, in order."""
+    shares: list[list[Part]] = []
+    rows, each = 0, sum(part.rows for part in parts) / max(1, among)
+    for part in parts:
+        if not shares or rows >= each * len(shares):
+            shares.append([])
+        shares[-1].append(part)
+        rows += part.rows
+    return list(shares)
 
 
 def settled(path: str) -> None:
@@ -314,13 +350,24 @@ def column_type(kind: pa.DataType, simple: Mapping[pa.DataType, pa.DataType]) ->
 PART = b"gristmill.part"
 
 
-def write_parquet(path: str, part: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+def labelled(parts: Sequence[Part]) -> str:
+    """What a data file says of its parts: the id of one, or the rows of each."""
+    return parts[0].id if len(parts) == 1 else json.dumps({part.id: part.rows for part in parts})
+
+
+def datafile(path: str, said: str, rows: int) -> Datafile:
+    """A data file by what it says of its parts, and its rows."""
+    return Datafile(path, json.loads(said) if said.startswith("{") else {said: rows}, rows)
+
+
+def write_parquet(path: str, said: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
     """A Parquet file that any reader of lakes knows."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetWriter(path, schema, store_schema=False) as writer:
-        writer.add_key_value_metadata({PART.decode(): part})
-        for batch in batches:
+    tried = worth_a_dictionary(schema)
+    with pq.ParquetWriter(path, schema, store_schema=False, use_dictionary=tried) as writer:
+        writer.add_key_value_metadata({PART.decode(): said})
+        for batch in regrouped(batches, GROUP_ROWS, GROUP_BYTES):
             writer.write_batch(batch)
 
 
@@ -329,7 +376,7 @@ def parquet_about(path: str) -> Datafile:
     import pyarrow.parquet as pq
 
     about = pq.read_metadata(path)
-    return Datafile(path, about.metadata[PART].decode(), about.num_rows)
+    return datafile(path, about.metadata[PART].decode(), about.num_rows)
 
 
 def parquet_batches(files: Sequence[Datafile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

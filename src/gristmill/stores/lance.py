@@ -1,5 +1,5 @@
-"""Lance tables in a folder of this machine, as LanceDB has them. The parts of a result become data files of the table,
-a fragment each, and one commit makes them visible.
+"""Lance tables in a folder of this machine, as LanceDB has them. The parts of a result become data files of the table
+(small ones together), a fragment each, and one commit makes them visible.
 
 The marks are a property of that commit, and metadata of the table's schema, which outlasts the commits that a table
 forgets. A commit is made on the version that was looked at, or not at all.
@@ -20,7 +20,7 @@ from gristmill.arrow.schemas import is_string, unwritable
 from gristmill.errors import BadJob, BadSource, GristmillError
 from gristmill.process.extras import require
 from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
-from gristmill.stores.lake import Datafile, Lake, Snapshot
+from gristmill.stores.lake import Datafile, Lake, Snapshot, datafile, labelled
 from gristmill.stores.lookup import asked, keyed, matching, restored
 
 NOTE = "gristmill"  # of a commit and of a schema: what is in it of deliveries
@@ -84,6 +84,7 @@ class Table:
 
     name = "Lance"
     suffix = ".lance"
+    joins = True
     joint = "-"
 
     def __init__(self, place: Place) -> None:
@@ -111,13 +112,18 @@ class Table:
         return None
 
     def write(
-        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self,
+        now: Snapshot | None,
+        path: str,
+        parts: Sequence[Part],
+        schema: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
     ) -> None:
         from lance.file import LanceFileWriter
 
         with said(self._place):
             writer = LanceFileWriter(path, schema, version=None if now is None else now.table.data_storage_version)
-            writer.add_schema_metadata(PART, part.id)
+            writer.add_schema_metadata(PART, labelled(parts))
             for batch in batches:
                 writer.write_batch(batch)
             writer.close()
@@ -127,7 +133,7 @@ class Table:
 
         with said(self._place):
             about = LanceFileReader(path).metadata()
-            return Datafile(path, about.schema.metadata[PART.encode()].decode(), about.num_rows)
+            return datafile(path, about.schema.metadata[PART.encode()].decode(), about.num_rows)
 
     def count(self) -> int:
         now = self.now()

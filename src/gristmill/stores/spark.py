@@ -38,6 +38,7 @@ from gristmill.stores.lake import (
     Lake,
     Snapshot,
     column_type,
+    labelled,
     parquet_about,
     write_parquet,
 )
@@ -249,6 +250,7 @@ class Table:
 
     name = "Spark tables"
     suffix = ".parquet"
+    joins = False
     joint = "/"
 
     def __init__(self, place: Place) -> None:
@@ -280,8 +282,14 @@ class Table:
         )
 
     def write(
-        self, now: Snapshot | None, path: str, part: Part, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+        self,
+        now: Snapshot | None,
+        path: str,
+        parts: Sequence[Part],
+        schema: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
     ) -> None:
+        (part,) = parts
         if os.path.isfile(part.path) and _is_as_written(part, schema):
             with contextlib.suppress(FileNotFoundError):  # of an attempt that was interrupted
                 os.remove(path)
@@ -289,7 +297,7 @@ class Table:
                 os.link(part.path, path)
                 LOCAL.write_over(_note(path), json.dumps({"part": part.id, "rows": part.rows}).encode())
                 return
-        write_parquet(path, part.id, schema, batches)
+        write_parquet(path, labelled(parts), schema, batches)
 
     def about(self, path: str) -> Datafile:
         try:
@@ -297,7 +305,7 @@ class Table:
                 said = json.load(file)
         except FileNotFoundError:
             return parquet_about(path)
-        return Datafile(path, said["part"], said["rows"])
+        return Datafile(path, {said["part"]: said["rows"]}, said["rows"])
 
     def count(self) -> int:
         if not self.catalog.about():

@@ -44,6 +44,22 @@ class Session(Protocol):
         ...
 
 
+class Nothing:
+    """A session of a database that is not there."""
+
+    def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        return []
+
+    def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+        raise NotImplementedError  # who only looks adds nothing
+
+    def columns(self, table: str) -> dict[str, str]:
+        return {}
+
+    def tables(self, prefix: str) -> list[str]:
+        return []
+
+
 class Database(Protocol):
     """What one database does otherwise than others."""
 

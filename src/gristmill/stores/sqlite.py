@@ -36,10 +36,12 @@ from gristmill.stores.contract import (
     StoreUnavailable,
 )
 from gristmill.stores.lookup import SCANNED, asked, keyed, repeated
-from gristmill.stores.sql import MARKS, Session, Tables, created, folded, moved, quoted
+from gristmill.stores.sql import MARKS, Nothing, Session, Tables, created, folded, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
+PAGE = 16_384  # bytes of a page in files that we make: a vector fits in one, and there are fewer to write
+APPLICATION = 0x67_72_69_73  # what such a file says of who made it
 OURS = "gm_"  # what the names of our indices begin with
 
 
@@ -53,8 +55,8 @@ class SQLite:
 
     @staticmethod
     def open(place: Place) -> Store:
-        """The table; its file is made when the first rows are staged, with a write-ahead log, so that readers never
-        wait.
+        """The table; its file is made when the first rows are staged. Once there are rows to read it has a write-ahead
+        log, so that readers never wait.
         """
         _named(place)
         folder = os.path.dirname(place.path)
@@ -88,8 +90,7 @@ class File:
     def session(self, *, write: bool) -> Iterator[Session]:
         """To look makes no file."""
         if not write and not os.path.exists(self._place.path):
-            with contextlib.closing(sqlite3.connect(":memory:")) as nothing:
-                yield Transaction(nothing, self._place)
+            yield Nothing()
             return
         try:
             if self._connection is None:
@@ -175,7 +176,8 @@ class File:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            with contextlib.closing(connection):
+                _logged(connection)
 
 
 class Transaction:
@@ -218,9 +220,27 @@ def _connected(place: Place, *, write: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     if write:
         if new:
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA page_size = {PAGE}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        else:
+            _logged(connection)
         connection.execute("PRAGMA legacy_alter_table = ON")  # views mean a table by its name, whatever is renamed
     return connection
+
+
+def _logged(connection: sqlite3.Connection) -> None:
+    """Give a file that we made a write-ahead log as soon as rows are published in it. Before, nobody waits for them,
+    and all would be written twice. Whoever has the file at this moment puts it off to the next delivery.
+    """
+
+    def one(sql: str) -> Any:
+        return next(iter(connection.execute(sql).fetchone() or ()), None)
+
+    with contextlib.suppress(sqlite3.Error):  # which the next statement meets as well
+        if connection.in_transaction or one("PRAGMA application_id") != APPLICATION:
+            return
+        if one("PRAGMA journal_mode") == "delete" and one(f"SELECT 1 FROM {quoted(MARKS)} LIMIT 1"):
+            connection.execute("PRAGMA journal_mode = WAL")
 
 
 # ---------------------------------------------------------------- types
