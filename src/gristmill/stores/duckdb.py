@@ -228,7 +228,8 @@ class Transaction:
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         if not sql.startswith(_ROWS):
-            self._known.clear()
+            for table in [t for t in self._known if t[t.index('"."') + 2 :] in sql]:
+                del self._known[table]
         rows: list[tuple[Any, ...]] = self._connection.execute(sql, values).fetchall()
         return rows
 

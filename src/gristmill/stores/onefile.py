@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from gristmill.stores.contract import Load, Mark, Part, Place, is_there
 from gristmill.stores.gate import Gate
 from gristmill.stores.packing import check_beside, slices
 
+WRITERS = 2  # parts that are staged at once
 PATIENCE = 20.0  # seconds to wait for another deliverer's last step
 
 
@@ -99,8 +101,8 @@ class OneFile:
         return {part: _rows(path) for part, path in self._runs(load).items()}
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
-        for part in parts:
-            self._stage(load, part)
+        with ThreadPoolExecutor(WRITERS) as writers:  # one computes while another's file is put on the disk
+            list(writers.map(lambda part: self._stage(load, part), parts))
 
     def _stage(self, load: Load, part: Part) -> None:
         folder = self._place_of(load.stage)

@@ -183,11 +183,13 @@ class Server:
     def _send(self, data: pa.Array) -> None:
         """Send commands, some at a time, and read their replies."""
         connection = self._client.connection_pool.get_connection()
+        _, edges, text = data.buffers()
+        starts = np.frombuffer(edges, np.int32)[data.offset : data.offset + len(data) + 1].tolist()
         try:
             for first in range(0, len(data), AT_ONCE):
-                some = data.slice(first, AT_ONCE).to_pylist()
-                connection.send_packed_command([b"".join(some)])
-                for _ in some:
+                last = min(first + AT_ONCE, len(data))
+                connection.send_packed_command([memoryview(text)[starts[first] : starts[last]]])
+                for _ in range(first, last):
                     connection.read_response()
         except BaseException:
             connection.disconnect()  # with replies that nobody will read
