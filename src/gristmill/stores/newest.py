@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.arrow.spilling import spilling
 from gristmill.commit.documents import Live
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 BATCH_ROWS = 65_536  # rows whose keys are held in memory together
+READ_AHEAD = 2  # batches, where the first may tell that the others are not needed
 KEY_MEMORY = "256MB"  # for finding keys that repeat; more are compared on disk
 Age = tuple[int, int]  # the generation that read a file's rows, and the one that scored them
 
@@ -69,6 +71,8 @@ def newest(
     heads, wanted = [f"k{i}" for i in range(len(key))], sum(f.rows for f in files)
     ends, of = np.cumsum([f.rows for f in several]), np.array([order[old[f]] for f in several], np.int32)
     rows = rows_of(several)
+    if len(order) == 1 and len(key) == 1 and _ascend(rows, key[0]) == ends[-1]:
+        return {}
     fields = [pa.field(head, rows.schema.field(name).type) for head, name in zip(heads, key, strict=True)]
     schema = pa.schema([*fields, ("n", pa.int64()), ("age", pa.int32())])
 
@@ -91,6 +95,26 @@ def newest(
         _refuse_nulls(connection, heads, wanted, key, shown)
         _refuse_repeated(connection, heads, key, shown)
         return {} if len(order) < 2 else _masks(connection, heads, files)
+
+
+def _ascend(rows: ds.Dataset, key: str) -> int | None:
+    """How many rows there are if each key is greater than the one before, as those of many sources are, so that none
+    repeats and none is null; None if that is not so. Nothing is held in memory.
+    """
+    kind, last, count = rows.schema.field(key).type, None, 0
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
+        return None
+    for batch in rows.scanner(columns=[key], batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD).to_batches():
+        keys = batch.column(0)
+        if not len(keys):
+            continue
+        rising = pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))
+        if keys.null_count or not pc.all(rising, min_count=0).as_py():
+            return None
+        if last is not None and not pc.less(last, keys[0]).as_py():
+            return None
+        last, count = keys[-1], count + len(keys)
+    return count
 
 
 def _refuse_nulls(connection: Any, heads: Sequence[str], wanted: int, key: Sequence[str], shown: str) -> None:
