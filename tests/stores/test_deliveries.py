@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +21,11 @@ import pytest
 
 import gristmill as gm
 from gristmill.cli.app import main
+from gristmill.commit.publication import published
 from gristmill.driver import beside
 from gristmill.job.secret import Secret
+from gristmill.stores import delivery as deliveries
+from gristmill.stores import packing
 from s3server import S3Server
 
 ROWS = 40
@@ -292,6 +296,7 @@ def test_sinks_of_every_form(how: dict[str, Any], at: str, server: S3Server, mon
 KILLED = """
 import sys, time
 import gristmill as gm
+from gristmill.commit.publication import published
 from gristmill.driver import beside
 beside.SOON, beside.EVERY = 0.0, 0.01
 def slow(batch):
@@ -344,3 +349,58 @@ def test_keys_of_several_columns(folder: Path) -> None:
         gm.deliver("out", to, key=["id", "n"])
         with gm.lookup(to) as lookup:
             assert lookup.get_many([(7, 3), (7, 2)]) == [{"id": 7, "n": 3, "y": 3.5}, None]
+
+
+@pytest.mark.parametrize(
+    "values", [[*range(30), 29, *range(31, ROWS)], [*range(39), None], [*range(9), 8, *range(10, ROWS)]]
+)
+def test_keys_that_ascend_but_for_one(values: list[int | None]) -> None:
+    """One that repeats, in its file or at the edge of two, or is missing, is found among keys that ascend otherwise."""
+    pq.write_table(pa.table({"id": values, "x": np.arange(ROWS) / 4}), "rows.parquet")
+    job().run()
+    with pytest.raises(gm.RunFailed, match=r"repeat: (29|8) 2 times|have a null in their key"):
+        gm.deliver("out", "sqlite://s.sqlite#scores", key="id")
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_keys_in_either_order(backwards: bool) -> None:
+    """Keys that ascend and keys that do not are delivered alike."""
+    pq.write_table(
+        pa.table({"id": np.arange(ROWS)[:: -1 if backwards else 1], "x": np.arange(ROWS) / 4}), "rows.parquet"
+    )
+    job().run()
+    assert gm.deliver("out", "sqlite://s.sqlite#scores", key="id").rows == ROWS
+    assert [row[0] for row in rows()] == [*range(ROWS)]
+
+
+def test_a_new_sqlite_file_gets_its_log_with_its_rows() -> None:
+    """Until then it is written once, and afterwards readers never wait; a file of others stays as it is."""
+    with closing(sqlite3.connect("theirs.sqlite")) as db:
+        db.execute("CREATE TABLE notes (id)")
+    job().run()
+    seen = {}
+    for file in ("s.sqlite", "theirs.sqlite"):
+        delivery, found = gm.to(f"sqlite://{file}#scores", key="id"), published("out")
+        store = deliveries.opened(delivery)
+        deliveries.Loading(delivery, deliveries.Result.of(found), store).stage(found.live())
+        store.close()
+        seen[file] = [mode(file)]
+        gm.deliver("out", delivery)
+        seen[file].append(mode(file))
+        assert len(rows(file)) == ROWS
+    assert seen == {"s.sqlite": ["delete", "wal"], "theirs.sqlite": ["delete", "delete"]}
+
+
+def mode(file: str) -> str:
+    """How a file of SQLite is written."""
+    with closing(sqlite3.connect(file)) as db:
+        return str(db.execute("PRAGMA journal_mode").fetchone()[0])
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.float32(), pa.float64()])
+def test_lists_of_numbers_as_bytes(kind: pa.DataType) -> None:
+    """Those that are all as long, which are packed together, and others, are read back by any MessagePack library."""
+    numbers = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    for values in (numbers, [None, *numbers], [[], *numbers], [[1, None, 3], *numbers], [[], []], []):
+        packed = packing.packed_rows(pa.record_batch({"v": pa.array(values, pa.list_(kind))}))
+        assert [msgpack.unpackb(row) for row in packed.to_pylist()] == [{"v": value} for value in values]

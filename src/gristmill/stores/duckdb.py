@@ -248,12 +248,14 @@ class Transaction:
         return dict(self._known[table])
 
     def _columns(self, table: str) -> dict[str, str]:
-        schema, name = (part.strip('"').replace('""', '"') for part in table.split('"."'))
-        sql = (
-            "SELECT column_name, data_type FROM duckdb_columns() WHERE database_name = current_database() AND "
-            "schema_name = ? AND table_name = ? ORDER BY column_index"
-        )
-        return dict(self.run(sql, schema, name))
+        """They are described: `duckdb_columns()` takes longer, as it looks into every view of DuckDB's own."""
+        at = [part.strip('"').replace('""', '"') for part in table.split('"."')]
+        of = "database_name = current_database() AND schema_name = ?"
+        tables = f"SELECT 1 FROM duckdb_tables() WHERE {of} AND table_name = ?"
+        views = f"SELECT 1 FROM duckdb_views() WHERE {of} AND view_name = ?"
+        if not self.run(f"{tables} UNION ALL {views}", *at, *at):
+            return {}
+        return {row[0]: row[1] for row in self.run(f"DESCRIBE {table}")}
 
     def tables(self, prefix: str) -> list[str]:
         sql = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ? AND starts_with(table_name, ?)"
