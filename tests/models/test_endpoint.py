@@ -193,3 +193,32 @@ def test_a_job_that_was_answered_before_waits_for_its_endpoint(chat: ChatServer,
         asked(400, tmp_path / "out", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")
     with pytest.raises(gm.BadModel, match="is this the endpoint"):
         asked(400, tmp_path / "b", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("status", "said"), [(401, "the key"), (404, "the address or the model"), (402, "the account")])
+@pytest.mark.parametrize("after", [0, 30])
+def test_an_address_that_refuses_everything_is_left_out(
+    chat: ChatServer, tmp_path: Path, status: int, said: str, after: int
+) -> None:
+    """Its key, account or model: the others answer its rows, and it is told once, whoever is asked first."""
+    chat.set(latency=0.01)
+    with ChatServer(turns=[after, status, status]) as other:
+        report = asked(200, tmp_path / "out", base_url=f"{other.url},{chat.url}", concurrency=8, workers=2)
+        assert report.rows_ok == 200 and other.told()["requests"] < after + 40
+        told = [note for note in report.notes if "left out" in note]
+        assert len(told) == 1 and told[0].startswith(f"{other.url} refuses {said}: {status}: model 'm' does not exist")
+
+
+def test_a_run_stops_once_no_address_is_left(chat: ChatServer, tmp_path: Path) -> None:
+    """Before anything was answered that is a bad job (exit 2), and else one that can be gone on with (exit 1)."""
+    with ChatServer(key="sk-another") as other:
+        urls = {"base_url": f"{other.url},{chat.url}", "concurrency": 4}
+        chat.set(turns=[60, 404, 404])
+        with pytest.raises(RunFailed, match=rf"refuses the .* now: .*; so do all addresses: {other.url} refuses the key"):
+            asked(200, tmp_path / "out", **urls)
+        with pytest.raises(BadModel, match=r"refuses .*so do all addresses: http://"):
+            asked(200, tmp_path / "b", **urls)
+        chat.set(turns=[])
+        assert asked(200, tmp_path / "out", **urls).rows_ok == 200
+    assert max(chat.told()["answered"].values()) == 1

@@ -26,7 +26,8 @@ class Address:
 
 class Addresses:
     """Those of an endpoint. One that fails is left out for up to `most` seconds at a time; so is one that refuses what
-    others answer. A single one rests only if it says so itself: its requests are sent again one by one.
+    others answer. A single one rests only if it says so itself: its requests are sent again one by one. One that would
+    refuse everything (its key, its model) is left out for good, but for the last one.
     """
 
     def __init__(self, urls: Sequence[str], most: float) -> None:
@@ -57,6 +58,11 @@ class Addresses:
     def others_well(self, address: Address, now: float) -> bool:
         """Whether another one is well."""
         return any(a is not address and a.rests_until <= now and not self._left_out(a) for a in self._all)
+
+    def without(self, address: Address) -> bool:
+        """Leave it out for good. Returns whether another one is left; the last one stays."""
+        self._all = [a for a in self._all if a is not address] or self._all
+        return self._all != [address]
 
     def failed(self, address: Address, now: float, sent: float, after: float | None) -> None:
         """It did not answer a request that was `sent` at that time, and asks to be left alone for `after` seconds."""

@@ -283,6 +283,11 @@ class RowModel(Model, Protocol):
         """What keeps answers away now, for people; "" if nothing does. Rows that end meanwhile have none."""
         ...
 
+    @property
+    def news(self) -> list[str]:
+        """What people are to be warned of, each once: whoever tells it takes it out."""
+        ...
+
     def drop(self, prepared: Prepared) -> None:
         """Nobody needs the answers: ask for no more of these rows."""
         ...

@@ -223,6 +223,11 @@ class Together:
         """See Asked."""
         return self._endpoint.trouble
 
+    @property
+    def news(self) -> list[str]:
+        """See Asked."""
+        return self._endpoint.news
+
     def resumed(self) -> None:
         """See Asked."""
         self._endpoint.resumed()

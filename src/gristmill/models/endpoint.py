@@ -108,6 +108,14 @@ class Forbidden(Exception):
 
 
 @dataclass(frozen=True)
+class Closed(Exception):
+    """An address refuses every request: its key, its account, or the model (`what`)."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Later(Exception):
     """What is worth another try, not before `after` seconds if the endpoint says so; `full`: it has too much to do;
     `lost`: the request was sent, and what it was answered is not known, so that it may have to be paid for.
@@ -240,7 +248,9 @@ class Endpoint:
         self._answered_path = ""
         self._refusals = Refusals()
         self._suspects = 0  # requests that were forbidden, and none has been answered since
+        self._closed: dict[str, str] = {}  # addresses that are left out for good, and what each has said
         self._over: GristmillError | None = None
+        self.news: list[str] = []  # see paid.Asked
 
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
@@ -293,6 +303,9 @@ class Endpoint:
                     address = await self._address(refusing)
                     sent = time.monotonic()
                     found = await self._sent(address, path, data)
+            except Closed as closed:
+                self._without(address, closed)
+                continue
             except Later as later:
                 self._failed(address, sent, later)
                 taken += time.monotonic() - sent
@@ -344,7 +357,8 @@ class Endpoint:
         until = time.monotonic() + ELSEWHERE
         while True:
             now = time.monotonic()
-            if (found := self._addresses.take(now, refusing if now < until else ())) is not None:
+            others = now < until and any(address.url not in refusing for address in self._addresses)
+            if (found := self._addresses.take(now, refusing if others else ())) is not None:
                 return found
             rest = self._addresses.rest(now)
             if rest > self._limit:
@@ -358,6 +372,18 @@ class Endpoint:
             self._requests.anew()
         self._answered, self._heard, self._silence = True, time.monotonic(), None
         self._addresses.answered(address, sent)
+
+    def _without(self, address: Address, closed: Closed) -> None:
+        """Ask this address no more, which is told once. Raises BadModel or RunFailed if it was the last one."""
+        self._go_on()
+        url = redact(address.url)
+        new = url not in self._closed
+        self._closed[url] = f"refuses {closed.what}: {closed.why}"
+        if not self._addresses.without(address):
+            others = "; ".join(f"{other} {said}" for other, said in self._closed.items() if other != url)
+            self.stop(self._refused(closed.what, f"{closed.why}; so do all addresses: {others}" if others else closed.why))
+        if new:
+            self.news.append(f"{url} {self._closed[url]}: it is left out, and its requests go to the other addresses")
 
     def _failed(self, address: Address, sent: float, later: Later) -> None:
         now = time.monotonic()
@@ -474,6 +500,9 @@ class Endpoint:
         except (Later, asyncio.TimeoutError) as e:
             if payer is not None and (not isinstance(e, Later) or e.lost):
                 payer.probed(path, body, None)
+            return None
+        except Closed as e:
+            self._without(address, e)
             return None
         except (Refused, Forbidden):
             if not self._answered_last:
@@ -648,8 +677,7 @@ class Endpoint:
                 why = f"{why} ({asked}{v1})"
             elif status == 401 and self._vendor.sends not in self._headers and not self._with_users:
                 why = f"{why}; no key was sent: {self._vendor.variable}_API_KEY is not set, and no api_key is given"
-            self._over = self._refused(self._nobody.get(status, "the account"), why)
-            return self._over
+            return Closed(self._nobody.get(status, "the account"), why)
         if status in LATER:
             return Later(why, after_of(headers), status in FULL)
         return Refused(why, status, reply, code)

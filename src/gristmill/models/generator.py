@@ -115,6 +115,11 @@ class Generator:
         """What keeps answers away: nothing, it computes."""
         return ""
 
+    @property
+    def news(self) -> list[str]:
+        """See Asked."""
+        return []
+
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
     ) -> dict[str, Any]:

@@ -98,6 +98,11 @@ class Asked(Protocol):
 
     @property
     def trouble(self) -> str: ...
+    @property
+    def news(self) -> list[str]:
+        """See RowModel."""
+        ...
+
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
     ) -> dict[str, Any]: ...
@@ -239,6 +244,12 @@ class LoadedAsker(LoadedRows):
         paid: Paid = self._call.built.paid
         return paid.trouble
 
+    @property
+    def news(self) -> list[str]:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.news
+
     def leave(self) -> None:
         """See RowModel."""
         self._flight.close(self._call.built.aclose)
@@ -376,6 +387,11 @@ class Paid:
     def trouble(self) -> str:
         """See RowModel."""
         return self._asked.trouble
+
+    @property
+    def news(self) -> list[str]:
+        """See RowModel."""
+        return self._asked.news
 
     def of(self, allowance: Allowance) -> None:
         """What may be spent is claimed there from now on."""

@@ -118,6 +118,11 @@ class LoadedRows(LoadedFunction):
         """See RowModel."""
         return ""
 
+    @property
+    def news(self) -> list[str]:
+        """See RowModel."""
+        return []
+
     def drop(self, prepared: Prepared) -> None:
         """See RowModel."""
         self._begun(prepared).answers.dropped = True

@@ -76,6 +76,11 @@ class VllmGenerator:
         return ""
 
     @property
+    def news(self) -> list[str]:
+        """See Asked."""
+        return []
+
+    @property
     def flying(self) -> int:
         """Requests in flight."""
         return self._flying

@@ -408,6 +408,7 @@ class ShardWorker:
             done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
         if self._rows is not None:
             self._count_used(item, self._rows.used(window.prepared), done)
+            self._tell_news(self._rows, emit)
         self._behind = (key, behind + window.counts.rows_in, end)
         return done
 
@@ -431,6 +432,7 @@ class ShardWorker:
         left = window.rows.num_rows
         while now := model.waiting(window.prepared, 0.2):
             self._tell(model.trouble, emit)
+            self._tell_news(model, emit)
             # A sign of life comes with each answer, of any window, and not while there is none.
             tick(0 if self._trouble else max(0, left - now), False)
             left = min(left, now)
@@ -441,6 +443,10 @@ class ShardWorker:
         if trouble != self._trouble:
             self._trouble = trouble
             emit(Waiting(self._name, trouble))
+
+    def _tell_news(self, model: RowModel, emit: Emit) -> None:
+        while model.news:
+            emit(Printed(self._name, model.news.pop(0), "warning"))
 
     def _before(self, rows: np.ndarray) -> None:
         self._watch.beat()
