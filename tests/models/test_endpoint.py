@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -189,7 +190,7 @@ def test_a_job_that_was_answered_before_waits_for_its_endpoint(chat: ChatServer,
     chat.set(turns=[100, 400, 400])
     with pytest.raises(RunFailed, match="refuses every request now"):
         asked(400, tmp_path / "out", concurrency=4, shard_rows=50)
-    with pytest.raises(RunFailed, match=r"no answer: .*: it has answered this job before: run again once it does"):
+    with pytest.raises(RunFailed, match=r"no answer to a row's .*: it has answered this job before: run again once it does"):
         asked(400, tmp_path / "out", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")
     with pytest.raises(gm.BadModel, match="is this the endpoint"):
         asked(400, tmp_path / "b", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")
@@ -222,3 +223,16 @@ def test_a_run_stops_once_no_address_is_left(chat: ChatServer, tmp_path: Path) -
         chat.set(turns=[])
         assert asked(200, tmp_path / "out", **urls).rows_ok == 200
     assert max(chat.told()["answered"].values()) == 1
+
+
+@pytest.mark.parametrize("timeout", [0.2, 60.0])
+def test_an_endpoint_that_answers_nothing_is_told(tmp_path: Path, timeout: float) -> None:
+    """Who was asked, for what, for how long, and what to do; exit 2, as nothing was run."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which takes connections, and says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        where = rf"{url}/chat/completions: no answer to a row's request \(asked .*no answer within [\d.]+ s \(timeout\)"
+        what = r".*\), nor to the smallest there is \(one token of model 'm'\) in \d+ s: is this the endpoint \(base_url\)"
+        with pytest.raises(BadModel, match=rf"{where}{what}\? If it is slow, give a longer timeout") as e:
+            asked(5, tmp_path / "out", base_url=url, timeout=timeout, batch_timeout=4.0)
+        assert e.value.exit_code == 2
+    assert not (tmp_path / "out" / "_SUCCESS").exists()

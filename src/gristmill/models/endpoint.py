@@ -64,6 +64,7 @@ LONGEST = {
 }  # fmt: skip
 MOST_WHY = 100  # characters of a failure, in progress
 MOST_USED = 10**9  # tokens of one request: more is no number of tokens
+CONNECT = 30.0  # seconds until there is a connection: nobody is there to refuse it
 MOST_LOOK = 10.0  # seconds in which it has to be answered
 MOST_AGAIN = 1 << 20  # bytes of a request that was answered, to be sent once more
 MOST_AFTER = 86_400.0  # seconds for which an endpoint may ask to be left alone: more is no such time, but taken as that
@@ -408,20 +409,29 @@ class Endpoint:
         """
         first = not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full
         if first and not await self._answers_small(path, body, 0.0, payer):
-            told = f"{redact(address.url)}: no answer: {later.why}"
-            if self._resumed:
-                self.stop(
-                    RunFailed(
-                        f"{told}: it has answered this job before: run again once it does, what it answered is kept"
-                    )
-                )
-            self.stop(BadModel(f"{told}: is this the endpoint (base_url)?"))
+            self._never_answered(f"asked {tries} times, the last time: {later.why}", path, body)
         if self._silent() < SAID[-1] or time.monotonic() < self._looked + SAID[-1]:
             return
         self._looking = self._looking or asyncio.Lock()
         if not self._looking.locked():
             async with self._looking:
                 await self._answers_small(path, body, 0.0, payer)
+
+    def _never_answered(self, how: str, path: str, body: Mapping[str, Any]) -> NoReturn:
+        """Stop, as no address has answered yet, neither a row's request nor the smallest; `how` it was asked."""
+        where = " and ".join(f"{redact(address.url)}/{path}" for address in self._addresses)
+        what = f"a row's request ({how}), nor to the smallest there is (one token of model {body.get('model')!r})"
+        told = f"{where}: no answer to {what} in {self._silent():.0f} s"
+        if self._resumed:
+            self.stop(
+                RunFailed(f"{told}: it has answered this job before: run again once it does, what it answered is kept")
+            )
+        self.stop(
+            BadModel(
+                f"{told}: is this the endpoint (base_url)? If it is slow, give a longer timeout (now "
+                f"{self._timeout:g} s); if it is still starting, run again once it answers"
+            )
+        )
 
     def _pause(self, later: Later, tries: int, address: Address) -> float:
         """Seconds to rest before the next try. Raises RunFailed if the endpoint wants to be left alone for longer than
@@ -459,6 +469,8 @@ class Endpoint:
             seconds = min(MOST_LOOK, self._limit / 9)
             if self._silence is None or await self._answers_small(path, body, seconds, payer):
                 return
+            if not self._answered:
+                self._never_answered(str(own), path, body)
             self.stop(
                 RunFailed(
                     f"no answer from {self._silence.url} for {self._silent():.0f} s ({own}); what is answered is kept: "
@@ -632,10 +644,12 @@ class Endpoint:
                 status, headers = reply.status, reply.headers
         except aiohttp.InvalidURL:
             self.stop(BadModel(f"base_url {redact(address.url)!r} is not an address: write it as https://host/v1"))
+        except asyncio.TimeoutError:  # which is an OSError
+            what = "answer" if call.by is not None or self._timeout <= CONNECT else "connection"
+            seconds = self._timeout if what == "answer" else CONNECT
+            raise Later(f"no {what} within {seconds:g} s (timeout)", lost=call.by is not None) from None
         except (aiohttp.ClientError, OSError) as e:
             raise Later(scrub(f"{type(e).__name__}: {e}", self._secrets), lost=call.by is not None) from None
-        except asyncio.TimeoutError:
-            raise Later(f"no answer within {self._timeout:g} s (timeout)", lost=call.by is not None) from None
         finally:
             address.flying -= 1
         assert self._connector is not None
@@ -657,7 +671,7 @@ class Endpoint:
             self._connector = Connector(limit=0)
             self._session = aiohttp.ClientSession(
                 connector=self._connector,
-                timeout=aiohttp.ClientTimeout(total=self._timeout),
+                timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=min(CONNECT, self._timeout)),
                 headers=self._headers,
             )
         return self._session
