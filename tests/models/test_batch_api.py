@@ -46,7 +46,9 @@ def table(rows: int) -> pa.Table:
 
 
 def asked(rows: Any, sink: Path, provider: str, **more: Any) -> gm.Report:
-    return gm.prompt(rows, sink, prompt="{{ text }}", model="m", keep=["id"], batch_api=provider, max_tokens=20, **more)
+    return gm.prompt(
+        rows, sink, prompt="{{ text }}", model="m", keep=["id"], batch_api=provider, **{"max_tokens": 20, **more}
+    )
 
 
 def answers(sink: Path) -> dict[int, str]:
@@ -631,3 +633,39 @@ def test_one_request_that_is_too_much_ends_the_run(server: BatchServer, tmp_path
     server.set(holds=None)
     assert asked(table(3), tmp_path / "out", "openai").rows_ok == 3
     once(server.told())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_what_is_told_is_what_was_served(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """The row that is asked first is told, and paid, once: in a run that stops, and in the one that goes on."""
+    price = {"input": "1/token", "output": "1/token"}  # 8 dollars a row, of which 24 are kept free before a batch
+    server.set(takes=0.1)
+    more: dict[str, Any] = {"price": price, "max_tokens": 20, "workers": 1}
+    with pytest.raises(RunFailed, match=r"max_cost 100: \$8\.0000 are spent by this worker") as e:
+        asked(table(20), tmp_path / "out", provider, max_cost=100.0, **more)
+    assert e.value.report is not None and e.value.report.used["cost"] == 8
+    server.set(cancel=1)
+    with pytest.raises(RunFailed, match="was cancelled") as e:
+        asked(table(20), tmp_path / "out", provider, **more)
+    assert e.value.report is not None and e.value.report.used["cost"] == 2 * 8  # each run asks one alone
+    report = asked(table(20), tmp_path / "out", provider, max_cost=10 * 24.0 + 8, **more)
+    assert report.used["requests"] == 20 and report.used["cost"] == 20 * 8
+    once(server.told())
+
+
+def test_a_batch_of_an_earlier_run_is_paid_by_that(server: BatchServer, tmp_path: Path) -> None:
+    """And what it was answered counts for nobody's max_cost again: second tries have all of it."""
+    price = {"input": "1/token", "output": "0/token"}
+    more: dict[str, Any] = {"price": price, "workers": 1, "returns": {"n": "int64", "word": "string"}}
+    server.set(answer="second", takes=0.1, away="GET batch", retry_after="1000")
+    with pytest.raises(RunFailed, match="left alone"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, **more)
+    server.set(away="", retry_after=None)
+    with pytest.raises(RunFailed, match="max_cost 300") as e:
+        asked(table(20), tmp_path / "out", "openai", max_cost=300.0, **more)
+    spent = float(str(e.value).partition("$")[2].partition(" ")[0])
+    alone = [body for body in server.told()["bodies"] if len(body["messages"]) > 2]
+    assert len(alone) > 3 and spent <= 300.0
+    report = asked(table(20), tmp_path / "out", "openai", **more)
+    assert report.rows_ok == 20 and report.used["requests"] == 40

@@ -190,14 +190,18 @@ def test_a_job_that_was_answered_before_waits_for_its_endpoint(chat: ChatServer,
     chat.set(turns=[100, 400, 400])
     with pytest.raises(RunFailed, match="refuses every request now"):
         asked(400, tmp_path / "out", concurrency=4, shard_rows=50)
-    with pytest.raises(RunFailed, match=r"no answer to a row's .*: it has answered this job before: run again once it does"):
+    with pytest.raises(
+        RunFailed, match=r"no answer to a row's .*: it has answered this job before: run again once it does"
+    ):
         asked(400, tmp_path / "out", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")
     with pytest.raises(gm.BadModel, match="is this the endpoint"):
         asked(400, tmp_path / "b", concurrency=4, shard_rows=50, base_url="http://127.0.0.1:9/v1")
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("status", "said"), [(401, "the key"), (404, "the address or the model"), (402, "the account")])
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "the key"), (404, "the address or the model"), (402, "the account")]
+)
 @pytest.mark.parametrize("after", [0, 30])
 def test_an_address_that_refuses_everything_is_left_out(
     chat: ChatServer, tmp_path: Path, status: int, said: str, after: int
@@ -216,7 +220,9 @@ def test_a_run_stops_once_no_address_is_left(chat: ChatServer, tmp_path: Path) -
     with ChatServer(key="sk-another") as other:
         urls = {"base_url": f"{other.url},{chat.url}", "concurrency": 4}
         chat.set(turns=[60, 404, 404])
-        with pytest.raises(RunFailed, match=rf"refuses the .* now: .*; so do all addresses: {other.url} refuses the key"):
+        with pytest.raises(
+            RunFailed, match=rf"refuses the .* now: .*; so do all addresses: {other.url} refuses the key"
+        ):
             asked(200, tmp_path / "out", **urls)
         with pytest.raises(BadModel, match=r"refuses .*so do all addresses: http://"):
             asked(200, tmp_path / "b", **urls)
@@ -231,7 +237,9 @@ def test_an_endpoint_that_answers_nothing_is_told(tmp_path: Path, timeout: float
     with socket.create_server(("127.0.0.1", 0)) as silent:  # which takes connections, and says nothing
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
         where = rf"{url}/chat/completions: no answer to a row's request \(asked .*no answer within [\d.]+ s \(timeout\)"
-        what = r".*\), nor to the smallest there is \(one token of model 'm'\) in \d+ s: is this the endpoint \(base_url\)"
+        what = (
+            r".*\), nor to the smallest there is \(one token of model 'm'\) in \d+ s: is this the endpoint \(base_url\)"
+        )
         with pytest.raises(BadModel, match=rf"{where}{what}\? If it is slow, give a longer timeout") as e:
             asked(5, tmp_path / "out", base_url=url, timeout=timeout, batch_timeout=4.0)
         assert e.value.exit_code == 2

@@ -272,3 +272,17 @@ def test_a_shard_that_was_committed_as_the_run_stopped_is_counted(
     assert e.value.report is not None and e.value.report.shards_done >= 1
     assert e.value.report.counts.ok == 100 * e.value.report.shards_done
     assert e.value.report.used["requests"] == chat.told()["requests"] > 100
+
+
+def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> None:
+    """A request that is never answered may be on the bill each time that it is sent: in the report as in the error."""
+    chat.set(stuck="row 5 is here")
+    price, job = {"input": "1/token", "output": "1/token"}, {"prompt": "{{ text }}", "model": "m", "max_tokens": 20}
+    with pytest.raises(RunFailed, match=r"max_cost 200: \$[\d.]+ are spent by this worker") as e:
+        gm.prompt(table(10), tmp_path / "out", price=price, max_cost=200.0, workers=1, timeout=0.5, **job)
+    spent = float(str(e.value).partition("$")[2].partition(" ")[0])
+    assert e.value.report is not None and e.value.report.used["kept"] == 9
+    assert e.value.report.used["cost"] == pytest.approx(spent, abs=1e-3) and spent > 9 * 8 + 3 * 23
+    chat.set(stuck=None)
+    report = gm.prompt(table(10), tmp_path / "out", price=price, workers=1, **job)
+    assert report.used["cost"] == pytest.approx(spent + 8, abs=1e-3) and report.used["requests"] == 10

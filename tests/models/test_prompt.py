@@ -92,7 +92,11 @@ def test_what_no_row_would_be_answered_for_is_said_after_one_request(chat: ChatS
     for options, said, requests in (
         ({"model": "gone"}, r"refuses the address or the model: 404: The model `gone` does not exist", 1),
         ({"api_key": "wrong"}, "refuses the key: 401: Incorrect API key provided", 1),
-        ({"base_url": "http://127.0.0.1:9/v1"}, r"http://127.0.0.1:9/v1/chat/completions: no answer to .* is this the endpoint", 0),
+        (
+            {"base_url": "http://127.0.0.1:9/v1"},
+            r"http://127.0.0.1:9/v1/chat/completions: no answer to .* is this the endpoint",
+            0,
+        ),
         ({"base_url": "nowhere"}, "base_url 'nowhere' is not an address", 0),
     ):
         before = chat.told()["requests"]

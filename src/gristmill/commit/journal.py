@@ -208,6 +208,11 @@ class Journal:
         if used:
             self._put(_UNKEPT, [None, dict(used)])
 
+    def spent(self, used: Mapping[str, float]) -> None:
+        """See models.contract.Journal."""
+        self.before = summed([self.before, used])
+        self.took(used)
+
     def _put(self, key: bytes, kept: list[Any]) -> None:
         data = json.dumps(kept).encode("utf-8", "surrogatepass")
         record = _record(key, data)
@@ -346,6 +351,8 @@ def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, 
     `folder` is the generation's. Nothing if there are none.
     """
     taken, kept, folder = [], 0, join(folder, "journal")
+    firsts: dict[tuple[str, bytes], list[dict[str, float]]] = {}  # of first answers, by shard and row
+    ended: Counter[tuple[str, bytes]] = Counter()
     for name in sorted(files.names(folder)):
         label = name.partition(".")[0]
         # What the first rows took is in the figures of shard 0.
@@ -353,9 +360,15 @@ def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, 
             continue
         with contextlib.suppress(FileNotFoundError):  # committed meanwhile
             for key, data in _records(files.read(join(folder, name))):
-                if key not in (_NOTE, _FIRST):  # what a first answer took is told again with the row's last one
+                if key == _FIRST:  # what it took is told again with the row's last one
+                    _, used, row, _ = json.loads(data)
+                    firsts.setdefault((label, bytes.fromhex(row)), []).append(used)
+                elif key != _NOTE:
                     taken.append(json.loads(data)[1])
                     kept += key != _UNKEPT
+                    ended[label, key] += 1
+    for place, some in firsts.items():
+        taken += some[ended[place] :]
     found = summed(taken)
     return {**found, "kept": float(kept)} if found or kept else {}
 

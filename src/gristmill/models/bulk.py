@@ -29,7 +29,7 @@ from gristmill.models.answercache import digest_of
 from gristmill.models.contract import Journal, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.desk import Busy, Desk, Gone, Unsure
-from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Empty, Refused, Unanswered, answers, holds
+from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, answers
 from gristmill.models.providers import MOST_LINE, BatchAPI, Result, State
 from gristmill.models.usual import most_tokens
 
@@ -99,10 +99,22 @@ class BulkRow(dict[str, Any]):
     def __init__(self, row: Row, bulk: Bulk) -> None:
         super().__init__(row)
         self.bulk = bulk
+        self.journal = bulk.journal
 
 
 class UnderWay(Exception):
     """The request is in a batch that is not over."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The answer to a request that was in a batch, or was asked alone before there was one. What it took is `told`
+    already, or is to be told by who takes it; `ours`: it is paid for by this worker, and not by an earlier attempt.
+    """
+
+    reply: dict[str, Any]
+    told: bool
+    ours: bool
 
 
 @dataclass
@@ -172,7 +184,7 @@ class Bulk:
     ) -> None:
         self._asker = asker
         self._provided = provided
-        self._journal = journal
+        self.journal = self._journal = journal
         self._do = do
         self._closed = False
         self._done = threading.Event()
@@ -183,7 +195,8 @@ class Bulk:
         self._alone: Counter[bytes] = Counter()  # requests that rows made alone, and need not make again
         self._bodies: Any = tempfile.TemporaryFile()  # noqa: SIM115 - until the shard is done
         self._replies: Any = tempfile.TemporaryFile()  # noqa: SIM115
-        self._found: dict[bytes, list[tuple[int, int, int]]] = {}  # status, and where the reply is
+        # Status, where the reply is, and of which kind it is (Taken).
+        self._found: dict[bytes, list[tuple[int, int, int, bool, bool]]] = {}
         self._batches = _noted(journal.notes)
         self._batched = {digest for batch in self._batches for digest in batch.digests}
         self._settled: set[bytes] = set()  # requests with answers for several rows
@@ -193,7 +206,7 @@ class Bulk:
         self._made = len(self._batches)
         for told in journal.notes:
             if "reply" in told:
-                self._keep(bytes.fromhex(told["digest"]), 200, told["reply"])
+                self._keep(bytes.fromhex(told["digest"]), 200, told["reply"], told=True, ours=False)
 
     # ------------------------------------------------ the worker
 
@@ -260,19 +273,22 @@ class Bulk:
 
     async def _tried(self, row: Row) -> None:
         """Ask for one row as without a batch: a key or a model that is refused is told now, not when a batch is over,
-        and what requests have to look like, and cost, is known from now on, if it is answered.
+        and what requests have to look like, and cost, is known from now on, if it is answered. What it takes is told
+        here, whatever becomes of the row.
         """
         self._provided.money.tried = True
         self._provided.trials += 1
         try:
-            await self._asker(BulkRow(row, self))
+            used = (await self._asker(BulkRow(row, self))).used
         except GristmillError:
             self._provided.money.tried = False
             raise
         except UnderWay:
             self._provided.trials -= 1
-        except Exception:  # told for the row, when it is asked for
             return
+        except Exception as e:  # told for the row, when it is asked for
+            used = getattr(e, "used", {})
+        await asyncio.to_thread(self._journal.spent, {name: n for name, n in used.items() if name != "refused"})
 
     def _add(self, row: Row) -> None:
         made = self._asker.request(row)
@@ -295,9 +311,9 @@ class Bulk:
 
     # ------------------------------------------------ answers
 
-    def take(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to a request that was in a batch; None if it was in none, or has been taken. Raises Refused
-        (Empty), Unanswered, and UnderWay while the batches are not over.
+    def take(self, path: str, body: Mapping[str, Any]) -> Taken | None:
+        """The answer to a request that was in a batch; None if it was in none, or has been taken. Raises Refused,
+        Unanswered, and UnderWay while the batches are not over.
         """
         digest = _digest(path, body)
         found = self._found.get(digest)
@@ -305,7 +321,7 @@ class Bulk:
             if not self._done.is_set() and digest in self._batched:
                 raise UnderWay
             return None
-        status, at, size = found[0]
+        status, at, size, told, ours = found[0]
         if self._done.is_set() and not self._provided.dedupe:
             found.pop(0)
             self._settle(1)
@@ -314,10 +330,8 @@ class Bulk:
             self._settle(1)
         self._replies.seek(at)
         reply = json.loads(self._replies.read(size))
-        if status == 200 and not holds(reply, REPLIES[path]):
-            raise Empty(REPLIES[path], reply)
         if status == 200:
-            return dict(reply)
+            return Taken(dict(reply), told, ours)
         if status == 0:
             raise Unanswered(reply["why"])
         raise Refused(reply["why"], status, reply["reply"])
@@ -328,12 +342,12 @@ class Bulk:
             return
         digest = _digest(path, body)
         reply = scrub_values(reply, self._provided.desk.secrets)
-        self._keep(digest, 200, reply)
+        self._keep(digest, 200, reply, told=True)
         await asyncio.to_thread(self._journal.note, {"digest": digest.hex(), "reply": reply})
 
-    def _keep(self, digest: bytes, status: int, reply: Any) -> None:
+    def _keep(self, digest: bytes, status: int, reply: Any, told: bool = False, ours: bool = True) -> None:
         data = json.dumps(reply).encode()
-        self._found.setdefault(digest, []).append((status, self._replies.seek(0, 2), len(data)))
+        self._found.setdefault(digest, []).append((status, self._replies.seek(0, 2), len(data), told, ours))
         self._replies.write(data)
 
     # ------------------------------------------------ batches
@@ -629,7 +643,7 @@ class Bulk:
                 self._bodies.seek(request.at)
                 body = json.loads(self._bodies.read(request.size))
                 self._provided.money.learn(request.path, body, reply, request.tokens)
-            self._keep(request.digest, 200, reply)
+            self._keep(request.digest, 200, reply, ours=not batch.earlier)
             return True
         why = f"{result.status}: {said}" if result.status else said
         if result.code in QUOTA or (result.status in NOBODY and result.status != 404):

@@ -236,6 +236,10 @@ class Journal(Protocol):
         """Keep what an answer has taken (USED) that is not kept itself. Called in any thread."""
         ...
 
+    def spent(self, used: Mapping[str, float]) -> None:
+        """Keep what was taken (USED) before any row of the shard was begun, and no row tells."""
+        ...
+
 
 @runtime_checkable
 class RowModel(Model, Protocol):

@@ -303,7 +303,12 @@ class Endpoint:
                     await self._turn(tokens)
                     address = await self._address(refusing)
                     sent = time.monotonic()
-                    found = await self._sent(address, path, data)
+                    try:
+                        found = await self._sent(address, path, data)
+                    except asyncio.CancelledError:  # the run is ended, and it is on its way
+                        if payer is not None:
+                            payer.lost()
+                        raise
             except Closed as closed:
                 self._without(address, closed)
                 continue
@@ -382,7 +387,9 @@ class Endpoint:
         self._closed[url] = f"refuses {closed.what}: {closed.why}"
         if not self._addresses.without(address):
             others = "; ".join(f"{other} {said}" for other, said in self._closed.items() if other != url)
-            self.stop(self._refused(closed.what, f"{closed.why}; so do all addresses: {others}" if others else closed.why))
+            self.stop(
+                self._refused(closed.what, f"{closed.why}; so do all addresses: {others}" if others else closed.why)
+            )
         if new:
             self.news.append(f"{url} {self._closed[url]}: it is left out, and its requests go to the other addresses")
 

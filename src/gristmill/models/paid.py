@@ -34,11 +34,13 @@ from gristmill.models.endpoint import (
     CHAT,
     LONGEST,
     NOBODY,
+    REPLIES,
     Empty,
     Endpoint,
     Payer,
     Refused,
     Unanswered,
+    holds,
     tokens_in,
     usage_of,
 )
@@ -56,6 +58,7 @@ LETTERS = 4  # of a token, about: what a prompt will take is corrected by what t
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
 ANSWERS_TOKENS = ("completion_tokens", "output_tokens")  # names of what a usage has of an answer
+TINY = 1e-12  # of what is summed up: less is none
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
 PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, and between two looks for it
 
@@ -257,8 +260,15 @@ class LoadedAsker(LoadedRows):
     def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
         if journal is None:
             return [TrialRow(row) for row in rows]
-        bulk = self._bulks.get(journal)
-        return rows if bulk is None else [BulkRow(row, bulk) for row in rows]
+        if (bulk := self._bulks.get(journal)) is not None:
+            return [BulkRow(row, bulk) for row in rows]
+        kind = KeptRow if self._may_ask_again else ShardRow
+        return [kind(row, journal) for row in rows]
+
+    @property
+    def _may_ask_again(self) -> bool:
+        """Whether there are answers for which a row is asked for once more."""
+        return False
 
     def _lasts(self, error: BaseException) -> bool:
         return super()._lasts(error) and not isinstance(error, (Unanswered, UnderWay))
@@ -277,20 +287,24 @@ class TrialRow(dict[str, Any]):
     """A row that shows whether somebody answers now: no answer from before is one to it."""
 
 
-class KeptRow(dict[str, Any]):
-    """A row whose first answer is kept while it is asked for once more."""
+class ShardRow(dict[str, Any]):
+    """A row of a shard with this journal."""
 
     def __init__(self, row: Mapping[str, Any], journal: Journal) -> None:
         super().__init__(row)
-        self._journal = journal
+        self.journal = journal
+
+
+class KeptRow(ShardRow):
+    """A row whose first answer is kept while it is asked for once more."""
 
     def first(self, request: bytes) -> tuple[Any, Mapping[str, float]] | None:
         """See Journal."""
-        return self._journal.first(self._journal.key(dict(self)), request)
+        return self.journal.first(self.journal.key(dict(self)), request)
 
     def put_first(self, request: bytes, answer: Any, used: Mapping[str, float]) -> None:
         """See Journal."""
-        self._journal.put_first(self._journal.key(dict(self)), request, answer, used)
+        self.journal.put_first(self.journal.key(dict(self)), request, answer, used)
 
 
 class Answer(dict[str, Any]):
@@ -310,10 +324,30 @@ class Bill:
         self.kept = row if isinstance(row, KeptRow) else None
         self.keys: list[bytes] = []
         self.used: dict[str, float] = {}
+        self._journal = row.journal if isinstance(row, (ShardRow, BulkRow)) else None
+        self._again: dict[str, float] = {}
+        self._ended = False
 
-    def add(self, used: Mapping[str, float]) -> None:
-        """One more request."""
+    def add(self, used: Mapping[str, float], again: bool = False) -> None:
+        """One more request; with `again` another attempt at the row, if there is one, has its answer, and adds it."""
         self.used = summed([self.used, used])
+        if self._ended and self._journal is not None:
+            self._journal.took(used)
+        if again:
+            self._again = summed([self._again, used])
+
+    def put_first(self, request: bytes, answer: Any) -> None:
+        """See Journal; what the row took until now is told again with its next answer."""
+        if self.kept is not None:
+            self.kept.put_first(request, answer, self.used)
+            self._again = self.used
+
+    def unfinished(self) -> None:
+        """The row gets no further in this run: what it took is told all the same, also what is added later."""
+        self._ended = True
+        used = {name: n - self._again.get(name, 0.0) for name, n in self.used.items()}
+        if self._journal is not None:
+            self._journal.took({name: n for name, n in used.items() if n > TINY})
 
 
 @dataclass(frozen=True)
@@ -418,7 +452,11 @@ class Paid:
         if (known := self._known.get(key)) is None:
             known = self._known[key] = asyncio.ensure_future(self._new_to_all(key, body, tokens, path, bill))
             known.add_done_callback(partial(self._asked_once, key))
-        return self._cached(key, await asyncio.shield(known))
+        try:
+            return self._cached(key, await asyncio.shield(known))
+        except asyncio.CancelledError:  # all rows are being ended
+            known.cancel()
+            raise
 
     async def _new_to_all(
         self, key: bytes, body: Mapping[str, Any], tokens: float, path: str, bill: Bill
@@ -471,18 +509,19 @@ class Paid:
         return await self._sent(body, tokens, path, bill)
 
     async def _sent(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
-        for again in (True, False):
+        taken = None if bill.bulk is None else bill.bulk.take(path, body)
+        if taken is not None:
+            if not taken.told:
+                self.count(taken.reply, tokens, bill, path, body, bulk=True, ours=taken.ours)
+            if holds(taken.reply, REPLIES[path]):
+                return taken.reply
+        for again in (True, False) if taken is None else (False,):
             try:
-                reply = None if bill.bulk is None or not again else bill.bulk.take(path, body)
-                if reply is None:
-                    return await self._alone(body, tokens, path, bill)
+                return await self._alone(body, tokens, path, bill)
             except Empty as e:  # which may be once, and is paid for
                 self.count(e.reply, tokens, bill, path, body)
                 if not again:
                     raise
-            else:
-                self.count(reply, tokens, bill, path, body)
-                return reply
         raise AssertionError("the second reply is an answer or raised")
 
     async def _alone(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
@@ -523,15 +562,26 @@ class Paid:
         if self._purse is not None:
             self._purse.spent += cost
 
-    def count(self, reply: Mapping[str, Any], tokens: float, bill: Bill, path: str, body: Mapping[str, Any]) -> None:
-        """Count what a request took, as its reply says."""
+    def count(
+        self,
+        reply: Mapping[str, Any],
+        tokens: float,
+        bill: Bill,
+        path: str,
+        body: Mapping[str, Any],
+        bulk: bool = False,
+        ours: bool = True,
+    ) -> None:
+        """Count what a request took, as its reply says, which came in `bulk` or not; one that is not `ours` was paid
+        for by an earlier attempt.
+        """
         used, (given, made) = _used(reply), self._taken(reply, tokens, path, body)
         if self._prices is not None:
             used["cost"] = given * self._prices[0] + made * self._prices[1]
         self._usual.add(tokens, given, made)
-        if self._purse is not None:
+        if self._purse is not None and ours:
             self._purse.spent += used.get("cost", 0.0)
-        bill.add(used)
+        bill.add(used, again=bulk)
 
     def _taken(
         self, reply: Mapping[str, Any], tokens: float, path: str, body: Mapping[str, Any]
@@ -632,11 +682,12 @@ class Paid:
     def billed(self, bill: Bill) -> Iterator[None]:
         """Whatever a row fails with inside also has what that row took (contract.USED), and no answer that it was
         given is kept for another run: it could not be asked again. What is about all rows says nothing of this one's
-        answers.
+        answers; then, and if the run is ended, the row is unfinished.
         """
         try:
             yield
-        except GristmillError:
+        except (GristmillError, asyncio.CancelledError):
+            bill.unfinished()
             raise
         except Exception as e:
             if self._cache is not None:

@@ -33,7 +33,6 @@ from gristmill.models.paid import (
     LETTERS,
     Answer,
     Bill,
-    KeptRow,
     LoadedAsker,
     Paid,
     endpoint_of,
@@ -204,11 +203,10 @@ class LoadedPrompt(LoadedAsker):
         self._call.built.alive(answered)
         super().begin(prepared, rows, answered, journal, places, planned)
 
-    def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
-        given, asker = super()._given(rows, journal), self._call.built
-        if journal is None or given is not rows or not asker.may_misfit:  # what came in bulk is kept by that
-            return given
-        return [KeptRow(row, journal) for row in rows]
+    @property
+    def _may_ask_again(self) -> bool:
+        asker: Asker = self._call.built
+        return asker.may_misfit
 
     def _order(self, rows: Sequence[Any]) -> Sequence[int]:
         asker: Asker = self._call.built
@@ -342,7 +340,7 @@ class Asker:
                 words = f"That does not fit: {e}. {self._form.words}"
                 told = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": words}]
                 if bill.kept is not None:
-                    bill.kept.put_first(digest_of({"messages": messages}), asdict(reply), bill.used)
+                    bill.put_first(digest_of({"messages": messages}), asdict(reply))
                 reply = await self._asked([*messages, *told], bill)
                 continue
             return {**found, **self._beside(messages, reply)}
@@ -358,7 +356,7 @@ class Asker:
         if bill.kept is None or (found := bill.kept.first(digest_of({"messages": messages}))) is None:
             return None
         told, used = found
-        bill.add(used)
+        bill.add(used, again=True)
         return Reply(**{**told, "tokens": tuple((text, number) for text, number in told["tokens"])})
 
     def _too_short(self) -> str:

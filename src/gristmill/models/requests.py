@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import uuid
@@ -10,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.errors import BadModel, RunFailed
+from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.requests import Requests
 from gristmill.job.secret import scrub_values, secrets_in
 from gristmill.models.columns import check_text
@@ -104,6 +105,9 @@ class Sender:
             path, body = _request(row, self._model)
             reply = await self.paid.ask(body, len(json.dumps(body)) / LETTERS, bill, path)
             reply = scrub_values(reply, self._secrets)  # all of it is written, whatever an endpoint repeats
+        except (GristmillError, asyncio.CancelledError):
+            bill.unfinished()
+            raise
         except Invalid as e:
             return self._failed(name, "invalid_request", str(e), _response(e.status, name, None))
         except Refused as e:
