@@ -669,3 +669,18 @@ def test_a_batch_of_an_earlier_run_is_paid_by_that(server: BatchServer, tmp_path
     assert len(alone) > 3 and spent <= 300.0
     report = asked(table(20), tmp_path / "out", "openai", **more)
     assert report.rows_ok == 20 and report.used["requests"] == 40
+
+
+def test_batches_are_small_while_nothing_bounds_their_cost(server: BatchServer, tmp_path: Path) -> None:
+    """The first row's answer is short, and no max_tokens limits the others: the first batch tells what they take."""
+    rows = pa.table({"id": range(300), "text": ["short"] + [f"row {n} {'is here ' * 50}" for n in range(1, 300)]})
+    price = {"input": "0/token", "output": "1/token"}  # 1 dollar for the first row, 102 for the others
+    more: dict[str, Any] = {"max_tokens": None, "price": price, "shard_rows": 100, "workers": 1}
+    server.set(takes=0.2)
+    with pytest.raises(RunFailed, match="max_cost 1000"):
+        asked(rows, tmp_path / "out", "openai", max_cost=1000.0, **more)
+    assert server.told()["batches"] == [20]
+    assert asked(rows, tmp_path / "out", "openai", max_cost=60_000.0, **more).rows_ok == 300
+    told = server.told()
+    assert max(told["batches"]) <= 210 and len(told["batches"]) > 3
+    once(told)

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -40,6 +40,7 @@ LOOKS = (0.0, 1.0, 3.0, 6.0)
 UNSURE = 10  # times that a creation may go unanswered
 MOST_DIGITS = 9  # of a request's place in its batch
 TURN = 500  # results that are read before others have a turn
+FEW, GROWS = 20, 10  # requests whose cost nothing bounds: of the first batch, and times those that were answered
 TRIALS = 20  # rows that are asked alone to learn what requests take, until one is answered
 DAY = 86_400.0  # seconds in which a batch is over, or has expired
 
@@ -68,6 +69,20 @@ class Money(Protocol):
     @property
     def known(self) -> bool:
         """Whether it is known what requests take, if that matters."""
+        ...
+
+    @property
+    def learns(self) -> bool:
+        """Whether it is to be told of what each request has taken."""
+        ...
+
+    @property
+    def answered(self) -> int:
+        """How many requests are known, of those that were answered."""
+        ...
+
+    def bounds(self, most: int | None) -> bool:
+        """Whether what a request may cost at most is known, if that matters, whose answer has at most so many tokens."""
         ...
 
     def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
@@ -130,6 +145,8 @@ class Provided:
     most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
     trials: int = 0  # rows that were asked alone
     full: float | None = None  # since when even batches of one request are too much
+    unbounded: int = 0  # requests under way whose cost nothing bounds
+    landed: asyncio.Event = field(default_factory=asyncio.Event)  # some of them are answered
     one: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: set[asyncio.Future[Any]] = field(default_factory=set)
 
@@ -371,7 +388,7 @@ class Bulk:
         todo = self._requests
         while todo:
             mine = [batch for batch in self._batches if not batch.asks]
-            todo = _claimed(todo, mine)
+            todo, later = self._now(_claimed(todo, mine))
             new = [self._batch(part) for part in self._parts(todo)]
             self._batches += new
             batches = [batch for batch in (*mine, *new) if batch.asks]
@@ -382,7 +399,21 @@ class Bulk:
                 if request.tries >= TRIES:
                     why = f"it was in {TRIES} batches, and was not answered in the last one: {request.why}"
                     self._keep(request.digest, 0, {"why": why})
-            todo = [request for request in todo if request.tries < TRIES]
+            todo = [*later, *(request for request in todo if request.tries < TRIES)]
+
+    def _now(self, requests: list[_Request]) -> tuple[list[_Request], list[_Request]]:
+        """Those of these requests that may be in batches now, and those that wait for what the others will cost."""
+        if self._bounded(requests):
+            return requests, []
+        return requests[: self._room], requests[self._room :]
+
+    def _bounded(self, requests: Iterable[_Request]) -> bool:
+        return all(self._provided.money.bounds(request.most) for request in requests)
+
+    @property
+    def _room(self) -> int:
+        """Requests that may be under way whose cost nothing bounds: few until it is known what many have cost."""
+        return max(FEW, GROWS * self._provided.money.answered)
 
     def _parts(self, requests: Sequence[_Request]) -> Iterator[list[_Request]]:
         """As many requests as a batch may have, of one path."""
@@ -414,20 +445,34 @@ class Bulk:
         """See a batch through. Returns the requests that are to be asked again."""
         if self._at_once(batch):
             return await self._through(batch)
-        async with self._provided.one:
+        provided = self._provided
+        async with provided.one:
             if not self._at_once(batch):
+                while provided.unbounded and not batch.earlier and not self._bounded(batch.asks.values()):
+                    provided.landed.clear()
+                    await provided.landed.wait()
                 return await self._through(batch)
         return await self._through(batch)
 
     def _at_once(self, batch: _Batch) -> bool:
         """Whether it may be under way beside others: they are not too much, and what it costs is known or paid."""
-        return not self._provided.most and (batch.earlier or self._provided.money.known)
+        if self._provided.most or batch.earlier:
+            return not self._provided.most
+        if self._bounded(batch.asks.values()):
+            return self._provided.money.known
+        return self._provided.unbounded + len(batch.asks) <= self._room if self._provided.money.known else False
 
     async def _through(self, batch: _Batch) -> list[_Request]:
         if not batch.earlier:
             self._order(batch)
             await self._note(batch, path=batch.path, digests=[d.hex() for d in batch.digests], at=batch.since)
-        again = await self._seen_through(batch)
+        unbounded = 0 if batch.earlier or self._bounded(batch.asks.values()) else len(batch.asks)
+        self._provided.unbounded += unbounded
+        try:
+            again = await self._seen_through(batch)
+        finally:
+            self._provided.unbounded -= unbounded
+            self._provided.landed.set()
         if not batch.earlier:  # they cost nothing
             self._settle(len(again), sum(request.cost for request in again))
         return again
@@ -639,7 +684,7 @@ class Bulk:
             request.why = "a reply that is nested too deeply"
             return False
         if result.status == 200 and answers(reply, REPLIES[request.path]):
-            if not self._provided.money.known:
+            if self._provided.money.learns:
                 self._bodies.seek(request.at)
                 body = json.loads(self._bodies.read(request.size))
                 self._provided.money.learn(request.path, body, reply, request.tokens)

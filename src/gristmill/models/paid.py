@@ -578,7 +578,8 @@ class Paid:
         used, (given, made) = _used(reply), self._taken(reply, tokens, path, body)
         if self._prices is not None:
             used["cost"] = given * self._prices[0] + made * self._prices[1]
-        self._usual.add(tokens, given, made)
+        if not bulk:  # else it was learned when it came
+            self._usual.add(tokens, given, made)
         if self._purse is not None and ours:
             self._purse.spent += used.get("cost", 0.0)
         bill.add(used, again=bulk)
@@ -655,6 +656,20 @@ class Paid:
     def known(self) -> bool:
         """See bulk.Money."""
         return self._purse is None or self._usual.known
+
+    @property
+    def learns(self) -> bool:
+        """See bulk.Money."""
+        return self._bounded
+
+    @property
+    def answered(self) -> int:
+        """See bulk.Money."""
+        return self._usual.answered
+
+    def bounds(self, most: int | None) -> bool:
+        """See bulk.Money."""
+        return self._purse is None or (self._usual.known and most is not None)
 
     def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
         """See bulk.Money."""

@@ -15,8 +15,13 @@ class Usual:
     """Tokens of prompts, as a multiple of what their length lets expect, and of answers."""
 
     def __init__(self) -> None:
-        self.known = False  # whether a request was answered
+        self.answered = 0  # requests
         self._size = self._given = self._longest = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether a request was answered."""
+        return self.answered > 0
 
     def tokens(self, size: float, most: float | None) -> tuple[float, float]:
         """Of a prompt of about `size` tokens by its length, and of its answer, which has `most` (None: no limit)."""
@@ -25,7 +30,7 @@ class Usual:
 
     def add(self, size: float, given: float, made: float) -> None:
         """A prompt of about `size` tokens by its length had `given`, and its answer `made`."""
-        self.known = True
+        self.answered += 1
         self._longest = max(made, FADES * self._longest)
         if given > 0 and size > 0:  # else nothing was told
             self._size = FADES * self._size + size
