@@ -43,7 +43,7 @@ class Batches(Chat):
     there (`lost`), and so many lists (`unlisted`). Requests with a text have an error of the server's own in the first
     batch that they are in (`says`: text, status, message, code). One call is answered by drops, without an end
     (`drips`), or by a flood (`floods`). Batches that are over have this `word` as their status, and all should have
-    been over for so many seconds (`past`).
+    been over for so many seconds (`past`). The files of the batches `removed` are no longer there.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -56,6 +56,7 @@ class Batches(Chat):
         self.says: list[Any] = []
         self.drips = self.floods = self.word = ""
         self.past: float | None = None
+        self.removed: list[str] = []
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
         self.reached = False
@@ -93,6 +94,8 @@ class Batches(Chat):
         if call == "GET batches" and self.unlisted:
             self.unlisted -= 1
             return web.json_response({"error": {"message": "Invalid URL"}}, status=404)
+        if call == "GET content" and request.match_info["id"].rpartition("-")[2] in self.removed:
+            return web.json_response({"error": {"message": "No such File object"}}, status=404)
         if call == "GET content" and self.lost:
             self.lost -= 1
             return web.json_response({"error": {"message": "No such File object"}}, status=404)

@@ -488,7 +488,7 @@ def test_results_that_are_not_there_yet_are_not_paid_again(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("fault", ["late", "cut_files", "lost"])
+@pytest.mark.parametrize("fault", ["late", "cut_files"])
 def test_results_that_do_not_come_end_the_run(server: BatchServer, tmp_path: Path, fault: str) -> None:
     """After batch_timeout; the next run looks again, and no request is in another batch."""
     server.set(takes=0.1, **{fault: 10**6})
@@ -684,3 +684,28 @@ def test_batches_are_small_while_nothing_bounds_their_cost(server: BatchServer, 
     told = server.told()
     assert max(told["batches"]) <= 210 and len(told["batches"]) > 3
     once(told)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_results_that_are_gone_are_asked_for_anew(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """Theirs alone, by a run after the one that has told so; what other batches were answered is kept."""
+    batch = "batch_0" if provider == "openai" else "msgbatch_0"
+    server.set(takes=0.1, removed=[batch])
+    more: dict[str, Any] = {"shard_rows": 10, "workers": 1}
+    with pytest.raises(RunFailed, match=rf"{batch} is over, .* 0 of the 9 .* no longer there \(404: No such .*\)\. Run"):
+        asked(table(20), tmp_path / "out", provider, batch_timeout=2.0, timeout=1.0, **more)
+    report = asked(table(20), tmp_path / "out", provider, **more)
+    told = server.told()
+    assert report.rows_ok == 20 and answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(20)}
+    assert sorted(told["batches"]) == [8, 9, 10] or sorted(told["batches"]) == [9, 9, 10]
+    assert sum(n - 1 for n in told["computed"].values()) in (8, 9)
+
+
+def test_a_list_that_never_comes_stops_one_run(server: BatchServer, tmp_path: Path) -> None:
+    """Whether a batch was created cannot be told: the next run looks once more, and creates one."""
+    server.set(unheard=1, unlisted=10**6, takes=0.1)
+    with pytest.raises(RunFailed, match=r"if there is no list then either, its 19 requests are asked for anew"):
+        asked(table(20), tmp_path / "out", "openai")
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    once(server.told())

@@ -175,7 +175,8 @@ class _Request:
 @dataclass
 class _Batch:
     """A batch: the digests of its requests, in order; `asks` are those of this attempt, by their place in it. It was
-    noted by an `earlier` attempt, which has told how it ended if it is `over`.
+    noted by an `earlier` attempt, which has told how it ended if it is `over`, that its answers are `gone` at the
+    provider, or that it is `unlisted`: nothing tells whether it was created.
     """
 
     name: str
@@ -184,6 +185,8 @@ class _Batch:
     since: float
     id: str = ""
     over: bool = False
+    gone: bool = False
+    unlisted: bool = False
     earlier: bool = False
     asks: dict[int, _Request] = field(default_factory=dict)
     state: State | None = None
@@ -488,7 +491,7 @@ class Bulk:
     async def _seen_through(self, batch: _Batch) -> list[_Request]:
         try:
             if not batch.id and batch.earlier:
-                batch.id = "" if batch.over else await self._there(batch) or ""
+                batch.id = "" if batch.over else await self._there(batch, batch.unlisted) or ""
                 if not batch.id:  # it was never created
                     await self._note(batch, over=True)
                     return list(batch.asks.values())
@@ -533,14 +536,16 @@ class Bulk:
             except Busy as e:
                 await desk.rest(e, begun, min(SLOWEST, POLL * SLOWER**tries))
             except Unsure as e:
-                if (found := await self._there(batch)) is not None:
+                if (found := await self._there(batch, False)) is not None:
                     return found
                 unsure, begun = unsure + 1, time.monotonic()
                 if unsure >= UNSURE:
                     raise RunFailed(f"the provider creates no batch: {e}; what is answered is kept: run again") from e
 
-    async def _there(self, batch: _Batch) -> str | None:
-        """The id of a batch that may have been created."""
+    async def _there(self, batch: _Batch, unlisted: bool) -> str | None:
+        """The id of a batch that may have been created; None also if there still is no list, which has stopped a run
+        before (`unlisted`).
+        """
         api, desk, wait = self._provided.api, self._provided.desk, POLL
         looks = iter(LOOKS)
         while True:
@@ -549,10 +554,14 @@ class Bulk:
             try:
                 found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
             except Gone as e:
+                if unlisted:
+                    return None
+                await self._note(batch, unlisted=True)
                 raise RunFailed(
                     f"batches cannot be listed at the provider ({e}), and whether one was created whose creation was "
-                    "not answered can be told by its list alone: run again to look once more, or with restart to begin "
-                    "anew, which may pay twice"
+                    "not answered can be told by its list alone: run again to look once more; if there is no list then "
+                    f"either, its {len(batch.digests):,} requests are asked for anew, and may be paid for twice. What "
+                    "else is answered is kept"
                 ) from None
             if found and not found[0].startswith("?"):
                 return found[0]
@@ -623,16 +632,22 @@ class Bulk:
         desk, begun, wait = self._provided.desk, 0.0, POLL
         while True:
             state = await self._ended(batch)
-            read, answered = await self._read(batch, state), state.answered
+            (read, gone), answered = await self._read(batch, state), state.answered
+            if gone and batch.gone:  # still, as an earlier run has told
+                break
             if read >= (len(batch.digests) if answered is None else min(answered, len(batch.digests))):
                 break
             begun = begun or time.monotonic()
             if time.monotonic() - begun + wait > max(desk.limit, desk.timeout):
-                raise RunFailed(
-                    f"batch {batch.id} is over, and the provider gives {read:,} of the "
-                    f"{len(batch.digests) if answered is None else answered:,} results that there are: run again to "
-                    "look once more, or with restart to ask, and pay, for everything anew"
-                )
+                told = len(batch.digests) if answered is None else answered
+                what = f"batch {batch.id} is over, and the provider gives {read:,} of the {told:,} results that there are"
+                if gone:
+                    await self._note(batch, gone=True)
+                    raise RunFailed(
+                        f"{what}: the rest is no longer there ({gone}). Run again to look once more: if that is so still, "
+                        "these requests alone are asked for, and paid, anew; what else is answered is kept"
+                    )
+                raise RunFailed(f"{what}: run again to look once more; none of these requests is in another batch")
             await asyncio.sleep(wait)
             wait = min(SLOWEST, wait * SLOWER)
         for number, request in batch.asks.items():
@@ -640,16 +655,18 @@ class Bulk:
                 request.why = request.why or "nothing was said of it"
         return state
 
-    async def _read(self, batch: _Batch, state: State) -> int:
+    async def _read(self, batch: _Batch, state: State) -> tuple[int, str]:
         """Keep what the files of a batch have. Returns of how many requests they tell; a line that cannot be read is
-        told of one, but not if none can, nor at the end of a file, which may be cut there.
+        told of one, but not if none can, nor at the end of a file, which may be cut there. And in which words the
+        provider says that some are gone, if it does.
         """
-        told, unreadable, number = set[int](), 0, 0
+        told, unreadable, number, gone = set[int](), 0, 0, state.gone
         for path in state.files:
             with tempfile.TemporaryFile() as file:
                 try:
                     await self._provided.desk.fetched(path, file, MOST_LINE * len(batch.digests))
-                except Gone:  # it may be there later
+                except Gone as e:  # it may be there later
+                    gone = str(e)
                     continue
                 file.seek(0)
                 while line := file.readline(MOST_LINE):
@@ -661,7 +678,7 @@ class Bulk:
                         unreadable += bool(line.strip()) and line.endswith(b"\n")
                     else:
                         told.add(place)
-        return len(told) + unreadable if told else 0
+        return len(told) + unreadable if told else 0, gone
 
     def _line(self, batch: _Batch, line: bytes) -> int | None:
         """Keep what a line says. Returns the place of the request that it is about; None if that cannot be read."""
@@ -731,7 +748,7 @@ def _noted(notes: Sequence[Any]) -> list[_Batch]:
     return [
         _Batch(
             name, one["path"], [bytes.fromhex(d) for d in one["digests"]], one["at"], one.get("id", ""),
-            one.get("over", False), earlier=True,
+            one.get("over", False), one.get("gone", False), one.get("unlisted", False), earlier=True,
         )
         for name, one in told.items()
         if "digests" in one

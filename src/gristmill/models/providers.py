@@ -31,6 +31,7 @@ class State:
     """A batch at its provider. `over`: it changes no more, and its files have a line for each of as many requests as
     are `answered` (None: for all of them). `failed` says why nothing of it was done, and `full` that this is because
     too much is under way; `cancelled`: somebody has ended it. `until` it should be over, in seconds of the epoch.
+    `gone` says why results are no longer kept, if that is told.
     """
 
     over: bool
@@ -42,6 +43,7 @@ class State:
     full: bool = False
     cancelled: bool = False
     until: float | None = None
+    gone: str = ""
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,8 @@ class Anthropic:
         cancelled = told.get("cancel_initiated_at") is not None
         answered = counts.get("succeeded", 0) + counts.get("errored", 0) if total else None
         done = total - counts.get("processing", 0)
-        return State(over, done, total, files, answered, cancelled=cancelled, until=_until(told))
+        gone = f"archived at {told['archived_at']}" if told.get("archived_at") and not files else ""
+        return State(over, done, total, files, answered, cancelled=cancelled, until=_until(told), gone=gone)
 
     def result(self, line: bytes) -> Result | None:
         """See BatchAPI."""
