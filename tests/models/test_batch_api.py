@@ -693,7 +693,9 @@ def test_results_that_are_gone_are_asked_for_anew(server: BatchServer, tmp_path:
     batch = "batch_0" if provider == "openai" else "msgbatch_0"
     server.set(takes=0.1, removed=[batch])
     more: dict[str, Any] = {"shard_rows": 10, "workers": 1}
-    with pytest.raises(RunFailed, match=rf"{batch} is over, .* 0 of the 9 .* no longer there \(404: No such .*\)\. Run"):
+    with pytest.raises(
+        RunFailed, match=rf"{batch} is over, .* 0 of the 9 .* no longer there \(404: No such .*\)\. Run"
+    ):
         asked(table(20), tmp_path / "out", provider, batch_timeout=2.0, timeout=1.0, **more)
     report = asked(table(20), tmp_path / "out", provider, **more)
     told = server.told()
@@ -709,3 +711,26 @@ def test_a_list_that_never_comes_stops_one_run(server: BatchServer, tmp_path: Pa
         asked(table(20), tmp_path / "out", "openai")
     assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
     once(server.told())
+
+
+def test_a_model_that_has_become_wrong_gets_no_batch(server: BatchServer, tmp_path: Path) -> None:
+    """Rows are asked alone until one is answered, and the run ends if none is."""
+    more: dict[str, Any] = {"returns": {"n": "int64", "word": "string"}, "shard_rows": 100, "workers": 1}
+    server.set(answer="json", takes=0.1)
+    with pytest.raises(RunFailed, match="max_cost"):
+        asked(
+            table(300),
+            tmp_path / "out",
+            "openai",
+            price={"input": "0/token", "output": "1/token"},
+            max_cost=60.0,
+            **more,
+        )
+    before = server.told()
+    server.set(answer="never")
+    with pytest.raises(RunFailed, match="fails on every row tried, 32 from all over the source among them"):
+        asked(table(300), tmp_path / "out", "openai", **more)
+    after = server.told()
+    assert not after["batches"] and after["requests"] - before["requests"] <= 2 * (20 + 3 + 32)
+    server.set(answer="json")
+    assert asked(table(300), tmp_path / "out", "openai", **more).rows_ok == 300

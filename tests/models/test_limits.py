@@ -286,3 +286,37 @@ def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> 
     chat.set(stuck=None)
     report = gm.prompt(table(10), tmp_path / "out", price=price, workers=1, **job)
     assert report.used["cost"] == pytest.approx(spent + 8, abs=1e-3) and report.used["requests"] == 10
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_that_has_become_wrong_ends_the_next_run_soon(chat: ChatServer, tmp_path: Path, workers: int) -> None:
+    """As it would end a first one: no answer fits, and what it answered before is kept."""
+    job: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": workers, "concurrency": 16}
+    job |= {"returns": {"n": "int64", "word": "string"}, "shard_rows": 1000, "gates": {"min_ok": 0}}
+    chat.set(answer="json", turns=[300, 401, 401])
+    with pytest.raises(RunFailed, match="refuses the key now"):
+        gm.prompt(table(4000), tmp_path / "out", **job)
+    kept = gm.status(tmp_path / "out")["used"]["kept"]
+    chat.set(answer="never", turns=[])
+    before = chat.told()["requests"]
+    with pytest.raises(RunFailed, match="fails on every row tried, 32 from all over the source among them"):
+        gm.prompt(table(4000), tmp_path / "out", **job)
+    assert chat.told()["requests"] - before < 2 * (100 * workers + 32)
+    chat.set(answer="json")
+    before = chat.told()["requests"]
+    assert gm.prompt(table(4000), tmp_path / "out", **job).rows_ok == 4000
+    assert chat.told()["requests"] - before <= 4000 - kept
+
+
+def test_many_bad_rows_before_the_first_good_one_are_dead_letters(chat: ChatServer, tmp_path: Path) -> None:
+    """Others show that the model works, and the rest of their shard is asked for."""
+    rows = pa.table({"id": range(400), "text": [f"{'too long' if 5 <= n < 100 else 'row'} {n}" for n in range(400)]})
+    job: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1, "gates": {"min_ok": 0}}
+    chat.set(turns=[5, 401, 401])
+    with pytest.raises(RunFailed, match="refuses the key now"):
+        gm.prompt(rows, tmp_path / "out", concurrency=1, **job)
+    chat.set(turns=[])
+    report = gm.prompt(rows, tmp_path / "out", concurrency=4, **job)
+    assert (report.rows_ok, report.rows_dead) == (305, 95)
+    assert sum(chat.told()["answered"].values()) <= 305 + 32 + 10

@@ -30,8 +30,10 @@ from gristmill.models.contract import Journal, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.desk import Busy, Desk, Gone, Unsure
 from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, answers
+from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.providers import MOST_LINE, BatchAPI, Result, State
 from gristmill.models.usual import most_tokens
+from gristmill.process.failure import Unasked
 
 TRIES = 3  # batches that a request may be in without an answer
 POLL, SLOWER, SLOWEST = 1.0, 1.3, 60.0  # seconds between two looks at a batch: first, times so much, at most
@@ -82,7 +84,7 @@ class Money(Protocol):
         ...
 
     def bounds(self, most: int | None) -> bool:
-        """Whether what a request may cost at most is known, if that matters, whose answer has at most so many tokens."""
+        """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens."""
         ...
 
     def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
@@ -144,6 +146,7 @@ class Provided:
     known: set[str] = field(default_factory=set)  # ids of batches whose shards are known
     most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
     trials: int = 0  # rows that were asked alone
+    first: FirstAnswers = field(default_factory=FirstAnswers)  # what became of them
     full: float | None = None  # since when even batches of one request are too much
     unbounded: int = 0  # requests under way whose cost nothing bounds
     landed: asyncio.Event = field(default_factory=asyncio.Event)  # some of them are answered
@@ -200,8 +203,14 @@ class Bulk:
     """
 
     def __init__(
-        self, asker: Asks, provided: Provided, journal: Journal, do: Callable[[Coroutine[Any, Any, Any]], Future[Any]]
+        self,
+        asker: Asks,
+        provided: Provided,
+        journal: Journal,
+        do: Callable[[Coroutine[Any, Any, Any]], Future[Any]],
+        proven: bool = True,
     ) -> None:
+        provided.first.worked |= proven
         self._asker = asker
         self._provided = provided
         self.journal = self._journal = journal
@@ -286,9 +295,14 @@ class Bulk:
             if key and self._held[key] < self._journal.held(key):
                 self._held[key] += 1
                 continue
-            money = self._provided.money
-            if not money.tried or (not money.known and self._provided.trials < TRIALS):
+            money, first = self._provided.money, self._provided.first
+            if not first.doubted and (
+                not money.tried or not first.worked or (not money.known and self._provided.trials < TRIALS)
+            ):
                 await self._tried(row)
+            if first.doubted:
+                assert first.failure is not None
+                raise Unasked(first.failure)
             self._add(row)
 
     async def _tried(self, row: Row) -> None:
@@ -300,6 +314,8 @@ class Bulk:
         self._provided.trials += 1
         try:
             used = (await self._asker(BulkRow(row, self))).used
+            if used.get("requests"):  # it is no answer from before
+                self._provided.first.one(None)
         except GristmillError:
             self._provided.money.tried = False
             raise
@@ -308,7 +324,9 @@ class Bulk:
             return
         except Exception as e:  # told for the row, when it is asked for
             used = getattr(e, "used", {})
-        await asyncio.to_thread(self._journal.spent, {name: n for name, n in used.items() if name != "refused"})
+            self._provided.first.one(e)
+        if used := {name: n for name, n in used.items() if name != "refused"}:  # the row tells that itself
+            await asyncio.to_thread(self._journal.spent, used)
 
     def _add(self, row: Row) -> None:
         made = self._asker.request(row)
@@ -640,12 +658,14 @@ class Bulk:
             begun = begun or time.monotonic()
             if time.monotonic() - begun + wait > max(desk.limit, desk.timeout):
                 told = len(batch.digests) if answered is None else answered
-                what = f"batch {batch.id} is over, and the provider gives {read:,} of the {told:,} results that there are"
+                what = (
+                    f"batch {batch.id} is over, and the provider gives {read:,} of the {told:,} results that there are"
+                )
                 if gone:
                     await self._note(batch, gone=True)
                     raise RunFailed(
-                        f"{what}: the rest is no longer there ({gone}). Run again to look once more: if that is so still, "
-                        "these requests alone are asked for, and paid, anew; what else is answered is kept"
+                        f"{what}: the rest is no longer there ({gone}). Run again to look once more: if that is so "
+                        "still, these requests alone are asked for, and paid, anew; what else is answered is kept"
                     )
                 raise RunFailed(f"{what}: run again to look once more; none of these requests is in another batch")
             await asyncio.sleep(wait)

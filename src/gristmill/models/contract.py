@@ -261,12 +261,14 @@ class RowModel(Model, Protocol):
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
         planned: Columns | None = None,
+        proven: bool = True,
     ) -> None:
         """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
         is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
         asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun. Without a
         journal the rows are a trial: no answer from before is one to them. `places` are those of the rows that are in
-        no shard yet, of all in `prepared`. An answer that is not `planned` so is its row's failure.
+        no shard yet, of all in `prepared`. An answer that is not `planned` so is its row's failure. Unless the model is
+        `proven` to answer, it may leave rows out after many have failed and none was answered (Unasked).
         """
         ...
 
@@ -336,8 +338,10 @@ class Bulk(Protocol):
 class BulkModel(RowModel, Protocol):
     """A RowModel that may have shards answered in bulk before their rows are begun, which then have their answers."""
 
-    def bulk(self, journal: Journal) -> Bulk | None:
-        """For the shard of this journal; None if its rows are asked for one by one."""
+    def bulk(self, journal: Journal, proven: bool = True) -> Bulk | None:
+        """For the shard of this journal; None if its rows are asked for one by one. `proven` as in `begin`: else
+        `Bulk.add` may raise Unasked.
+        """
         ...
 
 

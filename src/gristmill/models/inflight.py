@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from gristmill.errors import GristmillError
+from gristmill.models.firstanswers import FirstAnswers
+from gristmill.process.failure import Unasked
 from gristmill.process.startup import UserCode
 from gristmill.shards.counts import summed
 
@@ -50,7 +53,7 @@ class Answers:
         self._answered = answered
         self._own = own
         self._changed = threading.Condition()
-        self.dropped = False
+        self.dropped = self.proven = False  # whether nobody needs them; whether they are asked for whatever fails
         self.used: dict[str, float] = {}  # what the answers have taken (contract.USED)
 
     def took(self, used: Mapping[str, float]) -> None:
@@ -59,8 +62,10 @@ class Answers:
             with self._changed:
                 self.used = summed([self.used, used])
 
-    def put(self, place: int, answer: Any) -> None:
-        """The answer to a row, or `Raised`. Called before the function is called again by whoever called it."""
+    def put(self, place: int, answer: Any) -> BaseException | None:
+        """The answer to a row, or `Raised`. Called before the function is called again by whoever called it. Returns
+        what it failed with.
+        """
         try:
             if not isinstance(answer, Raised):
                 answer = self._own(place, answer)
@@ -75,6 +80,7 @@ class Answers:
                 self._left -= 1
                 if not self._left:
                     self._changed.notify_all()
+        return answer.error if isinstance(answer, Raised) else None
 
     def open(self) -> list[int]:
         """The rows that have no answer yet, in the order in which to begin them."""
@@ -104,12 +110,20 @@ class Flight(Protocol):
 
 class Coroutines:
     """Runs a coroutine function on an event loop in a thread of its own. A call that takes over `limit` seconds is
-    cancelled, and raises TimeoutError for its row.
+    cancelled, and raises TimeoutError for its row. With `first`, it is not called any more once all rows have failed
+    (Unasked), but for those of `proven` answers.
     """
 
-    def __init__(self, function: Callable[[Any], Awaitable[Any]], most: int, limit: float = math.inf) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        most: int,
+        limit: float = math.inf,
+        first: FirstAnswers | None = None,
+    ) -> None:
         self._function = function
         self._most = most
+        self._first = first
         self._limit = None if limit == math.inf else limit
         self._waiting: deque[tuple[Answers, int]] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -171,14 +185,21 @@ class Coroutines:
         self._fill()
 
     def _fill(self) -> None:
-        while self._waiting and (len(self._running) < self._most or self._ending):
+        while self._waiting and (len(self._running) < self._at_once() or self._ending):
             answers, place = self._waiting.popleft()
             if answers.dropped or self._ending:
                 answers.put(place, DROPPED)
                 continue
+            if self._first is not None and self._first.doubted and not answers.proven:
+                assert self._first.failure is not None
+                answers.put(place, Raised(Unasked(self._first.failure)))
+                continue
             task = self._loop.create_task(self._one(answers, place))
             self._running.add(task)
             task.add_done_callback(self._done)
+
+    def _at_once(self) -> int:
+        return self._most if self._first is None else self._first.most(self._most)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
@@ -200,7 +221,9 @@ class Coroutines:
             answer = DROPPED
         elif late.over and not isinstance(answer, Raised):
             answer = Raised(TimeoutError(f"no answer within {self._limit or 0:g} s (batch_timeout)"))
-        answers.put(place, answer)
+        failure = answers.put(place, answer)
+        if self._first is not None and not isinstance(failure, GristmillError):  # which is about more than its row
+            self._first.one(failure)
 
 
 class _Deadline:

@@ -44,6 +44,7 @@ from gristmill.models.endpoint import (
     tokens_in,
     usage_of,
 )
+from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.inflight import Coroutines
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
@@ -219,6 +220,7 @@ class LoadedAsker(LoadedRows):
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
         planned: Columns | None = None,
+        proven: bool = True,
     ) -> None:
         """See RowModel."""
         if journal is not None and journal.allowance is not None:
@@ -229,16 +231,16 @@ class LoadedAsker(LoadedRows):
             self._call.built.paid.resumed()
         if journal is not None and self._call.built.provided is None and not self._told:
             self._tell(under_way(journal.notes))
-        super().begin(prepared, rows, answered, journal, places, planned)
+        super().begin(prepared, rows, answered, journal, places, planned, proven)
 
-    def bulk(self, journal: Journal) -> Bulk | None:
+    def bulk(self, journal: Journal, proven: bool = True) -> Bulk | None:
         """See BulkModel."""
         asker = self._call.built
         if asker.provided is None:
             return None
         assert isinstance(self._flight, Coroutines)
         asker.paid.shares(journal)  # what is answered from before is in no batch
-        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do)
+        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, proven)
         return found
 
     @property
@@ -269,6 +271,10 @@ class LoadedAsker(LoadedRows):
     def _may_ask_again(self) -> bool:
         """Whether there are answers for which a row is asked for once more."""
         return False
+
+    def _first_answers(self) -> FirstAnswers | None:
+        # A model on this machine costs time alone, and is the quicker the more rows it is given.
+        return FirstAnswers() if self._call.built.paid.remote else None
 
     def _lasts(self, error: BaseException) -> bool:
         return super()._lasts(error) and not isinstance(error, (Unanswered, UnderWay))
@@ -398,6 +404,7 @@ class Paid:
     """Asks somebody, in one event loop; `share` of what the run may cost is this worker's if none is claimed."""
 
     def __init__(self, spec: Asking, share: float, asked: Asked) -> None:
+        self.remote = spec.base_url is not None
         self._spec = spec
         self._asked = asked
         self._prices = None if spec.price is None else prices(spec.price)

@@ -198,10 +198,11 @@ class LoadedPrompt(LoadedAsker):
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
         planned: Columns | None = None,
+        proven: bool = True,
     ) -> None:
         """See RowModel."""
         self._call.built.alive(answered)
-        super().begin(prepared, rows, answered, journal, places, planned)
+        super().begin(prepared, rows, answered, journal, places, planned, proven)
 
     @property
     def _may_ask_again(self) -> bool:

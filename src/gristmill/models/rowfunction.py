@@ -18,9 +18,10 @@ from gristmill.models.batchfunction import LoadedFunction
 from gristmill.models.calls import is_async
 from gristmill.models.contract import Columns, Journal, Place, Prepared
 from gristmill.models.conversion import ROWS, to_batch
+from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.inflight import DROPPED, Answers, Coroutines, Flight, Raised, Threads
 from gristmill.models.rowtypes import FORMAT, AnswerTypes, Checks, Misfit
-from gristmill.process.failure import EarlierFailure, SomeFailed, failure_of
+from gristmill.process.failure import EarlierFailure, SomeFailed, Unasked, failure_of
 from gristmill.process.ownership import own
 from gristmill.shards.counts import summed
 
@@ -35,6 +36,7 @@ class Told:
     journal: Journal | None = None
     places: Sequence[tuple[str, int]] | None = None
     planned: Columns | None = None
+    proven: bool = True
 
 
 class Begun:
@@ -78,8 +80,11 @@ class LoadedRows(LoadedFunction):
         coroutine = is_async(type(function) if self._call.built is not None else function)
         self._types = AnswerTypes(self._name, self._output, self._renamed, self._returns, self._said)
         self._anew: dict[str, float] = {}  # what rows took that were asked for once more
+        self._first = self._first_answers()
         self._flight: Flight = (
-            Coroutines(function, place.at_once, place.limit) if coroutine else Threads(function, place.at_once)
+            Coroutines(function, place.at_once, place.limit, self._first)
+            if coroutine
+            else Threads(function, place.at_once)
         )
 
     def begin(
@@ -90,9 +95,10 @@ class LoadedRows(LoadedFunction):
         journal: Journal | None = None,
         places: Sequence[tuple[str, int]] | None = None,
         planned: Columns | None = None,
+        proven: bool = True,
     ) -> None:
         """See RowModel."""
-        told = Told(answered, journal, places, planned)
+        told = Told(answered, journal, places, planned, proven)
         prepared.inputs.begun = Begun(rows, self._asked(prepared, rows, told), told)
 
     def works(self, prepared: Prepared, index: np.ndarray) -> bool:
@@ -163,6 +169,8 @@ class LoadedRows(LoadedFunction):
             try:
                 table, failed = super().predict(prepared, index), None
             except SomeFailed as some:
+                if any(isinstance(error, Unasked) for error in some.failed.values()):
+                    raise
                 table, failed = some.table, some
             _fitted(table, prepared.inputs.begun.told.planned)
         except (BadOutput, Lossy, UnicodeEncodeError):
@@ -205,7 +213,12 @@ class LoadedRows(LoadedFunction):
 
     def _lasts(self, error: BaseException) -> bool:
         """Whether a row would fail so again: not what memory, disks and networks have for a while."""
-        return not isinstance(error, (GristmillError, MemoryError, OSError, TimeoutError, asyncio.TimeoutError))
+        passing = (GristmillError, Unasked, MemoryError, OSError, TimeoutError, asyncio.TimeoutError)
+        return not isinstance(error, passing)
+
+    def _first_answers(self) -> FirstAnswers | None:
+        """What decides whether to ask for more rows; None: nothing but their number."""
+        return None
 
     def _asked(self, prepared: Prepared, index: np.ndarray, told: Told) -> Answers:
         rows, journal = to_batch(picked(prepared.inputs.rows, index), "rows"), told.journal
@@ -249,6 +262,7 @@ class LoadedRows(LoadedFunction):
             return True
 
         answers = Answers(self._given(rows, journal), heard, owned, self._order(rows))
+        answers.proven = told.proven
         for place, key in enumerate(keys):
             if journal is None or not key:
                 continue

@@ -54,6 +54,14 @@ class Outside(Exception):
     """Somebody outside refuses or does not answer: the message is all that there is to know, and no code has failed."""
 
 
+class Unasked(Exception):
+    """A row was not asked for, as all before it have failed, the last one so."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class EarlierFailure(Exception):
     """What a row raised in an earlier attempt, as text: it is not tried again."""
 
@@ -69,6 +77,8 @@ def storable(text: str) -> str:
 
 def failure_of(error: BaseException, kind: FailureKind = "other") -> Failure:
     """An exception as a Failure; never raises, whatever the exception's own methods do."""
+    if isinstance(error, Unasked):
+        error = error.cause
     if isinstance(error, EarlierFailure):
         return replace(error.failure, kind=kind)
     try:

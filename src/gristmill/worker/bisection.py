@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import ONE_FOR_EACH, BadOutput, GristmillError
-from gristmill.process.failure import SomeFailed, failure_of
+from gristmill.process.failure import SomeFailed, Unasked, failure_of
 from gristmill.process.messages import Failure
 
 # Design §6: after this many failed rows with no success in between, the model itself is tried again.
@@ -155,6 +155,8 @@ class Isolation:
         for error in answer.failed.values():
             if isinstance(error, GristmillError):  # which is about more than its row
                 raise error
+        if any(isinstance(error, Unasked) for error in answer.failed.values()):
+            raise ModelBroken(replace(failure_of(next(iter(answer.failed.values())), "model"), step=self._step))
         for i, error in sorted(answer.failed.items()):
             blamed = answer.raised and not len(worked)  # perhaps nothing works any more
             found.dead.append(

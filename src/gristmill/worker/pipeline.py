@@ -586,7 +586,7 @@ class _Sending:
 
     def bulk(self, item: Item) -> Bulk | None:
         """See Sending."""
-        found = self._model.bulk(self._worker._opened(item))
+        found = self._model.bulk(self._worker._opened(item), item.value.proven)
         if found is not None:
             self._worker._bulks[item.key] = found
         return found

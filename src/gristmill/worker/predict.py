@@ -149,10 +149,10 @@ class Predict:
         if journal is not None:
             for index, _ in self._from_probe(task, window):
                 self._model.answered(window.prepared, index, journal)
-        places = None
+        places, proven = None, task.proven or careful or task.kind != "score"
         if task.kind == "probe":
             places = [row[:2] for row in window.identity.places(task.paths)]
-        self._model.begin(window.prepared, rows, answered, journal, places, self._columns(task))
+        self._model.begin(window.prepared, rows, answered, journal, places, self._columns(task), proven)
 
     def _columns(self, task: Task) -> Columns | None:
         """The model's columns as planned. A post step may be given others, of which nothing is written."""

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gristmill.models.contract import Bulk
+from gristmill.process.failure import Unasked, failure_of
 from gristmill.process.messages import Item
+from gristmill.worker.bisection import ModelBroken
 from gristmill.worker.firststage import packed
 from gristmill.worker.prepare import Window
 from gristmill.worker.recipe import Task
@@ -85,9 +87,11 @@ class SentAhead:
                 if self._worker.stopping.is_set():
                     break
             bulk.send()
-        except BaseException:
+        except BaseException as e:
             bulk.close()
             file.close()
+            if isinstance(e, Unasked):
+                raise ModelBroken(failure_of(e, "model")) from e
             raise
         self._under_way.append(bulk)
         return replace(item, portions=self._portions(bulk, file))
