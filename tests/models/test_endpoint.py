@@ -244,3 +244,14 @@ def test_an_endpoint_that_answers_nothing_is_told(tmp_path: Path, timeout: float
             asked(5, tmp_path / "out", base_url=url, timeout=timeout, batch_timeout=4.0)
         assert e.value.exit_code == 2
     assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+def test_the_report_tells_who_was_asked(chat: ChatServer, tmp_path: Path) -> None:
+    """Instead of this machine's threads: the addresses without secrets, and how many requests were in flight."""
+    chat.set(latency=0.05)
+    url = chat.url.replace("://", "://user:sesame-street@")
+    chat.set(key=None)
+    report = asked(100, tmp_path / "out", base_url=url, concurrency=8)
+    assert report.details["runs_on"]["at_once"] == chat.told()["most"] == 8
+    on = next(line for line in str(report).splitlines() if line.startswith("on "))
+    assert on.endswith(f"{chat.url.partition('://')[2]}, up to 8 requests at a time") and "sesame" not in str(report)

@@ -74,8 +74,15 @@ def _so_far(at: Chosen, sums: Tallied) -> Report:
         notes=tuple(at.log.notes),
         skipped=r.skipped,
         format=r.sink_format.name,
-        details={"runs_on": shipping.runs_on(r).told(), "batch": vars(budgets.stored(at.batch))},
+        details={"runs_on": _runs_on(at, sums), "batch": vars(budgets.stored(at.batch))},
     )
+
+
+def _runs_on(at: Chosen, sums: Tallied) -> dict[str, str | int]:
+    info = at.resolved.info
+    if not info.asks:
+        return shipping.runs_on(at.resolved).told()
+    return {"endpoint": info.asks, "at_once": sums.flying}
 
 
 def finished(scored: Scored, whole: Whole) -> Report:

@@ -21,7 +21,7 @@ from gristmill.shards.shard import ShardTable
 class Tallied:
     """The sums of a run's events: `counts` and `errors` are of all shards with a receipt, including those `resumed`
     from earlier runs, as is what they `used` of endpoints; `figures` and `rows_run` are of what it scored itself.
-    `per_worker` has what each worker did, in
+    `flying` is how many requests to an endpoint all workers had in flight at most, by what each had. `per_worker` has what each worker did, in
     the order in which they started, without those that committed nothing.
     """
 
@@ -30,6 +30,7 @@ class Tallied:
     figures: Mapping[str, float]
     used: Mapping[str, float]
     rows_run: int
+    flying: int
     shards_done: int
     resumed: int
     per_worker: tuple[WorkerPace, ...]
@@ -50,6 +51,7 @@ class Tally:
         self._used: dict[str, float] = {}
         self._before: dict[int, tuple[Counts, Mapping[str, int]]] = {}  # counts and errors of earlier runs' shards
         self._rows_run = 0
+        self._flying: dict[str, int] = {}  # requests of each worker at most
         self._resumed = 0
         self._paces: dict[str, WorkerPace] = {}
         self._started: dict[str, float] = {}
@@ -113,8 +115,8 @@ class Tally:
         paces = tuple(p for p in self._paces.values() if p.rows)
         done = len(self._done)
         return Tallied(
-            self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run, done, self._resumed,
-            paces,
+            self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run,
+            sum(self._flying.values()), done, self._resumed, paces,
         )  # fmt: skip
 
     def _reach(self, tick: Tick) -> None:
@@ -138,6 +140,7 @@ class Tally:
 
     def _commit(self, event: Outcome) -> None:
         value, counts = event.value, Counts(*event.value["counts"])
+        self._flying[event.worker] = max(self._flying.get(event.worker, 0), value["flying"])
         new = self._count(value["shard"], counts, value["figures"], value["errors"])
         if new and (pace := self._paces.get(event.worker)):
             self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)

@@ -56,7 +56,8 @@ class ModelInfo:
     may replace torch; `at_once`, for how many rows a model that answers row by row is asked at a time (0: it answers
     batches); `alone`, how many of these are answered before the others are begun, where its columns are known and all
     that is left to learn is whether it answers (0: it does once it is loaded); `bulk`, how many shards at a time are
-    sent in bulk (0: none; see BulkModel).
+    sent in bulk (0: none; see BulkModel). `asks` says whom a model asks that runs elsewhere, without secrets ("": it
+    runs here).
     """
 
     name: str
@@ -78,6 +79,7 @@ class ModelInfo:
     at_once: int = 0
     alone: int = 1
     bulk: int = 0
+    asks: str = ""
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,11 @@ class RowModel(Model, Protocol):
     @property
     def trouble(self) -> str:
         """What keeps answers away now, for people; "" if nothing does. Rows that end meanwhile have none."""
+        ...
+
+    @property
+    def most_flying(self) -> int:
+        """How many requests were in flight at most; 0 where there are none."""
         ...
 
     @property

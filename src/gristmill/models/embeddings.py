@@ -29,6 +29,7 @@ from gristmill.models.paid import (
     LoadedAsker,
     Paid,
     Stake,
+    asks,
     endpoint_of,
     estimated,
     loaded,
@@ -63,6 +64,7 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
         filled=(spec.text,),
         on_gpu=False,
         at_once=spec.most,
+        asks=asks(spec),
     )
 
 
@@ -222,6 +224,11 @@ class Together:
     def trouble(self) -> str:
         """See Asked."""
         return self._endpoint.trouble
+
+    @property
+    def most_flying(self) -> int:
+        """See Asked."""
+        return self._endpoint.most_flying
 
     @property
     def news(self) -> list[str]:

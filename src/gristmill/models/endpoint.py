@@ -176,13 +176,14 @@ class Slots:
     """Room for requests in flight, in the order in which they ask for it; as `async with`. Used in one event loop."""
 
     def __init__(self, room: Room) -> None:
-        self.flying = 0
+        self.flying = self.most = 0  # now, and at most
         self._room = room
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def __aenter__(self) -> None:
         if self.flying < self._room.limit and not self._waiting:
             self.flying += 1
+            self.most = max(self.most, self.flying)
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
@@ -199,6 +200,7 @@ class Slots:
             turn = self._waiting.popleft()
             if not turn.done():
                 self.flying += 1
+                self.most = max(self.most, self.flying)
                 turn.set_result(None)
 
 
@@ -531,6 +533,11 @@ class Endpoint:
         if payer is not None:
             payer.probed(path, body, found)
         return False
+
+    @property
+    def most_flying(self) -> int:
+        """See paid.Asked. Called in any thread."""
+        return self._slots.most
 
     @property
     def trouble(self) -> str:

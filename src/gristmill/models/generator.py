@@ -116,6 +116,11 @@ class Generator:
         return ""
 
     @property
+    def most_flying(self) -> int:
+        """See Asked."""
+        return 0
+
+    @property
     def news(self) -> list[str]:
         """See Asked."""
         return []

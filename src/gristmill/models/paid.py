@@ -103,6 +103,11 @@ class Asked(Protocol):
     @property
     def trouble(self) -> str: ...
     @property
+    def most_flying(self) -> int:
+        """See RowModel."""
+        ...
+
+    @property
     def news(self) -> list[str]:
         """See RowModel."""
         ...
@@ -145,6 +150,15 @@ def reached(spec: S, vendor: Vendor = OPENAI) -> S:
         cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
         api_key=given or (None if key is None else Secret(f"${{env:{of_key}}}", key)),
     )
+
+
+def asks(spec: Asking) -> str:
+    """For people: the addresses that a reached spec names, without secrets; "" if it has none."""
+    if spec.base_url is None:
+        return ""
+    urls = [redact(url.strip()) for url in str(reveal(spec.base_url)).split(",") if url.strip()]
+    told = ", ".join(url.partition("?")[0] for url in urls)
+    return told if spec.batch_api is None else f"{told} (batch API)"
 
 
 def _sendable(key: Any, which: str) -> Any:
@@ -248,6 +262,12 @@ class LoadedAsker(LoadedRows):
         """See RowModel."""
         paid: Paid = self._call.built.paid
         return paid.trouble
+
+    @property
+    def most_flying(self) -> int:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.most_flying
 
     @property
     def news(self) -> list[str]:
@@ -428,6 +448,11 @@ class Paid:
     def trouble(self) -> str:
         """See RowModel."""
         return self._asked.trouble
+
+    @property
+    def most_flying(self) -> int:
+        """See RowModel."""
+        return self._asked.most_flying
 
     @property
     def news(self) -> list[str]:

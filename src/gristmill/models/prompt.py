@@ -35,6 +35,7 @@ from gristmill.models.paid import (
     Bill,
     LoadedAsker,
     Paid,
+    asks,
     endpoint_of,
     estimated,
     loaded,
@@ -145,6 +146,7 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         on_gpu=False,
         at_once=spec.most,
         bulk=spec.batches,
+        asks=asks(spec),
     )
     if (files := _files(spec)) is None:
         return info

@@ -23,6 +23,7 @@ from gristmill.models.paid import (
     Bill,
     LoadedAsker,
     Paid,
+    asks,
     endpoint_of,
     estimated,
     loaded,
@@ -58,6 +59,7 @@ def describe(spec: Requests, schema: pa.Schema | None) -> ModelInfo:
         on_gpu=False,
         at_once=spec.most,
         bulk=spec.batches,
+        asks=asks(spec),
     )
 
 

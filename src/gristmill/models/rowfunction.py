@@ -125,6 +125,11 @@ class LoadedRows(LoadedFunction):
         return ""
 
     @property
+    def most_flying(self) -> int:
+        """See RowModel."""
+        return 0
+
+    @property
     def news(self) -> list[str]:
         """See RowModel."""
         return []

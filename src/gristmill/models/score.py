@@ -22,7 +22,18 @@ from gristmill.models.conversion import to_batch
 from gristmill.models.endpoint import Refused
 from gristmill.models.generator import AT_ONCE
 from gristmill.models.llmfiles import LlmFiles, backend_of, find_llm
-from gristmill.models.paid import LETTERS, Answer, Bill, LoadedAsker, Paid, endpoint_of, estimated, loaded, reached
+from gristmill.models.paid import (
+    LETTERS,
+    Answer,
+    Bill,
+    LoadedAsker,
+    Paid,
+    asks,
+    endpoint_of,
+    estimated,
+    loaded,
+    reached,
+)
 from gristmill.models.scorer import SCORES, Scorer
 from gristmill.models.template import Template
 from gristmill.process.extras import installed, require
@@ -73,6 +84,7 @@ def describe(spec: Score, schema: pa.Schema | None) -> ModelInfo:
         filled=columns,
         on_gpu=False,
         at_once=spec.most,
+        asks=asks(spec),
     )
     if (files := _files(spec)) is None:
         return info

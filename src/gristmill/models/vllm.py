@@ -76,6 +76,11 @@ class VllmGenerator:
         return ""
 
     @property
+    def most_flying(self) -> int:
+        """See Asked."""
+        return 0
+
+    @property
     def news(self) -> list[str]:
         """See Asked."""
         return []

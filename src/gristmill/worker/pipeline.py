@@ -494,7 +494,8 @@ class ShardWorker:
                 self._stands(task)  # includes what the function imported or read for these rows
                 self._folder = task.folder
                 del commits[item.key]
-                emit(Outcome(self._name, item.key, receipts.plain(commit.finish())))
+                flying = 0 if self._rows is None else self._rows.most_flying
+                emit(Outcome(self._name, item.key, {**receipts.plain(commit.finish()), "flying": flying}))
                 self._forget(item.key)
         except BaseException as e:  # crosses to the outcome, where the driver decides
             return e
