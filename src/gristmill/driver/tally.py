@@ -21,8 +21,8 @@ from gristmill.shards.shard import ShardTable
 class Tallied:
     """The sums of a run's events: `counts` and `errors` are of all shards with a receipt, including those `resumed`
     from earlier runs, as is what they `used` of endpoints; `figures` and `rows_run` are of what it scored itself.
-    `flying` is how many requests to an endpoint all workers had in flight at most, by what each had. `per_worker` has what each worker did, in
-    the order in which they started, without those that committed nothing.
+    `flying` is how many requests to an endpoint were in flight at most, summed over the workers. `per_worker` has what
+    each worker did, in the order in which they started, without those that committed nothing.
     """
 
     counts: Counts
