@@ -146,7 +146,6 @@ class Provided:
     known: set[str] = field(default_factory=set)  # ids of batches whose shards are known
     most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
     trials: int = 0  # rows that were asked alone
-    first: FirstAnswers = field(default_factory=FirstAnswers)  # what became of them
     full: float | None = None  # since when even batches of one request are too much
     unbounded: int = 0  # requests under way whose cost nothing bounds
     landed: asyncio.Event = field(default_factory=asyncio.Event)  # some of them are answered
@@ -208,12 +207,12 @@ class Bulk:
         provided: Provided,
         journal: Journal,
         do: Callable[[Coroutine[Any, Any, Any]], Future[Any]],
-        proven: bool = True,
+        first: FirstAnswers,
     ) -> None:
-        provided.first.worked |= proven
+        self._first = first
         self._asker = asker
         self._provided = provided
-        self.journal = self._journal = journal
+        self.journal = journal
         self._do = do
         self._closed = False
         self._done = threading.Event()
@@ -233,7 +232,10 @@ class Bulk:
         self._task: asyncio.Future[Any] | None = None
         self._owed, self._owed_cost = 0, 0.0  # requests that are ordered, and not settled
         self._made = len(self._batches)
+        self._trial: list[bytes] = []  # requests that the row has made that is asked alone
         for told in journal.notes:
+            if "void" in told and self._found.get(bytes.fromhex(told["digest"])):
+                self._found[bytes.fromhex(told["digest"])].pop()
             if "reply" in told:
                 self._keep(bytes.fromhex(told["digest"]), 200, told["reply"], told=True, ours=False)
 
@@ -291,11 +293,11 @@ class Bulk:
         for number, row in enumerate(rows):
             if number % TURN == TURN - 1:
                 await asyncio.sleep(0)
-            key = self._journal.key(row)
-            if key and self._held[key] < self._journal.held(key):
+            key = self.journal.key(row)
+            if key and self._held[key] < self.journal.held(key):
                 self._held[key] += 1
                 continue
-            money, first = self._provided.money, self._provided.first
+            money, first = self._provided.money, self._first
             if not first.doubted and (
                 not money.tried or not first.worked or (not money.known and self._provided.trials < TRIALS)
             ):
@@ -312,10 +314,11 @@ class Bulk:
         """
         self._provided.money.tried = True
         self._provided.trials += 1
+        self._trial = []
         try:
             used = (await self._asker(BulkRow(row, self))).used
             if used.get("requests"):  # it is no answer from before
-                self._provided.first.one(None)
+                self._first.one(None)
         except GristmillError:
             self._provided.money.tried = False
             raise
@@ -324,9 +327,11 @@ class Bulk:
             return
         except Exception as e:  # told for the row, when it is asked for
             used = getattr(e, "used", {})
-            self._provided.first.one(e)
+            self._first.one(e)
+            for digest in self._trial:  # of no use: the next run asks again, as for any row that failed
+                await asyncio.to_thread(self.journal.note, {"digest": digest.hex(), "void": True})
         if used := {name: n for name, n in used.items() if name != "refused"}:  # the row tells that itself
-            await asyncio.to_thread(self._journal.spent, used)
+            await asyncio.to_thread(self.journal.spent, used)
 
     def _add(self, row: Row) -> None:
         made = self._asker.request(row)
@@ -381,7 +386,8 @@ class Bulk:
         digest = _digest(path, body)
         reply = scrub_values(reply, self._provided.desk.secrets)
         self._keep(digest, 200, reply, told=True)
-        await asyncio.to_thread(self._journal.note, {"digest": digest.hex(), "reply": reply})
+        self._trial.append(digest)
+        await asyncio.to_thread(self.journal.note, {"digest": digest.hex(), "reply": reply})
 
     def _keep(self, digest: bytes, status: int, reply: Any, told: bool = False, ours: bool = True) -> None:
         data = json.dumps(reply).encode()
@@ -456,7 +462,7 @@ class Bulk:
 
     def _batch(self, part: Sequence[_Request]) -> _Batch:
         self._made += 1
-        whole = hashlib.blake2b(f"{self._journal.name} {self._made}".encode(), digest_size=16)
+        whole = hashlib.blake2b(f"{self.journal.name} {self._made}".encode(), digest_size=16)
         for request in part:
             whole.update(request.digest)
         digests = [request.digest for request in part]
@@ -533,7 +539,7 @@ class Bulk:
         return again
 
     async def _note(self, batch: _Batch, **told: Any) -> None:
-        await asyncio.to_thread(self._journal.note, {"batch": batch.name, **told})
+        await asyncio.to_thread(self.journal.note, {"batch": batch.name, **told})
 
     async def _told(self, batch: _Batch, what: str) -> None:
         """Stop because of how a batch ended, once: the next run asks again."""
@@ -567,7 +573,7 @@ class Bulk:
         api, desk, wait = self._provided.api, self._provided.desk, POLL
         looks = iter(LOOKS)
         while True:
-            elsewhere = _noted(await asyncio.to_thread(self._journal.everywhere))
+            elsewhere = _noted(await asyncio.to_thread(self.journal.everywhere))
             others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
             try:
                 found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
@@ -636,7 +642,7 @@ class Bulk:
 
     async def _others(self) -> bool:
         """Whether a batch of this run is under way."""
-        for batch in _noted(await asyncio.to_thread(self._journal.everywhere)):
+        for batch in _noted(await asyncio.to_thread(self.journal.everywhere)):
             if batch.id and not batch.over:
                 with contextlib.suppress(Gone):
                     if not (await self._provided.api.look(self._provided.desk, batch.id)).over:

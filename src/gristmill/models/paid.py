@@ -254,7 +254,9 @@ class LoadedAsker(LoadedRows):
             return None
         assert isinstance(self._flight, Coroutines)
         asker.paid.shares(journal)  # what is answered from before is in no batch
-        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, proven)
+        self._first = self._first or FirstAnswers()
+        self._first.worked |= proven
+        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, self._first)
         return found
 
     @property
