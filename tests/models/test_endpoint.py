@@ -19,7 +19,7 @@ import pytest
 import gristmill as gm
 from gristmill.errors import BadModel, RunFailed
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import after_of
+from gristmill.models.replies import after_of
 from llmserver import KEY, ChatServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")

@@ -30,8 +30,8 @@ import gristmill as gm
 import kit
 from gristmill.errors import BadModel, MissingExtra, RunFailed
 from gristmill.models import llmfiles
-from gristmill.models.endpoint import Refused
 from gristmill.models.llmfiles import LlmFiles, backend_of, find_llm
+from gristmill.models.replies import Refused
 from gristmill.models.vllm import VllmGenerator
 
 # Compiling takes minutes on two cores, for a model that answers in seconds.

@@ -21,7 +21,7 @@ from gristmill.errors import BadModel, RunFailed
 from gristmill.job.prompts import Prompt
 from gristmill.job.secret import Secret, unsaid
 from gristmill.models import wire
-from gristmill.models.paid import reached
+from gristmill.models.asking import reached
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
 Says = Callable[[str, asyncio.StreamWriter], Any]

@@ -29,9 +29,9 @@ from gristmill.models import (
     text_embedder,
     torchscript,
 )
+from gristmill.models.askers import LoadedAsker
 from gristmill.models.contract import ModelKind, RowModel, Transformer
 from gristmill.models.embeddings import LoadedEmbeddings
-from gristmill.models.paid import LoadedAsker
 from gristmill.models.rowfunction import LoadedRows
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sinks.jsonl import JsonlSink

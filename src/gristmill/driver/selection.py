@@ -23,7 +23,7 @@ from gristmill.fingerprint import digests as fingerprint
 from gristmill.fingerprint.digests import Fingerprint
 from gristmill.fingerprint.loadedmodules import changed
 from gristmill.job.job import HELD
-from gristmill.models.bulk import under_way
+from gristmill.models.batches import under_way
 from gristmill.observe import units
 from gristmill.shards.shard import Selection
 

@@ -82,7 +82,7 @@ def _runs_on(at: Chosen, sums: Tallied) -> dict[str, str | int]:
     info = at.resolved.info
     if not info.asks:
         return shipping.runs_on(at.resolved).told()
-    return {"endpoint": info.asks, "at_once": sums.flying}
+    return {"endpoint": info.asks, "at_once": 0 if info.bulk else sums.flying}
 
 
 def finished(scored: Scored, whole: Whole) -> Report:

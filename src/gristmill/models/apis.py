@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.job.prompts import Api
-from gristmill.models.endpoint import CHAT, LATER, MESSAGES, usage_of
+from gristmill.models.replies import CHAT, LATER, MESSAGES, usage_of
 from gristmill.models.vendors import ANTHROPIC, OPENAI, Vendor
 
 Schema = Mapping[str, Any] | None

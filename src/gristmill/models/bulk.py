@@ -14,11 +14,11 @@ import json
 import tempfile
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,14 @@ from gristmill.arrow.rows import picked
 from gristmill.errors import GristmillError, RunFailed
 from gristmill.job.secret import scrub_values
 from gristmill.models.answercache import digest_of
+from gristmill.models.batches import Batch, Request, claimed, noted
 from gristmill.models.contract import Journal, Prepared
 from gristmill.models.conversion import to_batch
-from gristmill.models.desk import Busy, Desk, Gone, Unsure
-from gristmill.models.endpoint import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, answers
+from gristmill.models.desk import Busy, Gone, Unsure
 from gristmill.models.firstanswers import FirstAnswers
-from gristmill.models.providers import MOST_LINE, BatchAPI, Result, State
+from gristmill.models.provided import Asks, Provided, Row
+from gristmill.models.providers import MOST_LINE, Result, State
+from gristmill.models.replies import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, answers
 from gristmill.models.usual import most_tokens
 from gristmill.process.failure import Unasked
 
@@ -45,69 +47,6 @@ TURN = 500  # results that are read before others have a turn
 FEW, GROWS = 20, 10  # requests whose cost nothing bounds: of the first batch, and times those that were answered
 TRIALS = 20  # rows that are asked alone to learn what requests take, until one is answered
 DAY = 86_400.0  # seconds in which a batch is over, or has expired
-
-Row = Mapping[str, Any]
-
-
-class Asks(Protocol):
-    """Whoever makes requests of rows, asked in its event loop."""
-
-    def request(self, row: Row) -> tuple[str, dict[str, Any], float] | None:
-        """The path of the first request that a row makes, its body, and about how many tokens its prompt has by its
-        length; None: it makes none.
-        """
-        ...
-
-    async def __call__(self, row: Row) -> Any:
-        """The answer to a row."""
-        ...
-
-
-class Money(Protocol):
-    """What requests cost."""
-
-    tried: bool
-
-    @property
-    def known(self) -> bool:
-        """Whether it is known what requests take, if that matters."""
-        ...
-
-    @property
-    def learns(self) -> bool:
-        """Whether it is to be told of what each request has taken."""
-        ...
-
-    @property
-    def answered(self) -> int:
-        """How many requests are known, of those that were answered."""
-        ...
-
-    def bounds(self, most: int | None) -> bool:
-        """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens."""
-        ...
-
-    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
-        """What a request has taken whose prompt has about so many tokens by its length; it is counted elsewhere."""
-        ...
-
-    def guess(self, tokens: float, most: int | None) -> float:
-        """Dollars that a request may cost of which the prompt has about so many tokens by its length, and the answer at
-        most so many.
-        """
-        ...
-
-    def kept(self, path: str, body: Mapping[str, Any]) -> bool:
-        """Whether there is an answer from before."""
-        ...
-
-    def order(self, cost: float) -> None:
-        """Requests are about to be sent that may cost so many dollars. Raises RunFailed."""
-        ...
-
-    def settle(self, cost: float) -> None:
-        """Of what was ordered, so much is answered, or given up."""
-        ...
 
 
 class BulkRow(dict[str, Any]):
@@ -134,68 +73,6 @@ class Taken:
     ours: bool
 
 
-@dataclass
-class Provided:
-    """A provider as one worker uses it: what is known of all its shards."""
-
-    api: BatchAPI
-    desk: Desk
-    money: Money
-    dedupe: bool
-    error: BaseException | None = None  # what ended one of the shards ends all
-    known: set[str] = field(default_factory=set)  # ids of batches whose shards are known
-    most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
-    trials: int = 0  # rows that were asked alone
-    full: float | None = None  # since when even batches of one request are too much
-    unbounded: int = 0  # requests under way whose cost nothing bounds
-    landed: asyncio.Event = field(default_factory=asyncio.Event)  # some of them are answered
-    one: asyncio.Lock = field(default_factory=asyncio.Lock)
-    tasks: set[asyncio.Future[Any]] = field(default_factory=set)
-
-    async def close(self) -> None:
-        """Wait for no batch any more."""
-        for task in self.tasks:
-            task.cancel()
-        if self.tasks:
-            await asyncio.wait(self.tasks)
-        await self.desk.close()
-
-
-@dataclass(slots=True)
-class _Request:
-    digest: bytes
-    path: str
-    at: int
-    size: int
-    tokens: float
-    most: int | None
-    cost: float = 0.0
-    tries: int = 0
-    why: str = ""
-
-
-@dataclass
-class _Batch:
-    """A batch: the digests of its requests, in order; `asks` are those of this attempt, by their place in it. It was
-    noted by an `earlier` attempt, which has told how it ended if it is `over`, that its answers are `gone` at the
-    provider, or that it is `unlisted`: nothing tells whether it was created.
-    """
-
-    name: str
-    path: str
-    digests: Sequence[bytes]
-    since: float
-    id: str = ""
-    over: bool = False
-    gone: bool = False
-    unlisted: bool = False
-    earlier: bool = False
-    asks: dict[int, _Request] = field(default_factory=dict)
-    state: State | None = None
-    found: set[int] = field(default_factory=set)  # places of requests that have their answer
-    refused: str = ""  # what the provider refuses, whoever asks
-
-
 class Bulk:
     """The requests of a shard; see models.contract.Bulk. What begins with an underscore runs in the event loop that
     `do` gives coroutines to.
@@ -217,7 +94,7 @@ class Bulk:
         self._closed = False
         self._done = threading.Event()
         self._error: BaseException | None = None
-        self._requests: list[_Request] = []
+        self._requests: list[Request] = []
         self._seen: set[bytes] = set()
         self._held: Counter[bytes] = Counter()  # answers of the journal that rows of this attempt will have, by keys
         self._alone: Counter[bytes] = Counter()  # requests that rows made alone, and need not make again
@@ -225,7 +102,7 @@ class Bulk:
         self._replies: Any = tempfile.TemporaryFile()  # noqa: SIM115
         # Status, where the reply is, and of which kind it is (Taken).
         self._found: dict[bytes, list[tuple[int, int, int, bool, bool]]] = {}
-        self._batches = _noted(journal.notes)
+        self._batches = noted(journal.notes)
         self._batched = {digest for batch in self._batches for digest in batch.digests}
         self._settled: set[bytes] = set()  # requests with answers for several rows
         provided.known.update(batch.id for batch in self._batches if batch.id)
@@ -349,7 +226,7 @@ class Bulk:
             self._alone[digest] += 1
             return
         data = json.dumps(body).encode()
-        self._requests.append(_Request(digest, path, self._bodies.seek(0, 2), len(data), tokens, most_tokens(body)))
+        self._requests.append(Request(digest, path, self._bodies.seek(0, 2), len(data), tokens, most_tokens(body)))
         self._bodies.write(data)
 
     # ------------------------------------------------ answers
@@ -415,7 +292,7 @@ class Bulk:
         todo = self._requests
         while todo:
             mine = [batch for batch in self._batches if not batch.asks]
-            todo, later = self._now(_claimed(todo, mine))
+            todo, later = self._now(claimed(todo, mine))
             new = [self._batch(part) for part in self._parts(todo)]
             self._batches += new
             batches = [batch for batch in (*mine, *new) if batch.asks]
@@ -428,13 +305,13 @@ class Bulk:
                     self._keep(request.digest, 0, {"why": why})
             todo = [*later, *(request for request in todo if request.tries < TRIES)]
 
-    def _now(self, requests: list[_Request]) -> tuple[list[_Request], list[_Request]]:
+    def _now(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
         """Those of these requests that may be in batches now, and those that wait for what the others will cost."""
         if self._bounded(requests):
             return requests, []
         return requests[: self._room], requests[self._room :]
 
-    def _bounded(self, requests: Iterable[_Request]) -> bool:
+    def _bounded(self, requests: Iterable[Request]) -> bool:
         return all(self._provided.money.bounds(request.most) for request in requests)
 
     @property
@@ -442,11 +319,11 @@ class Bulk:
         """Requests that may be under way whose cost nothing bounds: few until it is known what many have cost."""
         return max(FEW, GROWS * self._provided.money.answered)
 
-    def _parts(self, requests: Sequence[_Request]) -> Iterator[list[_Request]]:
+    def _parts(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """As many requests as a batch may have, of one path."""
         api = self._provided.api
         for path in dict.fromkeys(request.path for request in requests):
-            part: list[_Request] = []
+            part: list[Request] = []
             size = 0
             for request in requests:
                 if request.path != path:
@@ -460,15 +337,15 @@ class Bulk:
             if part:
                 yield part
 
-    def _batch(self, part: Sequence[_Request]) -> _Batch:
+    def _batch(self, part: Sequence[Request]) -> Batch:
         self._made += 1
         whole = hashlib.blake2b(f"{self.journal.name} {self._made}".encode(), digest_size=16)
         for request in part:
             whole.update(request.digest)
         digests = [request.digest for request in part]
-        return _Batch(f"gm{whole.hexdigest()}", part[0].path, digests, time.time(), asks=dict(enumerate(part)))
+        return Batch(f"gm{whole.hexdigest()}", part[0].path, digests, time.time(), asks=dict(enumerate(part)))
 
-    async def _one(self, batch: _Batch) -> list[_Request]:
+    async def _one(self, batch: Batch) -> list[Request]:
         """See a batch through. Returns the requests that are to be asked again."""
         if self._at_once(batch):
             return await self._through(batch)
@@ -481,7 +358,7 @@ class Bulk:
                 return await self._through(batch)
         return await self._through(batch)
 
-    def _at_once(self, batch: _Batch) -> bool:
+    def _at_once(self, batch: Batch) -> bool:
         """Whether it may be under way beside others: they are not too much, and what it costs is known or paid."""
         if self._provided.most or batch.earlier:
             return not self._provided.most
@@ -489,7 +366,7 @@ class Bulk:
             return self._provided.money.known
         return self._provided.unbounded + len(batch.asks) <= self._room if self._provided.money.known else False
 
-    async def _through(self, batch: _Batch) -> list[_Request]:
+    async def _through(self, batch: Batch) -> list[Request]:
         if not batch.earlier:
             self._order(batch)
             await self._note(batch, path=batch.path, digests=[d.hex() for d in batch.digests], at=batch.since)
@@ -504,7 +381,7 @@ class Bulk:
             self._settle(len(again), sum(request.cost for request in again))
         return again
 
-    def _order(self, batch: _Batch) -> None:
+    def _order(self, batch: Batch) -> None:
         for request in batch.asks.values():
             request.cost = self._provided.money.guess(request.tokens, request.most)
         cost = sum(request.cost for request in batch.asks.values())
@@ -512,7 +389,7 @@ class Bulk:
         self._owed += len(batch.asks)
         self._owed_cost += cost
 
-    async def _seen_through(self, batch: _Batch) -> list[_Request]:
+    async def _seen_through(self, batch: Batch) -> list[Request]:
         try:
             if not batch.id and batch.earlier:
                 batch.id = "" if batch.over else await self._there(batch, batch.unlisted) or ""
@@ -538,17 +415,17 @@ class Bulk:
             await self._told(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
         return again
 
-    async def _note(self, batch: _Batch, **told: Any) -> None:
+    async def _note(self, batch: Batch, **told: Any) -> None:
         await asyncio.to_thread(self.journal.note, {"batch": batch.name, **told})
 
-    async def _told(self, batch: _Batch, what: str) -> None:
+    async def _told(self, batch: Batch, what: str) -> None:
         """Stop because of how a batch ended, once: the next run asks again."""
         if not batch.over:
             await self._note(batch, over=True)
             name = batch.id or batch.name
             raise RunFailed(f"batch {name} {what}; what is answered is kept: run again to ask for the rest")
 
-    async def _created(self, batch: _Batch) -> str:
+    async def _created(self, batch: Batch) -> str:
         """Create a batch, once. Returns its id."""
         api, desk = self._provided.api, self._provided.desk
         uploaded = await api.upload(desk, batch.name, batch.path, self._lines(batch))
@@ -566,14 +443,14 @@ class Bulk:
                 if unsure >= UNSURE:
                     raise RunFailed(f"the provider creates no batch: {e}; what is answered is kept: run again") from e
 
-    async def _there(self, batch: _Batch, unlisted: bool) -> str | None:
+    async def _there(self, batch: Batch, unlisted: bool) -> str | None:
         """The id of a batch that may have been created; None also if there still is no list, which has stopped a run
         before (`unlisted`).
         """
         api, desk, wait = self._provided.api, self._provided.desk, POLL
         looks = iter(LOOKS)
         while True:
-            elsewhere = _noted(await asyncio.to_thread(self.journal.everywhere))
+            elsewhere = noted(await asyncio.to_thread(self.journal.everywhere))
             others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
             try:
                 found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
@@ -597,13 +474,13 @@ class Bulk:
                 return None
             await asyncio.sleep(pause)
 
-    def _lines(self, batch: _Batch) -> Iterator[tuple[str, bytes]]:
+    def _lines(self, batch: Batch) -> Iterator[tuple[str, bytes]]:
         """The requests of a batch, by their ids."""
         for place, request in batch.asks.items():
             self._bodies.seek(request.at)
             yield f"{batch.name}-{place}", self._bodies.read(request.size)
 
-    async def _ended(self, batch: _Batch) -> State:
+    async def _ended(self, batch: Batch) -> State:
         """Raises Gone, and RunFailed if it should be over long since."""
         wait = POLL
         while True:
@@ -619,7 +496,7 @@ class Bulk:
             await asyncio.sleep(wait)
             wait = min(SLOWEST, wait * SLOWER)
 
-    async def _failed(self, batch: _Batch, state: State, again: list[_Request]) -> list[_Request]:
+    async def _failed(self, batch: Batch, state: State, again: list[Request]) -> list[Request]:
         """Of a batch that the provider did not begin: ask again in smaller ones if it was too much, else stop."""
         if not state.full:
             await self._told(batch, f"was refused: {state.failed}")
@@ -642,14 +519,14 @@ class Bulk:
 
     async def _others(self) -> bool:
         """Whether a batch of this run is under way."""
-        for batch in _noted(await asyncio.to_thread(self.journal.everywhere)):
+        for batch in noted(await asyncio.to_thread(self.journal.everywhere)):
             if batch.id and not batch.over:
                 with contextlib.suppress(Gone):
                     if not (await self._provided.api.look(self._provided.desk, batch.id)).over:
                         return True
         return False
 
-    async def _read_whole(self, batch: _Batch) -> State:
+    async def _read_whole(self, batch: Batch) -> State:
         """Keep what a batch gave, all of it: what is not told yet, though it was answered and is paid for, is waited
         for. Raises Gone, RunFailed.
         """
@@ -681,7 +558,7 @@ class Bulk:
                 request.why = request.why or "nothing was said of it"
         return state
 
-    async def _read(self, batch: _Batch, state: State) -> tuple[int, str]:
+    async def _read(self, batch: Batch, state: State) -> tuple[int, str]:
         """Keep what the files of a batch have. Returns of how many requests they tell; a line that cannot be read is
         told of one, but not if none can, nor at the end of a file, which may be cut there. And in which words the
         provider says that some are gone, if it does.
@@ -706,7 +583,7 @@ class Bulk:
                         told.add(place)
         return len(told) + unreadable if told else 0, gone
 
-    def _line(self, batch: _Batch, line: bytes) -> int | None:
+    def _line(self, batch: Batch, line: bytes) -> int | None:
         """Keep what a line says. Returns the place of the request that it is about; None if that cannot be read."""
         if (result := self._provided.api.result(line)) is None:
             return None
@@ -719,7 +596,7 @@ class Bulk:
             batch.found.add(place)
         return place
 
-    def _kept(self, batch: _Batch, request: _Request, result: Result) -> bool:
+    def _kept(self, batch: Batch, request: Request, result: Result) -> bool:
         """Whether a result is the end of a request."""
         try:
             reply, said = scrub_values([result.reply, result.why], self._provided.desk.secrets)
@@ -765,44 +642,7 @@ def _digest(path: str, body: Mapping[str, Any]) -> bytes:
     return digest_of({"path": path, "body": body})
 
 
-def _noted(notes: Sequence[Any]) -> list[_Batch]:
-    """The batches that earlier attempts noted."""
-    told: dict[str, dict[str, Any]] = {}
-    for note in notes:
-        if "batch" in note:
-            told.setdefault(note["batch"], {}).update(note)
-    return [
-        _Batch(
-            name, one["path"], [bytes.fromhex(d) for d in one["digests"]], one["at"], one.get("id", ""),
-            one.get("over", False), one.get("gone", False), one.get("unlisted", False), earlier=True,
-        )
-        for name, one in told.items()
-        if "digests" in one
-    ]  # fmt: skip
-
-
-def under_way(notes: Sequence[Any]) -> list[str]:
-    """The batches that may be under way, by what is noted of them: their ids, or else their names."""
-    return [batch.id or batch.name for batch in _noted(notes) if not batch.over]
-
-
-def _claimed(requests: Sequence[_Request], batches: Collection[_Batch]) -> list[_Request]:
-    """Put requests where batches have such; returns the others."""
-    places: dict[bytes, deque[tuple[_Batch, int]]] = {}
-    for batch in batches:
-        for number, digest in enumerate(batch.digests):
-            places.setdefault(digest, deque()).append((batch, number))
-    left = []
-    for request in requests:
-        if there := places.get(request.digest):
-            batch, at = there.popleft()
-            batch.asks[at] = request
-        else:
-            left.append(request)
-    return left
-
-
-async def _together(calls: Sequence[Awaitable[list[_Request]]]) -> list[list[_Request]]:
+async def _together(calls: Sequence[Awaitable[list[Request]]]) -> list[list[Request]]:
     """The results of all; if one raises, the others are cancelled."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from gristmill.errors import BadModel, RunFailed
 from gristmill.job.secret import Secret, scrub, scrub_values
 from gristmill.job.uris import redact
-from gristmill.models.endpoint import LATER, NOBODY, QUOTA, after_of, redirected, said_in
+from gristmill.models.replies import LATER, NOBODY, QUOTA, after_of, redirected, said_in
 from gristmill.process.extras import require
 
 if TYPE_CHECKING:

@@ -17,25 +17,16 @@ from gristmill.arrow.rows import picked
 from gristmill.errors import BadModel, GristmillError
 from gristmill.job.secret import reveal
 from gristmill.job.specs import TextEmbedder
+from gristmill.models.askers import LoadedAsker, loaded
+from gristmill.models.asking import LETTERS, asks, estimated, reached
+from gristmill.models.bill import Answer, Bill
 from gristmill.models.columns import check_text
 from gristmill.models.contract import Columns, ModelInfo, Place, Prepared
 from gristmill.models.conversion import from_array
-from gristmill.models.endpoint import Empty, Endpoint, Payer, Refused, usage_of
-from gristmill.models.paid import (
-    LETTERS,
-    SHARE,
-    Answer,
-    Bill,
-    LoadedAsker,
-    Paid,
-    Stake,
-    asks,
-    endpoint_of,
-    estimated,
-    loaded,
-    reached,
-)
+from gristmill.models.endpoint import Endpoint, Payer
+from gristmill.models.paid import SHARE, Paid, Stake, endpoint_of
 from gristmill.models.pooling import normalized
+from gristmill.models.replies import Empty, Refused, usage_of
 from gristmill.models.rowtypes import Checks
 from gristmill.process.failure import SomeFailed
 

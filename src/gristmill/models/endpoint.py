@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import email.utils
 import json
 import math
 import random
 import time
-from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from gristmill.errors import BadModel, GristmillError, RunFailed
@@ -21,10 +18,33 @@ from gristmill.job.uris import redact
 from gristmill.models.addresses import Address, Addresses
 from gristmill.models.pace import Beat, Pace
 from gristmill.models.refusals import Refusals
+from gristmill.models.replies import (
+    CHAT,
+    FULL,
+    LATER,
+    MESSAGES,
+    NOBODY,
+    QUOTA,
+    REPLIES,
+    Closed,
+    Empty,
+    Forbidden,
+    Later,
+    Refused,
+    Unanswered,
+    after_of,
+    answers,
+    holds,
+    json_in,
+    redirected,
+    said_in,
+    tokens_in,
+)
 from gristmill.models.room import Room
+from gristmill.models.silence import SAID, Silence, steps
+from gristmill.models.slots import Slots
 from gristmill.models.vendors import OPENAI, Vendor
 from gristmill.process.extras import require
-from gristmill.process.failure import Outside
 
 if TYPE_CHECKING:
     import aiohttp
@@ -34,26 +54,9 @@ if TYPE_CHECKING:
 BASE, MOST = 0.5, 30.0  # seconds: the first wait before a request is sent again, and the longest (full jitter)
 FIRST_TRIES = 4  # of the very first request: an endpoint that does not answer is told at once
 LOOK = 0.25  # seconds between two looks at the limit of tokens
-# Statuses of what may be answered another time, odd ones included: no more than 501 and 505 say that it never will be.
-LATER = frozenset({408, 409, 424, 425, 429, 499, *range(100, 200), *range(201, 300), *range(500, 1000)} - {501, 505})
-FULL = frozenset({429, 503})
-# What is refused for all rows.
-NOBODY = {401: "the key", 402: "the account", 404: "the address or the model"}
 # A 403 may be the key's, or that of a filter which forbids one text. If the endpoint does not say which, it is the
 # key's once so many are forbidden and nobody is answered, or if nobody ever was within a sixth of so many seconds.
 SUSPECTS, SUSPENSE = 16, 30.0
-QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
-CHAT, MESSAGES = "chat/completions", "messages"
-# By the path of a request, what its reply holds.
-REPLIES = {
-    CHAT: "choices",
-    "completions": "choices",
-    "embeddings": "data",
-    "responses": "output",
-    MESSAGES: "content",
-    "score": "data",
-    "rerank": "results",
-}
 # Members of the smallest requests that there are, and what limits an answer in each form that has one.
 SMALL: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": "1"}], "prompt": "1", "input": "1", "max_tokens": 1,
@@ -62,70 +65,10 @@ SMALL: Mapping[str, Any] = {
 LONGEST = {
     CHAT: "max_tokens", "completions": "max_tokens", MESSAGES: "max_tokens", "responses": "max_output_tokens"
 }  # fmt: skip
-MOST_WHY = 100  # characters of a failure, in progress
-MOST_USED = 10**9  # tokens of one request: more is no number of tokens
 CONNECT = 30.0  # seconds until there is a connection: nobody is there to refuse it
 MOST_LOOK = 10.0  # seconds in which it has to be answered
 MOST_AGAIN = 1 << 20  # bytes of a request that was answered, to be sent once more
-MOST_AFTER = 86_400.0  # seconds for which an endpoint may ask to be left alone: more is no such time, but taken as that
 ELSEWHERE = 2.0  # seconds in which another address may be well, for a request that one has refused
-SAID = (3, 5, 10, 20, 30)  # seconds without an answer at which that is told; then each minute
-
-
-class Refused(Outside):
-    """The endpoint refuses this request, and would again: with which status and code, and its reply if that is JSON.
-    `used` is what its row has taken all the same (contract.USED).
-    """
-
-    used: Mapping[str, float] = {}
-
-    def __init__(self, why: str, status: int = 400, reply: Any = None, code: str = "") -> None:
-        super().__init__(why)
-        self.status = status
-        self.reply = reply
-        self.code = code
-
-
-class Empty(Refused):
-    """The endpoint answered with 200 and nothing, as gateways do for texts that they filter. It is paid for: `reply`
-    has what it took.
-    """
-
-    def __init__(self, key: str, reply: Mapping[str, Any]) -> None:
-        super().__init__(f"a reply without {key}", 200, reply)
-
-
-class Unanswered(Outside):
-    """The request was sent again until its time was over."""
-
-
-@dataclass(frozen=True)
-class Forbidden(Exception):
-    """The endpoint forbids this request, which was `sent` at that time, or all."""
-
-    why: str
-    sent: float
-    reply: Any = None
-
-
-@dataclass(frozen=True)
-class Closed(Exception):
-    """An address refuses every request: its key, its account, or the model (`what`)."""
-
-    what: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Later(Exception):
-    """What is worth another try, not before `after` seconds if the endpoint says so; `full`: it has too much to do;
-    `lost`: the request was sent, and what it was answered is not known, so that it may have to be paid for.
-    """
-
-    why: str
-    after: float | None = None
-    full: bool = False
-    lost: bool = False
 
 
 class Payer(Protocol):
@@ -142,66 +85,6 @@ class Payer(Protocol):
     def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
         """Another one was sent to see whether the endpoint is well; without a reply it may have to be paid for, too."""
         ...
-
-
-class Silence:
-    """The time since a request failed and none was answered."""
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.url = self._why = ""
-        self._after: float | None = None
-
-    def failed(self, address: Address, later: Later) -> None:
-        """One more failure."""
-        self.url, self._why, self._after = redact(address.url), later.why, later.after
-
-    def told(self, now: float, rest: float) -> str:
-        """For people: how long it lasts, in steps, so that it changes seldom; "" while it is short."""
-        quiet = now - self.since
-        if self._after is not None and rest > SAID[0]:
-            until = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=rest)
-            return f"waiting until {until:%H:%M:%S}, as {self.url} asks for ({self._why[:MOST_WHY]})"
-        if quiet < SAID[0]:
-            return ""
-        return f"waiting: no answer from {self.url} for {_steps(quiet)} s ({self._why[:MOST_WHY]}), trying again"
-
-
-def _steps(quiet: float) -> int:
-    """Seconds, of those that are told."""
-    return int(quiet // 60) * 60 or max(n for n in SAID if n <= quiet)
-
-
-class Slots:
-    """Room for requests in flight, in the order in which they ask for it; as `async with`. Used in one event loop."""
-
-    def __init__(self, room: Room) -> None:
-        self.flying = self.most = 0  # now, and at most
-        self._room = room
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def __aenter__(self) -> None:
-        if self.flying < self._room.limit and not self._waiting:
-            self.flying += 1
-            self.most = max(self.most, self.flying)
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # cancelled after it was given its place
-                await self.__aexit__()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self.flying -= 1
-        while self._waiting and self.flying < self._room.limit:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self.flying += 1
-                self.most = max(self.most, self.flying)
-                turn.set_result(None)
 
 
 class Endpoint:
@@ -552,7 +435,7 @@ class Endpoint:
         quiet = now - max(self._heard, self._since)
         if quiet < SAID[-1] or not (asked := [a for a in self._addresses if a.flying]):
             return ""
-        return f"waiting: no answer from {redact(asked[0].url)} for {_steps(quiet)} s"
+        return f"waiting: no answer from {redact(asked[0].url)} for {steps(quiet)} s"
 
     # ------------------------------------------------ who is refused
 
@@ -669,7 +552,7 @@ class Endpoint:
         assert self._connector is not None
         if self._connector.repeated(call, data, text):
             raise Later("the reply to another request came once more, instead of one to this", lost=status == 200)
-        if 200 <= status < 300 and answers(found := _json(text), REPLIES[path]):
+        if 200 <= status < 300 and answers(found := json_in(text), REPLIES[path]):
             return cast("dict[str, Any]", unsaid(found, text, self._secrets))
         if status == 200:
             said = scrub(text.decode("utf-8", "replace"), self._secrets)
@@ -692,7 +575,7 @@ class Endpoint:
 
     def _failure(self, status: int, text: bytes, headers: Mapping[str, str], asked: str, sent: float) -> Exception:
         said, code = said_in(scrub(text.decode("utf-8", "replace"), self._secrets).encode())
-        said, reply = scrub(said, self._secrets), scrub_values(_json(text), self._secrets)
+        said, reply = scrub(said, self._secrets), scrub_values(json_in(text), self._secrets)
         why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if 300 <= status < 400:
             self._over = BadModel(scrub(redirected(asked, status, headers), self._secrets))
@@ -718,79 +601,3 @@ def _of_one_token(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         limits = [LONGEST[path]]
     few = {"input": body["input"][:1]} if path == "embeddings" and isinstance(body.get("input"), list) else {}
     return {**body, **few, **{name: SMALL[name] for name in limits}}
-
-
-def holds(found: Any, key: str) -> bool:
-    """Whether a reply has what such replies hold; a response or a message may have put out nothing."""
-    return isinstance(found, dict) and bool(found.get(key) or (key in ("output", "content") and key in found))
-
-
-def answers(found: Any, key: str) -> bool:
-    """Whether a reply is an answer, which is paid for: it holds what such replies hold, if only an empty list, as
-    gateways give for texts that they filter, or tells what it took.
-    """
-    return holds(found, key) or (isinstance(found, dict) and (found.get(key) == [] or sum(tokens_in(found)) > 0))
-
-
-def redirected(asked: str, status: int, headers: Mapping[str, str]) -> str:
-    """For people: where an address points to, without what may be a secret."""
-    where = redact(headers.get("location", "")).partition("?")[0].partition("#")[0][:200] or "nowhere"
-    return (
-        f"{asked} answers {status}, a redirect to {where}: it is not followed, as whoever is there would get the key: "
-        "give the address itself (base_url)"
-    )
-
-
-def _json(text: bytes) -> Any:
-    """None for what is no JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def usage_of(found: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an answer's usage that can be such, whatever else it may hold."""
-    usage = found.get("usage")
-    if not isinstance(usage, dict):
-        return {}
-    return {name: float(n) for name, n in usage.items() if type(n) in (int, float) and 0 <= n <= MOST_USED}
-
-
-def tokens_in(found: Mapping[str, Any]) -> tuple[float, float]:
-    """The tokens of prompt and answer, whichever form has named them."""
-    usage = usage_of(found)
-    names = (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
-    given, made = (usage.get(one) or usage.get(other) or 0.0 for one, other in names)
-    return given, made
-
-
-def said_in(text: bytes) -> tuple[str, str]:
-    """An error in the endpoint's own words, and its code."""
-    try:
-        found = json.loads(text)
-        error = found.get("error", found)
-        if isinstance(error, dict):
-            message = error.get("message") or error.get("detail") or json.dumps(error)
-            return str(message)[:1000], str(error.get("code") or error.get("type") or "")
-        return str(error)[:1000], ""
-    except (ValueError, AttributeError):
-        return text[:300].decode("utf-8", "replace").strip(), ""
-
-
-def after_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, as a Retry-After (RFC 9110: seconds or a date) or retry-after-ms says, up to MOST_AFTER; None
-    without one, or for what is no time to come.
-    """
-    try:
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            seconds = float(milliseconds) / 1000
-        elif (text := headers.get("retry-after")) is None:
-            return None
-        elif text.strip().replace(".", "", 1).lstrip("-").isdecimal():
-            seconds = float(text)
-        else:
-            seconds = max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError, OSError):
-        return None
-    return min(seconds, MOST_AFTER) if math.isfinite(seconds) and seconds >= 0 else None

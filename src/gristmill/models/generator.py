@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
-from gristmill.models.endpoint import CHAT, Payer, Refused
+from gristmill.models.endpoint import Payer
 from gristmill.models.grammar import grammar_of
 from gristmill.models.llmfiles import LlmFiles
+from gristmill.models.replies import CHAT, Refused
 from gristmill.process import machine
 from gristmill.process.extras import require
 

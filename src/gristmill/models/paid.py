@@ -8,93 +8,35 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
-import numpy as np
-import pyarrow as pa
-
-from gristmill.errors import BadModel, GristmillError, RunFailed
-from gristmill.job.endpoints import Provider, prices
-from gristmill.job.secret import HIDDEN, Secret, reveal, secrets_in
-from gristmill.job.specs import Call, FunctionModel, changed
-from gristmill.job.uris import redact
+from gristmill.errors import GristmillError, RunFailed
+from gristmill.job.endpoints import prices
+from gristmill.job.secret import reveal, secrets_in
 from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.apis import letters_in, passes
-from gristmill.models.bulk import Bulk, BulkRow, Provided, UnderWay, under_way
-from gristmill.models.contract import Allowance, Columns, Journal, Once, Place, Prepared
+from gristmill.models.asking import LETTERS, Asking
+from gristmill.models.bill import Bill
+from gristmill.models.contract import Allowance, Journal, Once
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import (
-    CHAT,
-    LONGEST,
-    NOBODY,
-    REPLIES,
-    Empty,
-    Endpoint,
-    Payer,
-    Refused,
-    Unanswered,
-    holds,
-    tokens_in,
-    usage_of,
-)
-from gristmill.models.firstanswers import FirstAnswers
-from gristmill.models.inflight import Coroutines
+from gristmill.models.endpoint import LONGEST, Endpoint, Payer
+from gristmill.models.provided import Provided
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
+from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, holds, tokens_in, usage_of
 from gristmill.models.room import Room
-from gristmill.models.rowfunction import LoadedRows
 from gristmill.models.usual import Usual, most_tokens
 from gristmill.models.vendors import OPENAI, Vendor
-from gristmill.shards.counts import summed
 
-WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
-LETTERS = 4  # of a token, about: what a prompt will take is corrected by what the endpoint says it took
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
 ANSWERS_TOKENS = ("completion_tokens", "output_tokens")  # names of what a usage has of an answer
-TINY = 1e-12  # of what is summed up: less is none
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
 PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, and between two looks for it
-
-
-class Asking(Protocol):
-    """What specs of models behind endpoints say of how they are asked; see job.prompts."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def concurrency(self) -> int | Literal["auto"]: ...
-    @property
-    def most(self) -> int: ...
-    @property
-    def base_url(self) -> str | None: ...
-    @property
-    def api_key(self) -> str | None: ...
-    @property
-    def requests_per_minute(self) -> int | None: ...
-    @property
-    def tokens_per_minute(self) -> int | None: ...
-    @property
-    def dedupe(self) -> bool: ...
-    @property
-    def cache(self) -> str | None: ...
-    @property
-    def price(self) -> Mapping[str, str] | None: ...
-    @property
-    def max_cost(self) -> float | None: ...
-    @property
-    def timeout(self) -> float: ...
-    @property
-    def batch_api(self) -> Provider | None: ...
-    @property
-    def batches(self) -> int: ...
 
 
 class Asked(Protocol):
@@ -121,270 +63,6 @@ class Asked(Protocol):
 
     def stop(self, error: GristmillError) -> NoReturn: ...
     async def close(self) -> None: ...
-
-
-S = TypeVar("S", bound=Asking)
-L = TypeVar("L", bound="LoadedAsker")
-
-
-def reached(spec: S, vendor: Vendor = OPENAI) -> S:
-    """The spec with its endpoint, key and folder, which the workers' machines may lack. Raises BadModel."""
-    of_key, given = f"{vendor.variable}_API_KEY", spec.api_key
-    if given is not None and not isinstance(given, Secret):  # as written in a script: an endpoint may repeat it
-        given = Secret(HIDDEN, given)
-    key, url = os.environ.get(of_key), spec.base_url or os.environ.get(f"{vendor.variable}_BASE_URL") or vendor.url
-    plain = str(reveal(url))
-    if redact(plain) != plain:  # a user and a password, which are sent instead of a key
-        if spec.api_key is not None and vendor.sends == OPENAI.sends and "@" in plain:
-            raise BadModel("base_url has a user, and there is an api_key: both would be the same header, give one")
-        key, url = (None if "@" in plain else key), url if isinstance(url, Secret) else Secret(redact(plain), plain)
-    if spec.batch_api is not None and "," in plain:
-        raise BadModel("base_url has several addresses, and batch_api takes one: that at which its batches are kept")
-    if given is None:
-        key = _sendable(key, f"{of_key} of the environment")
-    else:
-        given = _sendable(given, f"api_key ({given})")
-    return changed(
-        spec,
-        base_url=url,
-        cache=None if spec.cache is None else os.path.abspath(os.path.expanduser(spec.cache)),
-        api_key=given or (None if key is None else Secret(f"${{env:{of_key}}}", key)),
-    )
-
-
-def asks(spec: Asking) -> str:
-    """For people: the addresses that a reached spec names, without secrets; "" if it has none."""
-    if spec.base_url is None:
-        return ""
-    urls = [redact(url.strip()) for url in str(reveal(spec.base_url)).split(",") if url.strip()]
-    told = ", ".join(url.partition("?")[0] for url in urls)
-    return told if spec.batch_api is None else f"{told} (batch API)"
-
-
-def _sendable(key: Any, which: str) -> Any:
-    """A key without the line's end that it has in a file. Raises BadModel for one that no header can hold."""
-    if key is None:
-        return None
-    plain = str(reveal(key))
-    found = plain.rstrip("\r\n")
-    if odd := next((c for c in found if not c.isprintable()), None):  # control characters, and what is no UTF-8
-        shown = "a line break" if odd in "\r\n" else ascii(odd)
-        raise BadModel(
-            f"{which} holds a character that no key has ({shown}, at place "
-            f"{found.index(odd) + 1} of {len(found)}): give the key alone"
-        )
-    if found == plain:
-        return key
-    return Secret(str(key), found) if isinstance(key, Secret) else found
-
-
-def loaded(
-    asker: Callable[..., Any],
-    spec: Asking,
-    place: Place,
-    takes: Mapping[str, str] | None,
-    outputs: pa.Schema | None,
-    kind: type[L],
-    by_user: bool = False,
-    rows: int = 1,
-    **more: Any,
-) -> L:
-    """The model whose rows are answered by `asker(spec, share, at_once, limit, **more)`, as Paid and `endpoint_of` have
-    these: a class with an async `__call__`, which gives an Answer, with `paid`, a Paid, and `aclose`. It takes and adds
-    these columns (None: what its answers have); `by_user` as in RowModel. A request may be of several `rows`.
-    """
-    at_once = place.at_once or spec.most
-    share = at_once / spec.most  # of the run's limits: that of this worker
-    call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit, **more}, "row", takes)
-    returns = None if outputs is None else {field.name: str(field.type) for field in outputs}
-    return kind(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once * rows), by_user)
-
-
-def estimated(spec: Asking, sizes: Sequence[tuple[int, int | None]]) -> dict[str, float]:
-    """What requests will take (contract.USED), each of so many characters and with an answer of at most so many tokens;
-    answers are taken to be as long as they may, and left out of the count if nothing limits them.
-    """
-    given = sum(letters for letters, _ in sizes) / LETTERS
-    most = [tokens for _, tokens in sizes]
-    made = None if None in most else float(sum(tokens or 0 for tokens in most))
-    found = {"requests": float(len(sizes)), "prompt_tokens": given}
-    if made is not None:
-        found["completion_tokens"] = made
-    if spec.price is not None:
-        of_given, of_made = prices(spec.price)
-        found["cost"] = given * of_given + (made or 0.0) * of_made
-    return found
-
-
-class LoadedAsker(LoadedRows):
-    """A model behind an endpoint at work; a RowModel."""
-
-    def __init__(self, spec: FunctionModel, place: Place, by_user: bool) -> None:
-        # The endpoint limits the time of each request, without that of waiting for its turn.
-        super().__init__(spec, replace(place, limit=math.inf))
-        self.by_user = by_user
-        self._bulks: weakref.WeakKeyDictionary[Journal, Bulk] = weakref.WeakKeyDictionary()
-        self._told = False
-
-    def begin(
-        self,
-        prepared: Prepared,
-        rows: np.ndarray,
-        answered: Callable[[], None],
-        journal: Journal | None = None,
-        places: Sequence[tuple[str, int]] | None = None,
-        planned: Columns | None = None,
-        proven: bool = True,
-    ) -> None:
-        """See RowModel."""
-        if journal is not None and journal.allowance is not None:
-            self._call.built.paid.of(journal.allowance)
-        if journal is not None:
-            self._call.built.paid.shares(journal)
-        if planned is not None:  # there is a plan, for which first rows were answered
-            self._call.built.paid.resumed()
-        if journal is not None and self._call.built.provided is None and not self._told:
-            self._tell(under_way(journal.notes))
-        super().begin(prepared, rows, answered, journal, places, planned, proven)
-
-    def bulk(self, journal: Journal, proven: bool = True) -> Bulk | None:
-        """See BulkModel."""
-        asker = self._call.built
-        if asker.provided is None:
-            return None
-        assert isinstance(self._flight, Coroutines)
-        asker.paid.shares(journal)  # what is answered from before is in no batch
-        self._first = self._first or FirstAnswers()
-        self._first.worked |= proven
-        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, self._first)
-        return found
-
-    @property
-    def trouble(self) -> str:
-        """See RowModel."""
-        paid: Paid = self._call.built.paid
-        return paid.trouble
-
-    @property
-    def most_flying(self) -> int:
-        """See RowModel."""
-        paid: Paid = self._call.built.paid
-        return paid.most_flying
-
-    @property
-    def news(self) -> list[str]:
-        """See RowModel."""
-        paid: Paid = self._call.built.paid
-        return paid.news
-
-    def leave(self) -> None:
-        """See RowModel."""
-        self._flight.close(self._call.built.aclose)
-
-    def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
-        if journal is None:
-            return [TrialRow(row) for row in rows]
-        if (bulk := self._bulks.get(journal)) is not None:
-            return [BulkRow(row, bulk) for row in rows]
-        kind = KeptRow if self._may_ask_again else ShardRow
-        return [kind(row, journal) for row in rows]
-
-    @property
-    def _may_ask_again(self) -> bool:
-        """Whether there are answers for which a row is asked for once more."""
-        return False
-
-    def _first_answers(self) -> FirstAnswers | None:
-        # A model on this machine costs time alone, and is the quicker the more rows it is given.
-        return FirstAnswers() if self._call.built.paid.remote else None
-
-    def _lasts(self, error: BaseException) -> bool:
-        return super()._lasts(error) and not isinstance(error, (Unanswered, UnderWay))
-
-    def _tell(self, batches: Sequence[str]) -> None:
-        if batches:
-            self._told = True
-            which = ", ".join(batches[:3])
-            print(f"{which}: under way at the provider, and not waited for without batch_api", file=sys.stderr)
-
-    def _kept(self, answer: Answer) -> Any:
-        return dict(answer)
-
-
-class TrialRow(dict[str, Any]):
-    """A row that shows whether somebody answers now: no answer from before is one to it."""
-
-
-class ShardRow(dict[str, Any]):
-    """A row of a shard with this journal."""
-
-    def __init__(self, row: Mapping[str, Any], journal: Journal) -> None:
-        super().__init__(row)
-        self.journal = journal
-
-
-class KeptRow(ShardRow):
-    """A row whose first answer is kept while it is asked for once more."""
-
-    def first(self, request: bytes) -> tuple[Any, Mapping[str, float]] | None:
-        """See Journal."""
-        return self.journal.first(self.journal.key(dict(self)), request)
-
-    def put_first(self, request: bytes, answer: Any, used: Mapping[str, float]) -> None:
-        """See Journal."""
-        self.journal.put_first(self.journal.key(dict(self)), request, answer, used)
-
-
-class Answer(dict[str, Any]):
-    """The columns of an answer, and what it has taken (contract.USED)."""
-
-    used: Mapping[str, float] = {}
-
-
-class Bill:
-    """What one row has taken: the requests that a cache may know, and what those made cost. A row whose request may
-    have been answered in bulk, or whose first answer is kept, is told by its class.
-    """
-
-    def __init__(self, row: Mapping[str, Any] | None = None) -> None:
-        self.bulk = row.bulk if isinstance(row, BulkRow) else None
-        self.trial = isinstance(row, TrialRow)
-        self.kept = row if isinstance(row, KeptRow) else None
-        self.keys: list[bytes] = []
-        self.used: dict[str, float] = {}
-        self._journal = row.journal if isinstance(row, (ShardRow, BulkRow)) else None
-        self._again: dict[str, float] = {}
-        self._ended = False
-
-    def add(self, used: Mapping[str, float], again: bool = False) -> None:
-        """One more request; with `again` another attempt at the row, if there is one, has its answer, and adds it."""
-        self.used = summed([self.used, used])
-        if self._ended and self._journal is not None:
-            self._journal.took(used)
-        if again:
-            self._again = summed([self._again, used])
-
-    def put_first(self, request: bytes, answer: Any) -> None:
-        """See Journal; what the row took until now is told again with its next answer."""
-        if self.kept is not None:
-            self.kept.put_first(request, answer, self.used)
-            self._again = self.used
-
-    def unfinished(self) -> None:
-        """The row gets no further in this run: what it took is told all the same, also what is added later."""
-        self._ended = True
-        used = {name: n - self._again.get(name, 0.0) for name, n in self.used.items()}
-        if self._journal is not None:
-            self._journal.took({name: n for name, n in used.items() if n > TINY})
-
-
-@dataclass(frozen=True)
-class _Asked(FunctionModel):
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.label
 
 
 def endpoint_of(
@@ -681,48 +359,48 @@ class Paid:
         )
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
-        """See bulk.Money."""
+        """See provided.Money."""
         key = digest_of({"path": path, "body": body})
         there = self._cache is not None and self._cache.get(key) is not None
         return there or (self._once is not None and self._once.known(key))
 
     @property
     def known(self) -> bool:
-        """See bulk.Money."""
+        """See provided.Money."""
         return self._purse is None or self._usual.known
 
     @property
     def learns(self) -> bool:
-        """See bulk.Money."""
+        """See provided.Money."""
         return self._bounded
 
     @property
     def answered(self) -> int:
-        """See bulk.Money."""
+        """See provided.Money."""
         return self._usual.answered
 
     def bounds(self, most: int | None) -> bool:
-        """See bulk.Money."""
+        """See provided.Money."""
         return self._purse is None or (self._usual.known and most is not None)
 
     def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
-        """See bulk.Money."""
+        """See provided.Money."""
         self._usual.add(tokens, *self._taken(reply, tokens, path, body))
 
     def guess(self, tokens: float, most: int | None) -> float:
-        """See bulk.Money."""
+        """See provided.Money."""
         return self._dollars(*self._usual.tokens(tokens, most))
 
     def _dollars(self, given: float, made: float) -> float:
         return 0.0 if self._prices is None else given * self._prices[0] + made * self._prices[1]
 
     def order(self, cost: float) -> None:
-        """See bulk.Money."""
+        """See provided.Money."""
         if self._purse is not None and not self._holds(self._purse, cost):
             self._stop_at(self._purse, cost)
 
     def settle(self, cost: float) -> None:
-        """See bulk.Money."""
+        """See provided.Money."""
         if self._purse is not None:
             self._purse.release(cost)
             self._freed.set()

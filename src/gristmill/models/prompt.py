@@ -21,27 +21,18 @@ from gristmill.models import generator, vllm
 from gristmill.models.answercache import digest_of
 from gristmill.models.answerschema import Answers, answers_in, object_of
 from gristmill.models.apis import FORMS, Nothing, Reply, Sampling
+from gristmill.models.askers import LoadedAsker, loaded
+from gristmill.models.asking import LETTERS, asks, estimated, reached
+from gristmill.models.bill import Answer, Bill
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversation import Conversation, examples_of, letters, text_in
 from gristmill.models.conversion import to_batch
-from gristmill.models.endpoint import Refused
 from gristmill.models.generator import Generator, check_request
 from gristmill.models.llmfiles import MODULES, LlmFiles, backend_of, find_llm
-from gristmill.models.paid import (
-    LETTERS,
-    Answer,
-    Bill,
-    LoadedAsker,
-    Paid,
-    asks,
-    endpoint_of,
-    estimated,
-    loaded,
-    provided_of,
-    reached,
-)
+from gristmill.models.paid import Paid, endpoint_of, provided_of
+from gristmill.models.replies import Refused
 from gristmill.models.rowtypes import Misfit
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
@@ -368,7 +359,7 @@ class Asker:
         return f"it was cut at {limit} before it said anything: {way} max_tokens, against which thoughts count, too"
 
     def request(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], float] | None:
-        """See bulk.Asks."""
+        """See provided.Asks."""
         try:
             messages = self._conversation.of(row)
         except Exception:  # told for the row itself, when it is asked for

@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 
 from gristmill.job.endpoints import Provider
 from gristmill.models.desk import Desk
-from gristmill.models.endpoint import CHAT, MESSAGES
+from gristmill.models.replies import CHAT, MESSAGES
 
 SLACK = 3600.0  # seconds by which the provider's clock may differ from this one
 PAGE = 100

@@ -14,22 +14,13 @@ import pyarrow as pa
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.requests import Requests
 from gristmill.job.secret import scrub_values, secrets_in
+from gristmill.models.askers import LoadedAsker, loaded
+from gristmill.models.asking import LETTERS, asks, estimated, reached
+from gristmill.models.bill import Answer, Bill
 from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place
-from gristmill.models.endpoint import MESSAGES, NOBODY, REPLIES, Refused, Unanswered
-from gristmill.models.paid import (
-    LETTERS,
-    Answer,
-    Bill,
-    LoadedAsker,
-    Paid,
-    asks,
-    endpoint_of,
-    estimated,
-    loaded,
-    provided_of,
-    reached,
-)
+from gristmill.models.paid import Paid, endpoint_of, provided_of
+from gristmill.models.replies import MESSAGES, NOBODY, REPLIES, Refused, Unanswered
 from gristmill.models.usual import most_tokens
 
 COLUMNS = ("custom_id", "method", "url", "body")
@@ -127,7 +118,7 @@ class Sender:
         return answer
 
     def request(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any], float] | None:
-        """See bulk.Asks."""
+        """See provided.Asks."""
         try:
             path, body = _request(row, self._model)
             return path, body, len(row["body"]) / LETTERS

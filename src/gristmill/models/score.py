@@ -16,24 +16,16 @@ from gristmill.job.prompts import text_of
 from gristmill.job.scores import Score
 from gristmill.job.secret import reveal
 from gristmill.models.apis import is_logprob
+from gristmill.models.askers import LoadedAsker, loaded
+from gristmill.models.asking import LETTERS, asks, estimated, reached
+from gristmill.models.bill import Answer, Bill
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
 from gristmill.models.conversion import to_batch
-from gristmill.models.endpoint import Refused
 from gristmill.models.generator import AT_ONCE
 from gristmill.models.llmfiles import LlmFiles, backend_of, find_llm
-from gristmill.models.paid import (
-    LETTERS,
-    Answer,
-    Bill,
-    LoadedAsker,
-    Paid,
-    asks,
-    endpoint_of,
-    estimated,
-    loaded,
-    reached,
-)
+from gristmill.models.paid import Paid, endpoint_of
+from gristmill.models.replies import Refused
 from gristmill.models.scorer import SCORES, Scorer
 from gristmill.models.template import Template
 from gristmill.process.extras import installed, require

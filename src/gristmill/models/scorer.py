@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gristmill.models.endpoint import Refused
 from gristmill.models.generator import Generator, Request
+from gristmill.models.replies import Refused
 
 SCORES = "scores"  # in a reply: the log-probability of each token of the continuation
 

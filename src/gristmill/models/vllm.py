@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
-from gristmill.models.endpoint import CHAT, Payer, Refused
+from gristmill.models.endpoint import Payer
 from gristmill.models.generator import FIELDS as COMMON
 from gristmill.models.generator import MAX_TOKENS, cache_bytes, whole_text
 from gristmill.models.llmfiles import LlmFiles
+from gristmill.models.replies import CHAT, Refused
 from gristmill.process.extras import require
 from gristmill.process.spawning import spawning_mortals
 

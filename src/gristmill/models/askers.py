@@ -1,0 +1,154 @@
+"""Models behind endpoints at work: rows are given to who asks, which is paid for once."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.job.specs import Call, FunctionModel
+from gristmill.models.asking import Asking
+from gristmill.models.batches import under_way
+from gristmill.models.bill import Answer, KeptRow, ShardRow, TrialRow
+from gristmill.models.bulk import Bulk, BulkRow, UnderWay
+from gristmill.models.contract import Columns, Journal, Place, Prepared
+from gristmill.models.firstanswers import FirstAnswers
+from gristmill.models.inflight import Coroutines
+from gristmill.models.paid import Paid
+from gristmill.models.replies import Unanswered
+from gristmill.models.rowfunction import LoadedRows
+
+WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
+L = TypeVar("L", bound="LoadedAsker")
+
+
+def loaded(
+    asker: Callable[..., Any],
+    spec: Asking,
+    place: Place,
+    takes: Mapping[str, str] | None,
+    outputs: pa.Schema | None,
+    kind: type[L],
+    by_user: bool = False,
+    rows: int = 1,
+    **more: Any,
+) -> L:
+    """The model whose rows are answered by `asker(spec, share, at_once, limit, **more)`, as Paid and `endpoint_of` have
+    these: a class with an async `__call__`, which gives an Answer, with `paid`, a Paid, and `aclose`. It takes and adds
+    these columns (None: what its answers have); `by_user` as in RowModel. A request may be of several `rows`.
+    """
+    at_once = place.at_once or spec.most
+    share = at_once / spec.most  # of the run's limits: that of this worker
+    call = Call(asker, {"spec": spec, "share": share, "at_once": at_once, "limit": place.limit, **more}, "row", takes)
+    returns = None if outputs is None else {field.name: str(field.type) for field in outputs}
+    return kind(_Asked(call, returns, label=spec.name), replace(place, at_once=WAITING * at_once * rows), by_user)
+
+
+class LoadedAsker(LoadedRows):
+    """A model behind an endpoint at work; a RowModel."""
+
+    def __init__(self, spec: FunctionModel, place: Place, by_user: bool) -> None:
+        # The endpoint limits the time of each request, without that of waiting for its turn.
+        super().__init__(spec, replace(place, limit=math.inf))
+        self.by_user = by_user
+        self._bulks: weakref.WeakKeyDictionary[Journal, Bulk] = weakref.WeakKeyDictionary()
+        self._told = False
+
+    def begin(
+        self,
+        prepared: Prepared,
+        rows: np.ndarray,
+        answered: Callable[[], None],
+        journal: Journal | None = None,
+        places: Sequence[tuple[str, int]] | None = None,
+        planned: Columns | None = None,
+        proven: bool = True,
+    ) -> None:
+        """See RowModel."""
+        if journal is not None and journal.allowance is not None:
+            self._call.built.paid.of(journal.allowance)
+        if journal is not None:
+            self._call.built.paid.shares(journal)
+        if planned is not None:  # there is a plan, for which first rows were answered
+            self._call.built.paid.resumed()
+        if journal is not None and self._call.built.provided is None and not self._told:
+            self._tell(under_way(journal.notes))
+        super().begin(prepared, rows, answered, journal, places, planned, proven)
+
+    def bulk(self, journal: Journal, proven: bool = True) -> Bulk | None:
+        """See BulkModel."""
+        asker = self._call.built
+        if asker.provided is None:
+            return None
+        assert isinstance(self._flight, Coroutines)
+        asker.paid.shares(journal)  # what is answered from before is in no batch
+        self._first = self._first or FirstAnswers()
+        self._first.worked |= proven
+        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, self._first)
+        return found
+
+    @property
+    def trouble(self) -> str:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.trouble
+
+    @property
+    def most_flying(self) -> int:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.most_flying
+
+    @property
+    def news(self) -> list[str]:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.news
+
+    def leave(self) -> None:
+        """See RowModel."""
+        self._flight.close(self._call.built.aclose)
+
+    def _given(self, rows: list[Any], journal: Journal | None) -> list[Any]:
+        if journal is None:
+            return [TrialRow(row) for row in rows]
+        if (bulk := self._bulks.get(journal)) is not None:
+            return [BulkRow(row, bulk) for row in rows]
+        kind = KeptRow if self._may_ask_again else ShardRow
+        return [kind(row, journal) for row in rows]
+
+    @property
+    def _may_ask_again(self) -> bool:
+        """Whether there are answers for which a row is asked for once more."""
+        return False
+
+    def _first_answers(self) -> FirstAnswers | None:
+        # A model on this machine costs time alone, and is the quicker the more rows it is given.
+        return FirstAnswers() if self._call.built.paid.remote else None
+
+    def _lasts(self, error: BaseException) -> bool:
+        return super()._lasts(error) and not isinstance(error, (Unanswered, UnderWay))
+
+    def _tell(self, batches: Sequence[str]) -> None:
+        if batches:
+            self._told = True
+            which = ", ".join(batches[:3])
+            print(f"{which}: under way at the provider, and not waited for without batch_api", file=sys.stderr)
+
+    def _kept(self, answer: Answer) -> Any:
+        return dict(answer)
+
+
+@dataclass(frozen=True)
+class _Asked(FunctionModel):
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label
