@@ -679,7 +679,7 @@ def test_batches_are_small_while_nothing_bounds_their_cost(server: BatchServer, 
     server.set(takes=0.2)
     with pytest.raises(RunFailed, match="max_cost 1000"):
         asked(rows, tmp_path / "out", "openai", max_cost=1000.0, **more)
-    assert server.told()["batches"] == [20]
+    assert server.told()["batches"] == [20]  # of 2,040 dollars, as one may cost over what was expected
     assert asked(rows, tmp_path / "out", "openai", max_cost=60_000.0, **more).rows_ok == 300
     told = server.told()
     assert max(told["batches"]) <= 210 and len(told["batches"]) > 3

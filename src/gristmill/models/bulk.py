@@ -367,12 +367,12 @@ class Bulk:
         return self._provided.unbounded + len(batch.asks) <= self._room if self._provided.money.known else False
 
     async def _through(self, batch: Batch) -> list[Request]:
-        if not batch.earlier:
-            self._order(batch)
-            await self._note(batch, path=batch.path, digests=[d.hex() for d in batch.digests], at=batch.since)
         unbounded = 0 if batch.earlier or self._bounded(batch.asks.values()) else len(batch.asks)
-        self._provided.unbounded += unbounded
+        self._provided.unbounded += unbounded  # before anybody else looks
         try:
+            if not batch.earlier:
+                self._order(batch)
+                await self._note(batch, path=batch.path, digests=[d.hex() for d in batch.digests], at=batch.since)
             again = await self._seen_through(batch)
         finally:
             self._provided.unbounded -= unbounded
@@ -607,7 +607,10 @@ class Bulk:
             if self._provided.money.learns:
                 self._bodies.seek(request.at)
                 body = json.loads(self._bodies.read(request.size))
-                self._provided.money.learn(request.path, body, reply, request.tokens)
+                cost = self._provided.money.learn(request.path, body, reply, request.tokens)
+                if not batch.earlier:  # what is kept free for it is now what it costs
+                    self._provided.money.correct(cost - request.cost)
+                    self._owed_cost += cost - request.cost
             self._keep(request.digest, 200, reply, ours=not batch.earlier)
             return True
         why = f"{result.status}: {said}" if result.status else said

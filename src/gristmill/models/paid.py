@@ -383,9 +383,16 @@ class Paid:
         """See provided.Money."""
         return self._purse is None or (self._usual.known and most is not None)
 
-    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
+    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> float:
         """See provided.Money."""
-        self._usual.add(tokens, *self._taken(reply, tokens, path, body))
+        taken = self._taken(reply, tokens, path, body)
+        self._usual.add(tokens, *taken)
+        return self._dollars(*taken)
+
+    def correct(self, cost: float) -> None:
+        """See provided.Money."""
+        if self._purse is not None:
+            self._purse.release(-cost)
 
     def guess(self, tokens: float, most: int | None) -> float:
         """See provided.Money."""

@@ -51,8 +51,14 @@ class Money(Protocol):
         """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens."""
         ...
 
-    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> None:
-        """What a request has taken whose prompt has about so many tokens by its length; it is counted elsewhere."""
+    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> float:
+        """What a request has taken whose prompt has about so many tokens by its length; it is counted elsewhere.
+        Returns the dollars.
+        """
+        ...
+
+    def correct(self, cost: float) -> None:
+        """What was ordered costs so many dollars more, or less."""
         ...
 
     def guess(self, tokens: float, most: int | None) -> float:

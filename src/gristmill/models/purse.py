@@ -35,7 +35,7 @@ class Purse:
         return enough
 
     def release(self, cost: float) -> None:
-        """What was reserved is spent, or is not needed."""
+        """What was reserved is spent, or is not needed; less than 0: it costs so much more."""
         self._reserved = max(0.0, self._reserved - cost)
         loose = self._held - self.spent - self._reserved
         if self.allowance is not None and not self.alone and loose > LOOSE * self.total:
