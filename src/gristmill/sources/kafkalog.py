@@ -10,7 +10,7 @@ import errno
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -22,13 +22,15 @@ from gristmill.sources.listing import Entry, Names
 from gristmill.sources.openreaders import Waiting
 from gristmill.sources.patience import PATIENCE, StoreAway
 
-__all__ = ["OURS", "Span", "TopicLog", "placed"]
+__all__ = ["MARKS", "OURS", "Span", "TopicLog", "placed"]
 
 OURS = ("value", "keys", "schema")  # options of an address that say how records are read
+MARKS = "gristmill.marks"  # in the storage of ranges: what tells their topic from another of its name
 REGISTRY, REGISTRY_USER = "schema.registry.url", "basic.auth.user.info"  # as Confluent's clients name them
 ANSWER = 30.0  # seconds for a broker to say what is there, while a run is planned
 _END_AGAIN = 5.0  # seconds after which an end before the planned one is believed
 _TAIL = 5.0  # seconds to look for records behind the watermark of a partition that is written to all the time
+_BEFORE = 16  # offsets before the end in which a last record is looked for: some are markers of transactions
 _ONCE = 10_000  # records taken from the client at once
 _CLIENT = {
     "group.id": "gristmill",  # no group is joined, but the client wants a name
@@ -45,17 +47,22 @@ _FIXED = {
     "enable.partition.eof": True,
     "auto.offset.reset": "error",  # an offset that is gone is an error, never another offset
 }
-_CONSUMERS: Waiting[_Consumer] = Waiting(2)
+_CONSUMERS: Waiting[_Consumer] = Waiting(4)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """Offsets [low, high) of a partition."""
+    """Offsets [low, high) of a partition. Two marks tell whether they are still those of the same topic: its id
+    (`topic`; "" if the broker does not tell), and a record at the end, by its offset and a digest (`last`; "" if there
+    is none).
+    """
 
     partition: int
     low: int
     high: int
+    topic: str = field(default="", compare=False)
+    last: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -73,7 +80,8 @@ class Span:
 @dataclass(frozen=True, repr=False)
 class TopicLog:
     """A topic as a listing of ranges. `said` are our options in its address, `schema` the text of the Avro schema that
-    they name, `client` the properties of the client, with secrets. It can be pickled, as workers receive it.
+    they name, `client` the properties of the client, with secrets, `marks` those of ranges, by their names. It can be
+    pickled, as workers receive it.
     """
 
     brokers: str
@@ -81,6 +89,7 @@ class TopicLog:
     said: Mapping[str, str] = field(default_factory=dict)
     schema: str = ""
     client: Mapping[str, Any] = field(default_factory=dict)
+    marks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"TopicLog({self.shown})"
@@ -97,7 +106,8 @@ class TopicLog:
         found when it is read.
         """
         span = Span.of(path)
-        stamp = hashlib.sha256(self.schema.encode()).hexdigest()[:16] if self.schema else "0"
+        shaped = "\0".join([self.schema, *self.marks.get(span.name, ())]).strip("\0")
+        stamp = hashlib.sha256(shaped.encode()).hexdigest()[:16] if shaped else "0"
         return Entry(path.rpartition("/")[2], False, span.high - span.low, stamp)
 
     def entries(self, folder: str, wanted: Names) -> list[Entry]:
@@ -117,9 +127,27 @@ class TopicLog:
         """
         with _Asking(self) as consumer:
             partitions = self._partitions(consumer)
+            topic = consumer.topic_id()
             marks = {p: consumer.watermarks(p) for p in partitions}
-            ends = consumer.ends({p: high for p, (_, high) in marks.items()})
-        return [Span(p, marks[p][0], ends[p]) for p in partitions]
+            ends, last = consumer.ends(marks)
+            if consumer.topic_id() != topic:
+                raise RunFailed(f"{self.shown}: was deleted and made anew while it was looked at: run again")
+        return [Span(p, marks[p][0], ends[p], topic, last.get(p, "")) for p in partitions]
+
+    def check(self, span: Span) -> None:
+        """Raises SourceChanged if the topic is no longer the one that a range was planned for. What is true afterwards
+        was so before: ids are never given twice.
+        """
+        topic, last = self.marks.get(span.name, (span.topic, span.last))
+        if topic or last:
+            key = f"{self._key} asked"  # a client apart, as the other goes on where it is
+            consumer = _CONSUMERS.take(key, lambda: _Consumer(self))
+            try:
+                consumer.check(replace(span, topic=topic, last=last))
+            except BaseException:
+                consumer.close()
+                raise
+            _CONSUMERS.put(key, consumer)
 
     def _partitions(self, consumer: _Consumer) -> list[int]:
         found = consumer.topic(self.topic)
@@ -181,9 +209,10 @@ class _Consumer:
         self._wrong: Any = None  # what the client said last that it cannot do
         self._next = (-1, -1)  # partition and offset of what comes next, beginning with what is left of the last range
         self._left: Sequence[Any] = []
-        properties = log.properties()
+        self._admin: Any = None
+        self._properties = {**log.properties(), "error_cb": self._note}
         try:
-            self._consumer = self._kafka.Consumer({**properties, "error_cb": self._note})
+            self._consumer = self._kafka.Consumer(self._properties)
         except (self._kafka.KafkaException, TypeError, ValueError) as e:
             said = e.args[0] if isinstance(e, self._kafka.KafkaException) else e
             raise BadJob(f"{log.shown}: the Kafka client does not take this (storage): {log.words(said)}") from e
@@ -204,6 +233,7 @@ class _Consumer:
         try:
             return ask()
         except self._kafka.KafkaException as e:
+            self._consumer.poll(0)  # only then the client says why, by error_cb
             error = e.args[0]
             said = self._wrong or error
             refused = (codes._AUTHENTICATION, codes._SSL, codes.SASL_AUTHENTICATION_FAILED)
@@ -226,6 +256,33 @@ class _Consumer:
             raise BadSource(f"{self._log.shown}: {self._log.words(found.error)}")
         return sorted(found.partitions)
 
+    def topic_id(self) -> str:
+        """The id that tells the topic from another of its name; "" if the broker does not tell."""
+        from confluent_kafka.admin import AdminClient
+
+        codes, name = self._kafka.KafkaError, self._log.topic
+        there = self._asked(lambda: self._consumer.list_topics(name, timeout=ANSWER))
+        if there.controller_id not in there.brokers:
+            return ""  # the client would wait for it
+
+        def ask() -> Any:
+            self._admin = self._admin or AdminClient(self._properties)
+            about = self._admin.describe_topics(self._kafka.TopicCollection([name]), request_timeout=ANSWER)
+            return about[name].result().topic_id
+
+        try:
+            found = self._asked(ask)
+        except (RunFailed, BadSource) as e:
+            if isinstance(e.__cause__, self._kafka.KafkaException):
+                why = e.__cause__.args[0].code()
+                if why == codes.UNKNOWN_TOPIC_OR_PART:
+                    raise _made_anew(self._log.shown, "it is not there any more") from e
+                if why in (codes._UNSUPPORTED_FEATURE, codes.UNSUPPORTED_VERSION):
+                    return ""
+            raise
+        zero = found is None or not (found.get_most_significant_bits() or found.get_least_significant_bits())
+        return "" if zero else str(found)
+
     def topics(self) -> list[str]:
         found = self._asked(lambda: self._consumer.list_topics(timeout=ANSWER)).topics
         return sorted(name for name in found if not name.startswith("__"))
@@ -236,23 +293,24 @@ class _Consumer:
         low, high = self._asked(lambda: self._consumer.get_watermark_offsets(at, timeout=ANSWER))
         return int(low), int(high)
 
-    def ends(self, marks: Mapping[int, int]) -> dict[int, int]:
-        """Where reading ends, by partition, from the watermarks on."""
-        codes, ends, left = self._kafka.KafkaError, dict(marks), set(marks)
-        self._consumer.assign([self._at(p, high) for p, high in marks.items()])
+    def ends(self, marks: Mapping[int, tuple[int, int]]) -> tuple[dict[int, int], dict[int, str]]:
+        """Where reading ends, by partition, from the watermarks on, and marks of the last records before."""
+        codes, left, last = self._kafka.KafkaError, set(marks), dict[int, str]()
+        ends = {p: high for p, (_, high) in marks.items()}
+        self._consumer.assign([self._at(p, max(low, high - _BEFORE)) for p, (low, high) in marks.items()])
         begun = time.monotonic()
         while left:
             for message in self._some():
                 partition, error = message.partition(), message.error()
                 if error is None:
-                    ends[partition] = max(ends[partition], message.offset() + 1)
+                    ends[partition], last[partition] = max(ends[partition], message.offset() + 1), _marked(message)
                 elif error.code() == codes._PARTITION_EOF:
                     ends[partition] = max(ends[partition], message.offset())
                     left.discard(partition)
                 elif error.code() not in (codes._TRANSPORT, codes._ALL_BROKERS_DOWN):
                     raise RunFailed(f"{self._log.shown}: {self._log.words(error)}")
             took = time.monotonic() - begun
-            left = {p for p in left if ends[p] == marks[p]} if took > _TAIL else left  # the others are growing
+            left = {p for p in left if ends[p] == marks[p][1]} if took > _TAIL else left  # the others are growing
             if left and took > ANSWER:
                 said = f" ({self._log.words(self._wrong)})" if self._wrong else ""
                 raise RunFailed(
@@ -260,7 +318,7 @@ class _Consumer:
                     "broker answers"
                 )
         self._consumer.unassign()
-        return ends
+        return ends, last
 
     def _at(self, partition: int, offset: int) -> Any:
         return self._kafka.TopicPartition(self._log.topic, partition, offset)
@@ -317,6 +375,8 @@ class _Consumer:
                 elif error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
                     self._check_kept(span)
                     raise _ends_before(place, self._log.words(error))
+                elif error.code() in (codes.UNKNOWN_TOPIC_OR_PART, codes.UNKNOWN_TOPIC_ID, codes._UNKNOWN_TOPIC):
+                    raise _made_anew(self._log.shown, self._log.words(error))
                 elif error.code() not in (codes._TRANSPORT, codes._ALL_BROKERS_DOWN, codes._TIMED_OUT):
                     raise BadSource(f"{place}: {self._log.words(error)}")
             since = time.monotonic() if got else since  # however long they took to be used
@@ -326,17 +386,43 @@ class _Consumer:
                 said = f" ({self._log.words(self._wrong)})" if self._wrong else ""
                 raise StoreAway(errno.EIO, f"the broker did not answer for {now - since:.0f} s{said}", self._log.shown)
 
-    def _check_kept(self, span: Span) -> None:
-        """Raises SourceChanged if records at the beginning of the range are no longer kept."""
+    def check(self, span: Span) -> None:
+        """Raises SourceChanged if the topic is not that of a range's marks; StoreAway if the broker does not answer."""
+        now = self._patiently(self.topic_id) if span.topic else ""
+        if now and now != span.topic:
+            raise _made_anew(self._log.shown, f"its id is {now}, and was {span.topic}")
+        if now or not span.last:
+            return
+        offset, _, _ = span.last.partition(":")
+        place = Span(span.partition, int(offset), int(offset) + 1)
+        if self._kept_from(place.partition) > place.low:
+            return  # retention has taken what would tell
+        found = [_marked(message) for part in self.records(place, 1) for message in part]
+        if found and found != [span.last]:  # of a compacted topic the record may be gone
+            raise _made_anew(self._log.shown, f"another record is at offset {offset} of partition {place.partition}")
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """What a broker answers that may be away for a while."""
         begun = time.monotonic()
         while True:
             try:
-                low, _ = self._consumer.get_watermark_offsets(self._at(span.partition, 0), timeout=5.0)
-                break
-            except self._kafka.KafkaException as e:
+                return ask()
+            except (RunFailed, self._kafka.KafkaException) as e:
+                if isinstance(e, SourceChanged):
+                    raise
                 if time.monotonic() - begun > PATIENCE or ENDING.overdue(begun):
-                    said = self._log.words(self._wrong or e.args[0])
+                    said = self._log.words(self._wrong or (e if isinstance(e, RunFailed) else e.args[0]))
                     raise StoreAway(errno.EIO, f"the broker did not answer ({said})", self._log.shown) from e
+
+    def _kept_from(self, partition: int) -> int:
+        """The first offset that is kept."""
+        at = self._at(partition, 0)
+        low, _ = self._patiently(lambda: self._consumer.get_watermark_offsets(at, timeout=5.0))
+        return int(low)
+
+    def _check_kept(self, span: Span) -> None:
+        """Raises SourceChanged if records at the beginning of the range are no longer kept."""
+        low = self._kept_from(span.partition)
         if low > span.low:
             raise SourceChanged(
                 f"{self._log.shown}/{span.name}: offsets {span.low:,} to {min(low, span.high) - 1:,} are no longer "
@@ -356,6 +442,20 @@ class _Asking:
 
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
+
+
+def _marked(message: Any) -> str:
+    """What tells a record from another that has its offset in another topic of the name."""
+    digest = hashlib.sha256(repr((message.timestamp(), message.key())).encode())
+    digest.update(message.value() or b"")
+    return f"{message.offset()}:{digest.hexdigest()[:16]}"
+
+
+def _made_anew(shown: str, why: str) -> SourceChanged:
+    return SourceChanged(
+        f"{shown}: the topic was deleted since it was planned, or made anew ({why}): --restart (restart=True) begins "
+        "with what it holds now"
+    )
 
 
 def _ends_before(place: str, why: str) -> SourceChanged:
@@ -381,12 +481,12 @@ def placed(uri: str, storage: Mapping[str, Any]) -> tuple[str, str, TopicLog, st
             f"{shown}: has {other!r}{did_you_mean(other, OURS)}: an address takes {', '.join(OURS)}; properties of the "
             "client, such as sasl.password, go into storage"
         )
-    client = dict(storage)
+    client = {n: v for n, v in storage.items() if n != MARKS}
     if "@" in parts.netloc:
         client = {"sasl.username": unquote(parts.username or ""), "sasl.password": unquote(parts.password or ""),
                   **client}  # fmt: skip
     schema = _text(said["schema"], shown) if "schema" in said else ""
-    log = TopicLog(brokers, unquote(topic), said, schema, client)
+    log = TopicLog(brokers, unquote(topic), said, schema, client, storage.get(MARKS, {}))
     return f"kafka://{brokers}/{topic}/", below, log, f"?{parts.query}" if parts.query else ""
 
 
