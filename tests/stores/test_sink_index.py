@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def test_appended_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for night in range(1, 5):
         written(f"in/b{night}.parquet", [0, ROWS + night], factor=float(night))
         if night == 1:
-            with pytest.warns(gm.GristmillWarning, match="index by id: 1 row has the key of an earlier row"):
+            with pytest.warns(gm.GristmillWarning, match="index by id: 1 row has the key of another"):
                 report = run(append=True)
         else:
             with pytest.warns(gm.GristmillWarning):
@@ -171,14 +172,14 @@ def test_appended_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert gm.verify("out", deep=True).ok
     assert counts == [2, 3, 1, 2]
     written("in/z.parquet", [0, 0, 0], factor=1.0)  # all are 0, so is their score
-    with pytest.warns(gm.GristmillWarning, match="3 rows have the key of an earlier row"):
+    with pytest.warns(gm.GristmillWarning, match="3 rows have the key of another"):
         run(append=True)
 
 
 def test_the_last_of_repeated_keys() -> None:
     """As the scan does that there is without an index."""
     pq.write_table(pa.table({"id": [1, 2, 1, 1], "x": [1.0, 2.0, 3.0, 4.0], "n": [0] * 4}), "in/a.parquet")
-    with pytest.warns(gm.GristmillWarning, match="index by id: 2 rows have the key of an earlier row"):
+    with pytest.warns(gm.GristmillWarning, match="index by id: 2 rows have the key of another"):
         run()
     assert gm.lookup("out").get_many([1, 2]) == gm.lookup("out", key=["id"]).get_many([1, 2])
     assert gm.lookup("out").get(1)["y"] == 8.0
@@ -268,6 +269,56 @@ class Picky:
         if 7 in batch["id"] and not os.path.exists(self.path):
             raise ValueError("no sevens")
         return {"y": batch["x"] * 2}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [{}, {"merge": True}, {"files": 1}, {"partition_by": ["half"]}], ids=str)
+def test_rows_that_are_retried_are_of_their_own_nights(how: dict[str, Any]) -> None:
+    """Of several with one key the latest night's counts: for a lookup with the index and without it, and in stores;
+    though one retry scores dead rows of several nights, whose files are joined.
+    """
+    Path("nights").mkdir()
+
+    def night(number: int, rows: dict[int, float], *deliver: gm.Delivery) -> gm.Job:
+        table = pa.table({"id": pa.array(rows, pa.int64()), "x": pa.array(rows.values(), pa.float64())})
+        pq.write_table(table, f"nights/{number}.parquet")
+        model = gm.model(below_zero, fixed=str(Path("fixed").absolute()), returns=OF_NIGHTS)
+        target = gm.sink("out", keep=["id"], index="id", **how)
+        options = {"on_new_files": "append", "gates": {"min_ok": 0.1}, "workers": 0, "shard_rows": 3}
+        return gm.Job("nights/", model, target, deliver=list(deliver), **options)
+
+    def check(wanted: dict[int, float]) -> None:
+        stores = ["duckdb://s.duckdb#t", "lmdb://s.lmdb", "sqlite://s.sqlite#t"]
+        for to in stores:
+            gm.deliver("out", to, key="id")
+        for lookup in (gm.lookup("out"), gm.lookup("out", key="same"), *map(gm.lookup, stores)):
+            with lookup:
+                found = lookup.get_many(list(wanted))
+                assert [row and row["y"] for row in found] == list(wanted.values())
+        assert gm.verify("out", deep=True).ok
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gm.GristmillWarning)
+        night(1, {0: -10, 1: 11, 2: -12, 4: 14, 5: -15}).run()
+        night(2, {0: 20, 1: -21, 2: -22, 3: -23}).run()
+        last = night(3, {3: 33, 4: -34})
+        last.run()
+        check({0: 20, 1: 11, 2: None, 3: 33, 4: 14, 5: None})
+        Path("fixed").touch()
+        gm.retry_dead(last, accept_code_change=True)
+        check({0: 20, 1: -21, 2: -22, 3: 33, 4: -34, 5: -15})
+        night(4, {2: 42}).run()
+        check({0: 20, 1: -21, 2: 42, 3: 33, 4: -34, 5: -15})
+
+
+def below_zero(batch: dict[str, Any], fixed: str) -> dict[str, Any]:
+    """A number for each row; those below zero are refused until a file is there."""
+    if (batch["x"] < 0).any() and not Path(fixed).exists():
+        raise ValueError("below zero")
+    return {"y": batch["x"], "half": batch["id"] % 2, "same": batch["id"]}
+
+
+OF_NIGHTS = {"y": "float64", "half": "int64", "same": "int64"}
 
 
 def test_harm_is_named_and_made_good() -> None:

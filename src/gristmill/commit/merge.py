@@ -58,7 +58,8 @@ class Joined:
 @dataclass(frozen=True)
 class Joining:
     """The parts of a generation, joined as a sink asks for: `merge` is one file, `files` are at most so many in each
-    folder; else small parts are joined to files of up to 512 MB.
+    folder; else small parts are joined to files of up to 512 MB. Shards of different `nights` (commit/nights.py) are
+    never joined, as of rows with one key the latest counts.
     """
 
     files: Files
@@ -66,6 +67,7 @@ class Joining:
     form: SinkFormat
     schema: pa.Schema
     sink: Sink
+    nights: Sequence[int] = ()  # of each shard; () if all are of one
 
     def receipts(self, done: Sequence[Receipt]) -> list[Receipt]:
         """The receipts to publish instead of `done`: the same dead letters, then files folder by folder, in the order
@@ -92,7 +94,7 @@ class Joining:
                 figures = receipts.input_figures(receipt, folder)
                 only = replace(receipt, parts=parts, figures=figures, errors={}, read=())
                 folders.setdefault(folder, []).append(only)
-        if self.sink.merge:
+        if self.sink.merge and len(set(self.nights)) < 2:
             if not folders and not self.form.tables:  # vectors of a width that nobody knows
                 return []
             return [Joined(first, "", f"merged.g{g}", tuple(folders.get("", ())))]
@@ -100,11 +102,14 @@ class Joining:
         return [Joined(first + n, folder, f"merged-{n:07d}.g{g}", given) for n, (folder, given) in enumerate(cut)]
 
     def _cut(self, given: Sequence[Receipt]) -> Iterator[list[Receipt]]:
-        """One folder's parts, in order, file by file."""
-        sizes = [sum(p.bytes for p in receipt.parts) for receipt in given]
-        places = _small_together(sizes) if self.sink.files is None else _evenly(sizes, self.sink.files)
-        for _, file in itertools.groupby(zip(places, given, strict=True), lambda placed: placed[0]):
-            yield [receipt for _, receipt in file]
+        """One folder's parts, in order, night by night, file by file."""
+        for _, night in itertools.groupby(given, lambda receipt: self.nights[receipt.shard] if self.nights else 0):
+            some = list(night)
+            sizes = [sum(p.bytes for p in receipt.parts) for receipt in some]
+            most = 1 if self.sink.merge else self.sink.files
+            places = _small_together(sizes) if most is None else _evenly(sizes, most)
+            for _, file in itertools.groupby(zip(places, some, strict=True), lambda placed: placed[0]):
+                yield [receipt for _, receipt in file]
 
     def _standing(self, wanted: Sequence[Joined]) -> dict[int, Receipt]:
         """Files that were made before. Others are revoked: their bytes are gone, or a shard was scored again since."""

@@ -24,12 +24,14 @@ def fitting(at: Chosen, about: PlanDocument) -> None:
         sinkindex.check(decode_schema(about.output_schema), at.sink.index, tables, at.sink.uri)
 
 
-def made(s: Chosen, about: PlanDocument, live: Sequence[Live]) -> Made | None:
-    """The index of what is about to be published, whose files are `live`; None if the job asks for none."""
+def made(s: Chosen, about: PlanDocument, live: Sequence[Live], members: Sequence[int]) -> Made | None:
+    """The index of what is about to be published, whose files are `live`, of the generations `members`; None if the job
+    asks for none.
+    """
     if not s.sink.index:
         return None
     base = None if s.base is None or s.generation.base is None else s.base.body.index
-    return _told(sinkindex.made(s.generation, live, about, s.sink.index, _stands(s, base)), s.log)
+    return _told(sinkindex.made(s.generation, live, members, about, s.sink.index, _stands(s, base)), s.log)
 
 
 def again(at: Opened) -> None:
@@ -48,7 +50,7 @@ def again(at: Opened) -> None:
         return
     generation = next(g for g in generations(at.root, at.files) if g.number == result.generation)
     at.log.say(phase="publishing")
-    found = _told(sinkindex.made(generation, result.live(), about, by, None), at.log)
+    found = _told(sinkindex.made(generation, result.live(), result.generations, about, by, None), at.log)
     at.refuse_late()
     publish.link_parts(at.files, generation, [found.receipt])
     publication.again(result, found.index)
@@ -68,5 +70,5 @@ def _told(found: Made, log: RunLog) -> Made:
     if found.repeats:
         rows = units.plural(found.repeats, "row has", "rows have")
         by = ", ".join(found.index.by)
-        log.note("warning", f"index by {by}: {rows} the key of an earlier row: a lookup finds the last of them")
+        log.note("warning", f"index by {by}: {rows} the key of another: a lookup finds the last of the latest night")
     return found

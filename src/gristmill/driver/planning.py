@@ -372,7 +372,7 @@ def _check_apart(source: Source, sink: Sink, form: SinkFormat) -> None:
         return  # a preview, or a job that returns a table
     folders = [f"{column}=0" for column in sink.partition_by]
     stems = ["merged.g1"] if sink.merge else ["part-0000000.g1"]
-    stems += ["merged-0000000.g1"] if sink.joins and not sink.merge else []
+    stems += ["merged-0000000.g1"] if sink.joins else []
     parts = ["/".join([below, *folders, stem + end]) for stem in stems for end in form.suffixes]
     if file_named(sink.uri):
         parts = [below]

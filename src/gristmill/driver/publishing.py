@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gristmill.commit import gates, onefile, publication, publish
+from gristmill.commit import gates, nights, onefile, publication, publish
 from gristmill.commit.documents import Described, Live, ResultRecord
 from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.publication import live_of
@@ -65,10 +65,10 @@ def published(s: Scored) -> Published:
     if s.sink.joins:
         from gristmill.commit.merge import Joining
 
-        joining = Joining(s.files, s.generation, s.resolved.sink_format, s.plan.schema, s.sink)
+        joining = Joining(s.files, s.generation, s.resolved.sink_format, s.plan.schema, s.sink, _nights(s))
         s = replace(s, receipts=tuple(joining.receipts(s.receipts)))
     rows = [*whole.live, *live_of(s.generation, s.receipts)]
-    index = indexing.made(s, s.plan.about, rows)
+    index = indexing.made(s, s.plan.about, rows, whole.generations)
     reducer = planning.reducer(s.spec)
     if reducer is not None:
         made = Reduction(s.generation, rows, s.plan.about, reducer).receipt()
@@ -91,6 +91,14 @@ def published(s: Scored) -> Published:
     log.say(phase="done")
     budgets.remember(s.resolved, s.batch, s.sums.figures)
     return Published(report, s.later if s.appends else ())
+
+
+def _nights(s: Scored) -> list[int]:
+    """The night that each shard of a retry is of; none for other generations, which are of their own."""
+    if not s.retries or s.base is None:
+        return []
+    numbers = s.base.generations
+    return nights.of_shards(s.generation, [g for g in generations(s.root, s.files) if g.number in numbers])
 
 
 def _reduced_anew(at: Opened) -> None:

@@ -7,7 +7,6 @@ one of the same key that was read in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,8 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.spilling import spilling
 from gristmill.commit.documents import Live
-from gristmill.commit.generation import Generation, Plan, read_plan, sources_of
+from gristmill.commit.generation import Generation
+from gristmill.commit.nights import ages
 from gristmill.errors import BadJob, RunFailed
 from gristmill.stores.sql import quoted
 
@@ -26,28 +26,6 @@ if TYPE_CHECKING:
 BATCH_ROWS = 65_536  # rows whose keys are held in memory together
 READ_AHEAD = 2  # batches, where the first may tell that the others are not needed
 KEY_MEMORY = "256MB"  # for finding keys that repeat; more are compared on disk
-Age = tuple[int, int]  # the generation that read a file's rows, and the one that scored them
-
-
-def ages(live: Sequence[Live], members: Sequence[Generation]) -> list[Age]:
-    """How old the rows of each file are, later ones being greater. Raises CorruptStore if a plan is damaged."""
-    claims = {g.number: g for g in members}
-    retries = {n for n, g in claims.items() if g.kind == "retry-dead" and not g.lost}
-    nights = sources_of(members) if retries.intersection(f.generation for f in live) else {}
-
-    @cache
-    def plan(number: int) -> Plan:
-        return read_plan(claims[number])
-
-    def read_in(f: Live) -> int:
-        if f.generation not in retries:
-            return f.generation
-        shards = plan(f.generation).shards
-        # One that was merged has rows of several shards: as old as the oldest.
-        some = [f.shard] if f.shard < len(shards) else range(len(shards))
-        return min(nights.get(piece.file.path, f.generation) for n in some for piece in shards[n].pieces)
-
-    return [(read_in(f), f.generation) for f in live]
 
 
 def newest(

@@ -2,8 +2,9 @@
 parts (`_index/`), is made before they are published, and is one of the files that `_SUCCESS` lists.
 
 An index file is a .npy of whole numbers, [2, n], sorted: hashes of keys, and for each the number of its row, counted
-through the files of the result. An append adds a file for its own rows; when there are FEW, one takes their place. Keys
-themselves are not in it: who finds a row compares them.
+through the files of the result; of one hash the rows of the latest night (commit/nights.py) come last. An append adds a
+file for its own rows; when there are FEW, or rows are older than those of a file before (scored again), one takes their
+place. Keys themselves are not in it: who finds a row compares them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import hashlib
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -20,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.spilling import spilling
-from gristmill.commit import publication
+from gristmill.commit import nights, publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Described, Indexed, Live
-from gristmill.commit.generation import Generation
+from gristmill.commit.generation import Generation, generations
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadJob, RunFailed
@@ -38,7 +39,7 @@ FEW = 8  # files that are searched one after the other, a few microseconds each;
 MEMORY = "256MB"  # for sorting; more is sorted on disk
 SORTED = 65_536  # hashes that are written at once
 READ = 65_536  # rows whose keys are read at once
-_STAGED = pa.schema([("h", pa.uint64()), ("n", pa.uint64())])
+_STAGED = pa.schema([("h", pa.uint64()), ("a", pa.uint32()), ("n", pa.uint64())])
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: its products spread over all bits
 _SPREAD = np.uint64(0xBF58476D1CE4E5B9)  # the first multiplier of splitmix64
 
@@ -71,16 +72,24 @@ def check(schema: pa.Schema, by: Sequence[str], tables: bool, shown: str) -> Non
 
 
 def made(
-    generation: Generation, live: Sequence[Live], about: Described, by: tuple[str, ...], base: Indexed | None
+    generation: Generation,
+    live: Sequence[Live],
+    members: Sequence[int],
+    about: Described,
+    by: tuple[str, ...],
+    base: Indexed | None,
 ) -> Made:
-    """The index file of a generation that is about to be published with the files `live`, those of its `base` first.
-    When repeated, it finds its receipt.
+    """The index file of a generation that is about to be published with the files `live`, those of its `base` first,
+    which are of `members`. When repeated, it finds its receipt.
     """
     files = generation.files
-    rows = [f for f in live if f.role == "rows"]
+    rows, ranks = [f for f in live if f.role == "rows"], ranked(live, members, generation.root, files)
     standing = base.files if base is not None and base.by == by and len(base.files) < FEW else ()
     since = max((f.generation for f in standing), default=0)
     own = [f for f in rows if f.generation > since]
+    newest = max((ranks[f] for f in rows if f.generation <= since), default=0)
+    if any(ranks[f] < newest for f in own):
+        standing, since, own = (), 0, rows
     first = sum(f.rows for f in rows if f.generation <= since)
     digest = hashlib.sha256("\0".join([*by, str(first), *(f.sha256 for f in own)]).encode()).hexdigest()
     number, stem = int(digest[:12], 16), f"{digest[:12]}.g{generation.number}"
@@ -90,17 +99,23 @@ def made(
         receipts.void(files, generation.root, folder, found)
         found = None
     if found is None:
-        found = _committed(generation, own, about, by, first, stem, number)
+        keys = hashes(generation.root, files, own, ranks, about, by, first)
+        found = _committed(generation, keys, stem, number)
     index = Indexed(by, (*standing, *publication.live_of(generation, [found])))
     return Made(found, index, _repeats(generation.root, files, index))
 
 
-def _committed(
-    generation: Generation, own: Sequence[Live], about: Described, by: Sequence[str], first: int, stem: str, number: int
-) -> Receipt:
+def ranked(live: Sequence[Live], members: Sequence[int], root: str, files: Files) -> dict[Live, int]:
+    """How old the rows of each file of a result are: the latest night's have the greatest number."""
+    rows, some = [f for f in live if f.role == "rows"], set(members)
+    ages = nights.ages(rows, [g for g in generations(root, files) if g.number in some])
+    order = {age: n for n, age in enumerate(sorted(set(ages)))}
+    return {f: order[age] for f, age in zip(rows, ages, strict=True)}
+
+
+def _committed(generation: Generation, keys: Iterator[pa.RecordBatch], stem: str, number: int) -> Receipt:
     files, nonce = generation.files, secrets.token_hex(6)
     path = join(generation.work, f"{stem}.npy.{nonce}.tmp")
-    keys = hashes(generation.root, files, own, about, by, first)
     with files.create(path) as out:
         count = write(keys, out)
         files.sync(out)
@@ -113,12 +128,14 @@ def _committed(
 def differences(result: Publication) -> list[str]:
     """A line for each index file that is not what the rows of the result make."""
     index, lines = result.body.index, []
-    rows = [f for f in result.live() if f.role == "rows"]
+    live = result.live()
+    rows = [f for f in live if f.role == "rows"]
+    ranks = ranked(live, result.generations, result.root, result.files) if index is not None else {}
     first, since = 0, 0
     for f in () if index is None else index.files:
         own = [part for part in rows if since < part.generation <= f.generation]
         with tempfile.NamedTemporaryFile(prefix="gristmill-") as again:
-            write(hashes(result.root, result.files, own, result.body, index.by if index else (), first), again)
+            write(hashes(result.root, result.files, own, ranks, result.body, index.by if index else (), first), again)
             again.flush()
             if sha256_of(again.name) != f.sha256:
                 lines.append(
@@ -129,9 +146,17 @@ def differences(result: Publication) -> list[str]:
 
 
 def hashes(
-    root: str, files: Files, parts: Sequence[Live], about: Described, by: Sequence[str], first: int
+    root: str,
+    files: Files,
+    parts: Sequence[Live],
+    ranks: Mapping[Live, int],
+    about: Described,
+    by: Sequence[str],
+    first: int,
 ) -> Iterator[pa.RecordBatch]:
-    """The keys of all rows of some files, hashed, with the numbers of the rows, which begin at `first`."""
+    """The keys of all rows of some files, hashed, with how old they are, and the numbers of the rows, which begin at
+    `first`.
+    """
     rows = dataset_of(root, files, parts, about)
     for part, fragment in zip(parts, rows.get_fragments(), strict=True):
         at = first
@@ -139,7 +164,8 @@ def hashes(
             keys = packed_keys([batch.column(name) for name in by])
             numbers = np.arange(at, at + batch.num_rows, dtype=np.uint64)
             valid = keys.is_valid().to_numpy(zero_copy_only=False)
-            yield pa.record_batch([hashed(keys)[valid], numbers[valid]], schema=_STAGED)
+            some = hashed(keys)[valid]
+            yield pa.record_batch([some, np.full(len(some), ranks[part], np.uint32), numbers[valid]], schema=_STAGED)
             at += batch.num_rows
         first += part.rows
 
@@ -157,11 +183,11 @@ def write(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
 def _sorted(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
     with spilling(MEMORY) as db, tempfile.TemporaryFile(prefix="gristmill-") as numbers:
         db.register("staged", pa.RecordBatchReader.from_batches(_STAGED, keys))
-        db.execute("CREATE TEMP TABLE keys AS SELECT h, n FROM staged")
+        db.execute("CREATE TEMP TABLE keys AS SELECT h, a, n FROM staged")
         count = int(db.sql("SELECT count(*) FROM keys").fetchall()[0][0])
         header = {"descr": "<u8", "fortran_order": False, "shape": (2, count)}
         np.lib.format.write_array_header_1_0(out, header)
-        for batch in db.sql("SELECT h, n FROM keys ORDER BY h, n").to_arrow_reader(SORTED):
+        for batch in db.sql("SELECT h, n FROM keys ORDER BY h, a, n").to_arrow_reader(SORTED):
             out.write(batch.column(0).to_numpy().astype("<u8", copy=False).tobytes())
             numbers.write(batch.column(1).to_numpy().astype("<u8", copy=False).tobytes())
         numbers.seek(0)

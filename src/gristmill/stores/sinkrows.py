@@ -24,11 +24,11 @@ from gristmill.commit.publication import SUCCESS, Publication
 from gristmill.errors import BadSource, CorruptStore, GristmillWarning
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
-from gristmill.result.reading import rows_of
+from gristmill.result.reading import dataset_of, rows_of
 from gristmill.stores.contract import Mark, Near, Row, Search
 from gristmill.stores.lookup import SCANNED, Lookup, asked, keyed, matching, restored
 from gristmill.stores.packing import key_bytes
-from gristmill.stores.sinkindex import hashed, opened
+from gristmill.stores.sinkindex import hashed, opened, ranked
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 QUICK = 100_000  # rows that are read for a key without a word: some hundredths of a second
@@ -80,7 +80,7 @@ class Published:
             if not now.indexed:
                 self._slow(now)
                 asked_for = asked(keys, wanted, self._root)
-                found = now.rows.to_table(filter=matching(asked_for))
+                found = now.by_age.to_table(filter=matching(asked_for))
                 return now.mark, restored(found, asked_for, None, None)
             try:
                 return now.mark, now.by_index(key_bytes(keys, wanted, self._root), wanted)
@@ -145,6 +145,13 @@ class Result:
         self._held: OrderedDict[int, pa.Table] = OrderedDict()  # by the number of their first row, last used last
         self._bytes = 0
         self._lock = threading.Lock()
+
+    @cached_property
+    def by_age(self) -> Any:
+        """The rows, those of the latest night last."""
+        ranks = ranked(self._parts, self.publication.generations, self.publication.root, self.publication.files)
+        parts = sorted(self._parts, key=ranks.__getitem__)
+        return dataset_of(self.publication.root, self.publication.files, parts, self.publication.body)
 
     @cached_property
     def _index(self) -> list[tuple[np.ndarray, np.ndarray]]:
