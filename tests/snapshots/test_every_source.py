@@ -21,7 +21,7 @@ from gristmill.driver import views
 from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.snapshots.pinned import Pinning
 
-NO_DATABASES = ("delta", "iceberg", "datasets", "kafka")  # which are asked no queries
+NO_DATABASES = ("delta", "iceberg", "lance", "datasets", "kafka")  # which are asked no queries
 
 
 @pytest.fixture(params=list(wells.WELLS))

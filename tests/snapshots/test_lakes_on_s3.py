@@ -1,4 +1,4 @@
-"""Delta tables in a real object store: read where they are, or copied where their client needs options."""
+"""Lakes in a real object store: read where they are, or copied where their client needs options; not delivered to."""
 
 from __future__ import annotations
 
@@ -73,6 +73,66 @@ def test_a_table_is_read_where_it_is(options: dict[str, str], tmp_path: Path, mo
         read("s3://box/lake/table", tmp_path / "no")
     with pytest.raises(gm.BadSource, match="cannot be read as a Delta table"):
         read("delta+s3://box/lake/other", tmp_path / "no")
+
+
+def test_an_iceberg_table_is_read_by_its_catalog_and_without(server: S3Server, tmp_path: Path) -> None:
+    """At the snapshot that it has then; with its client's options it is copied."""
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.catalog import load_catalog
+
+    client = {"s3.endpoint": f"http://{server.address}", "s3.access-key-id": KEY, "s3.secret-access-key": SECRET,
+              "s3.region": "us-east-1"}  # fmt: skip
+    about = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": "s3://box/ice", **client}
+    catalog = load_catalog("shop", **about)
+    catalog.create_namespace("web")
+    rows = pa.table({"id": [3, 4], "day": ["a", None]})
+    table = catalog.create_table("web.events", schema=rows.schema)
+    table.append(rows)
+    said = table.metadata_location
+    assert read(gm.source("iceberg://shop/web.events", storage=about), tmp_path / "out") == WANTED
+    table.append(rows)
+    assert read(gm.source(f"iceberg+{said}", storage=client), tmp_path / "before") == WANTED
+    found = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert found and not any(SECRET.encode() in text for text in found)
+    with pytest.raises(gm.BadJob, match=r"iceberg://shop/web.scores: its files are at s3://box/ice/.*this machine's"):
+        gm.apply(
+            rows,
+            str(tmp_path / "no"),
+            fn=same,
+            keep=["id"],
+            deliver=[gm.to("iceberg://shop/web.scores", options=about)],
+        )
+    assert not (tmp_path / "no" / "_SUCCESS").exists()
+
+
+def test_a_lance_table_is_copied(server: S3Server, tmp_path: Path) -> None:
+    """At the version that it has then, or a named one."""
+    lance = pytest.importorskip("lance")
+    about = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "aws_endpoint": f"http://{server.address}",
+             "aws_region": "us-east-1", "allow_http": "true"}  # fmt: skip
+    rows = pa.table({"id": [3, 4], "day": ["a", None]})
+    for mode in ("create", "append"):
+        lance.write_dataset(rows, "s3://box/lance/events.lance", mode=mode, storage_options=about)
+    source = gm.source("lance+s3://box/lance?version=1#events", storage=about)
+    assert read(source, tmp_path / "out") == WANTED
+    assert len(read(gm.source("lance+s3://box/lance/events.lance", storage=about), tmp_path / "all")) == 4
+    found = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert found and not any(SECRET.encode() in text for text in found)
+    with pytest.raises(gm.BadSource, match=r"lance\+s3://box/lance#other: cannot be read as a Lance table"):
+        read(gm.source("lance+s3://box/lance#other", storage=about), tmp_path / "no")
+
+
+@pytest.mark.parametrize("address", ["delta+s3://box/scores", "lance+s3://box/db#scores"])
+def test_deliveries_are_refused_before_anything_is_scored(address: str, tmp_path: Path) -> None:
+    """With the way out; so are lookups."""
+    told = r"on this machine's disks only, and this is in an object store: deliver to (delta|lance):///PATH, or let the"
+    with pytest.raises(gm.BadJob, match=told):
+        gm.apply(pa.table({"id": [1]}), str(tmp_path / "no"), fn=same, deliver=[address])
+    with pytest.raises(gm.BadJob, match=told):
+        gm.lookup(address, key="id")
+    with pytest.raises(gm.BadJob, match=told):
+        gm.apply(pa.table({"id": [1]}), address, fn=same)
+    assert not (tmp_path / "no").exists()
 
 
 def test_what_is_copied_for_a_sink_in_a_store_is_its_own(

@@ -234,6 +234,17 @@ def datasets(server: str, folder: Path) -> Iterator[Well]:
     yield Well("datasets", str(place), fill)
 
 
+@contextmanager
+def lance(server: str, folder: Path) -> Iterator[Well]:
+    """A table of a LanceDB database."""
+    client = pytest.importorskip("lance")
+
+    def fill(more: list[Row]) -> None:
+        client.write_dataset(table(more), str(folder / "db" / "rows.lance"), mode="append")
+
+    yield Well("lance", f"lance://{folder}/db#rows", fill)
+
+
 _AVRO: list[dict[str, Any]] = [
     {"name": "id", "type": "long"},
     {"name": "text", "type": ["null", "string"]},
@@ -282,6 +293,7 @@ def kafka(server: str, folder: Path) -> Iterator[Well]:
 
 
 WELLS = {
-    made.__name__: made for made in (duckdb, sqlite, sqlalchemy, postgres, dialect, delta, iceberg, datasets, kafka)
+    made.__name__: made
+    for made in (duckdb, sqlite, sqlalchemy, postgres, dialect, delta, iceberg, lance, datasets, kafka)
 }
 SERVED = ("postgres", "dialect")

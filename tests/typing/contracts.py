@@ -40,7 +40,7 @@ from gristmill.sinks.openaibatch import OpenAIBatchSink
 from gristmill.sinks.ordered import Ordered
 from gristmill.sinks.parquet import ParquetSink
 from gristmill.sinks.partition import Partitioned
-from gristmill.snapshots import datasets, delta, duckdb, iceberg, kafka, postgres, spark, sqlalchemy, sqlite
+from gristmill.snapshots import datasets, delta, duckdb, iceberg, kafka, lance, postgres, spark, sqlalchemy, sqlite
 from gristmill.snapshots.contract import SnapshotKind
 from gristmill.sources.contract import SourceFormat
 from gristmill.sources.csv import CsvSource, TsvSource
@@ -77,7 +77,7 @@ STORES: tuple[type[StoreKind], ...] = (
     *(Cassandra, SparkTables),
 )
 SNAPSHOTS: tuple[type[SnapshotKind], ...] = (
-    *(delta.Delta, iceberg.Iceberg, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
+    *(delta.Delta, iceberg.Iceberg, lance.Lance, datasets.Datasets, postgres.Postgres, duckdb.DuckDB, sqlite.SQLite),
     *(sqlalchemy.SQLAlchemy, kafka.Kafka, spark.Spark),
 )
 MAPS: tuple[Sized, ...] = (Ray,)

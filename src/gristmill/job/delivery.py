@@ -60,7 +60,25 @@ _OURS = ("mode", "key", "evolve", "delete")  # options that a URI may hold in it
 def is_store(uri: str) -> bool:
     """Whether a URI names a store: one of ours, or of an installed package."""
     scheme = _scheme(uri)
-    return bool(scheme) and scheme not in _FILES and _known(scheme) in STORES
+    return bool(scheme) and scheme not in _FILES and (_known(scheme) in STORES or _is_elsewhere(scheme))
+
+
+def _is_elsewhere(scheme: str) -> bool:
+    """Whether it names a store that is files, in an object store (`delta+s3`): such are read, and not delivered to."""
+    base, plus, _ = scheme.partition("+")
+    return bool(plus) and base in STORES and STORES.get(base).embedded
+
+
+def _kind(uri: str) -> str:
+    """The name of the kind of store at an address. Raises BadJob for one that is not known, or not there."""
+    scheme, shown = _scheme(uri), redact(str(uri))
+    base, _, place = scheme.partition("+")
+    if scheme not in STORES and _is_elsewhere(scheme):
+        raise BadJob(
+            f"{shown}: {base} is delivered to, and looked up, on this machine's disks only, and this is in an object "
+            f"store: deliver to {base}:///PATH, or let the sink be {place}://…, whose Parquet files others read"
+        )
+    return STORES.known(scheme)
 
 
 def _scheme(uri: str) -> str:
@@ -142,7 +160,8 @@ class Delivery:
             if name == "mode" and text not in get_args(Mode):
                 raise BadJob(f"deliver {self.shown}: mode is {text!r}: it must be one of {', '.join(get_args(Mode))}")
             object.__setattr__(self, name, tuple(given) if name == "key" else given)
-        kind = STORES.get(STORES.known(self._scheme()))
+        self._scheme()  # says that there is none
+        kind = STORES.get(_kind(self.to))
         if self.mode not in kind.modes:
             raise BadJob(f"deliver {self.shown}: mode is {self.mode!r}: it must be one of {', '.join(kind.modes)}")
         if (kind.keyed or self.mode == "upsert") and not self.key:
@@ -176,7 +195,7 @@ def place_of(at: str | Delivery) -> Place:
         _refuse_quoted(address, folder, _shown(to, folder))
         address = f"{address.partition('://')[0]}://{in_uri(_path(address, folder))}"
     uri = address + ("?" + query if query else "")
-    return Place(STORES.known(_scheme(to)), uri, name, _shown(to, folder), dict(reveal(options)))
+    return Place(_kind(to), uri, name, _shown(to, folder), dict(reveal(options)))
 
 
 def _refuse_quoted(address: str, folder: str, shown: str) -> None:
@@ -263,7 +282,7 @@ def _delivery(value: Any) -> Delivery:
 
 def is_housed(uri: str) -> bool:
     """Whether a store knows itself where the runs of its sinks are; see `stores.contract.Housed`."""
-    return hasattr(STORES.get(STORES.known(_scheme(uri))), "runs")
+    return hasattr(STORES.get(_kind(uri)), "runs")
 
 
 def staging_of(uri: str, storage: Mapping[str, Any]) -> str:
@@ -271,7 +290,7 @@ def staging_of(uri: str, storage: Mapping[str, Any]) -> str:
     file a hidden one beside it, unless the store knows. Raises BadJob for any other.
     """
     given = {STAGING: reveal(storage)[STAGING]} if STAGING in storage else {}
-    delivery_of: Any = STORES.get(STORES.known(_scheme(uri)))
+    delivery_of: Any = STORES.get(_kind(uri))
     if is_housed(uri):
         return str(delivery_of.runs(place_of(Delivery(uri, options=given))))
     if given:

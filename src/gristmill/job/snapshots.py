@@ -24,6 +24,7 @@ SNAPSHOTS: Registry[type[SnapshotKind]] = Registry(
     {
         "delta": "gristmill.snapshots.delta:Delta",
         "iceberg": "gristmill.snapshots.iceberg:Iceberg",
+        "lance": "gristmill.snapshots.lance:Lance",
         "datasets": "gristmill.snapshots.datasets:Datasets",
         "postgresql": "gristmill.snapshots.postgres:Postgres",
         "duckdb": "gristmill.snapshots.duckdb:DuckDB",

@@ -16,8 +16,8 @@ from gristmill.snapshots.lakes import gone, pinned, whole
 
 class Iceberg:
     """`iceberg://CATALOG/namespace.table`, of a catalog that PyIceberg knows (its file or environment, or the source's
-    `storage`), or `iceberg:///PATH/metadata/NAME.metadata.json`; `?snapshot=ID` or `?ref=BRANCH` for another than the
-    current one.
+    `storage`), or `iceberg:///PATH/metadata/NAME.metadata.json` (`iceberg+s3://BUCKET/…`); `?snapshot=ID`
+    or `?ref=BRANCH` for another than the current one.
     """
 
     name: ClassVar[str] = "iceberg"
@@ -129,7 +129,7 @@ def _table(wanted: Wanted) -> Any:
     catalog, _, name = place.uri.partition("://")[2].partition("/")
     try:
         if name.endswith(".metadata.json"):
-            return StaticTable.from_metadata(place.path if not catalog else place.uri, options)
+            return StaticTable.from_metadata(place.uri.removeprefix("iceberg+") if catalog else place.path, options)
         if not catalog or "." not in name:
             raise BadJob(f"{wanted.shown}: name a catalog and a table: iceberg://CATALOG/namespace.table")
         there = load_catalog(catalog, **options)
