@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -322,3 +323,77 @@ def test_other_folders_alone_are_another_source(tmp_path: Path) -> None:
                     job.run(append=append)
         job.run(restart=day == "b")
     assert gm.read(out).to_table().to_pylist() == [{"k": "b", "y": 4}]
+
+
+CONDITIONS = [
+    "n = 1",
+    "n <> 1",
+    "NOT (n > 1)",
+    "n IS NULL OR lang = 'en'",
+    "n IN (2, NULL)",
+    "coalesce(n, 5) = 5 AND lang > 'E'",
+    "lang LIKE '%n' AND day >= DATE '2026-01-02'",
+    "lang = 'EN'",
+    "day < '2026-01-02'",
+    "n = 1 AND id % 2 = 0",
+    "lang = 'en' OR id = 3",
+    "n / 2 = 0.5",
+    "false",
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_condition_on_folders_leaves_out_what_a_filter_would(tmp_path: Path, form: str) -> None:
+    """The same rows, and the same number of others, whatever their values: nulls, cases, types; and so in a Delta
+    table, if its files are Parquet.
+    """
+    import duckdb
+
+    kinds = {"n": pa.int64(), "lang": pa.string(), "day": pa.date32()}
+    rows, ids = [], iter(range(1000))
+    for n in (1, 2, None):
+        for lang, day in (("en", "2026-01-01"), ("Zn", "2026-01-02"), (None, "2026-01-02")):
+            said = [f"{k}={NULL if v is None else v}" for k, v in
+                    {"n": n, "lang": lang, "day": day}.items()]  # fmt: skip
+            some = [next(ids) for _ in range(3)]
+            write(tmp_path / "in", "/".join([*said, "a"]), {"id": some}, form)
+            rows += [{"id": i, "n": n, "lang": lang, "day": datetime.date.fromisoformat(day)} for i in some]
+    whole = pa.Table.from_pylist(rows, pa.schema([("id", pa.int64()), *kinds.items()]))
+    sources: list[Any] = [gm.source(str(tmp_path / "in"), types=kinds)]
+    if form == "parquet":
+        lake = pytest.importorskip("deltalake")
+        lake.write_deltalake(str(tmp_path / "lake"), whole, partition_by=list(kinds))
+        sources.append(gm.source(str(tmp_path / "lake")))
+    for n, condition in enumerate(CONDITIONS):
+        wanted = [r[0] for r in duckdb.sql(f"SELECT id FROM whole WHERE {condition} ORDER BY id").fetchall()]
+        for m, source in enumerate(sources):
+            model = gm.model(doubled_ids, returns={"twice": "int64"})
+            sink, given = str(tmp_path / f"{n}-{m}"), replace(source, where=condition)
+            job = gm.Job(given, model, sink, workers=0, gates={"allow_empty": True})
+            report = job.run()
+            assert sorted(v // 2 for v in report.read().to_table()["twice"].to_pylist()) == wanted, condition
+            assert (report.rows_in, report.rows_filtered) == (len(rows), len(rows) - len(wanted))
+            assert n or gm.verify(job, source=True).ok
+
+
+def doubled_ids(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A number for each row."""
+    return {"twice": batch["id"] * 2}
+
+
+def test_files_whose_folders_leave_them_out_are_not_read(tmp_path: Path) -> None:
+    """Only their footers are: their rows may be damaged."""
+    for day in (1, 2):
+        write(tmp_path / "in", f"day={day}/a", {"id": list(range(5000))}, "parquet")
+    file = tmp_path / "in" / "day=1" / "a.parquet"
+    data, end = bytearray(file.read_bytes()), pq.read_metadata(file).serialized_size + 8
+    data[4 : len(data) - end] = b"\xff" * (len(data) - end - 4)
+    file.write_bytes(data)
+    found = gm.Job(
+        gm.source(str(tmp_path / "in"), where="day = 2"),
+        gm.model(doubled_ids, returns={"twice": "int64"}),
+        str(tmp_path / "out"),
+        workers=0,
+    ).run()
+    assert (found.rows_ok, found.rows_filtered, found.rows_dead) == (5000, 5000, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,3 +85,10 @@ class SourceFormat(Protocol):
         a range is in exactly one block: as a row, as `filtered`, or as `bad`.
         """
         ...
+
+
+@runtime_checkable
+class Numbered(Protocol):
+    """A SourceFormat that also says whether a position is the row's number in its file, so that ranges count rows."""
+
+    numbered: bool

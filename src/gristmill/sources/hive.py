@@ -12,9 +12,10 @@ from urllib.parse import unquote
 import numpy as np
 
 from gristmill.errors import BadSource
+from gristmill.shards.ranges import as_ranges
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sinks.partition import NULL
-from gristmill.sources.contract import Block, Reading, SourceFormat, Where
+from gristmill.sources.contract import Block, Numbered, Reading, SourceFormat, Where
 from gristmill.sources.schema import MIXED, from_names
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Hive:
         return self.form.inspect(file, fs, _without(options, _values(file)))
 
     def read(self, info: FileInfo, fs: Any, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
-        """The file's blocks, each with a constant column for each value that a folder gives."""
+        """The file's blocks, each with a constant column for each value that a folder gives. Where these alone decide
+        that a condition does not hold, and positions count rows, the file is not opened.
+        """
         import pyarrow as pa
 
         said = {n: v for n, v in _values(info.file).items() if n in reading.schema.names}
@@ -58,6 +61,14 @@ class Hive:
             return
         schema = reading.schema
         values = {n: _typed(info.file.path, n, v, schema.field(n).type) for n, v in said.items()}
+        if reading.where is not None and asked and said.keys() >= set(asked):  # it is the same for all rows
+            if not reading.where.mask(pa.table([pa.repeat(values[n], 1) for n in asked], names=list(asked)))[0]:
+                if isinstance(self.form, Numbered) and self.form.numbered:  # none is read
+                    none = schema.empty_table().select(names)
+                    yield Block(none, np.zeros(0, dtype=np.int64), int(np.diff(as_ranges(ranges)).sum()))
+                    return
+            else:
+                reading, asked = replace(reading, where=None), ()
         own = pa.schema([f for f in schema if f.name not in said], metadata=schema.metadata)
         needed = tuple(n for n in asked if n not in said) or _least(own, self.form)
         where = None if reading.where is None else _Where(reading.where, values, needed)

@@ -45,7 +45,7 @@ class ParquetSource:
     name = "parquet"
     suffixes: tuple[str, ...] = (".parquet", ".pq", ".parq")
     compressed = by_bytes = written = False
-    typed = True
+    typed = numbered = True
 
     def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
         """From the footer: one row group per cut. Raises BadSource if a file is truncated, corrupt or not Parquet, or
