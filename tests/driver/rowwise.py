@@ -1,11 +1,13 @@
 """Functions of one row, as workers import them."""
 
 import asyncio
+import collections
 import json
 import os
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 
@@ -139,6 +141,22 @@ class ReusesInThreads(Reuses):
         self.lock.answer = getattr(self.lock, "answer", None) or {"y": [0, 0]}
         self.lock.answer["y"][:] = [row["x"] * 2] * 2
         return self.lock.answer
+
+
+class ReusesBehindAView(Reuses):
+    """Gives a view of the same object each time, which is no dict itself."""
+
+    async def __call__(self, row):
+        return types.MappingProxyType(await super().__call__(row))
+
+
+class ReusesAWrapper:
+    def __init__(self):
+        self.answer = collections.UserDict(y=[0, 0])
+
+    async def __call__(self, row):
+        self.answer["y"][:] = [row["x"] * 2] * 2
+        return self.answer
 
 
 async def answers_whatever_happens(row):

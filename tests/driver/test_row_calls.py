@@ -220,7 +220,9 @@ def test_what_does_not_fit_is_said_at_once(rows: str) -> None:
         gm.step(rowwise.in_threads, batch_format="row")
 
 
-@pytest.mark.parametrize("fn", [rowwise.Reuses, rowwise.ReusesInThreads])
+@pytest.mark.parametrize(
+    "fn", [rowwise.Reuses, rowwise.ReusesInThreads, rowwise.ReusesBehindAView, rowwise.ReusesAWrapper]
+)
 def test_an_answer_stays_as_it_was_returned(rows: str, tmp_path: Path, fn: Any) -> None:
     """Though the function returns the same object for the next row."""
     gm.apply(rows, tmp_path / "out", fn=fn, concurrency=4, keep=["x"], workers=1)

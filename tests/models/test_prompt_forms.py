@@ -52,6 +52,34 @@ def test_messages_of_ones_own(chat: ChatServer) -> None:
             gm.prompt(ROWS, messages=wrong, model="m")
 
 
+PARTS = [{"type": "text", "text": ""}]
+
+
+def reusing(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same objects each time, with the next row's text in them; and the row is changed."""
+    PARTS[0]["text"] = row.pop("text")
+    return [{"role": "user", "content": PARTS}]
+
+
+def test_messages_that_use_an_object_again(chat: ChatServer, tmp_path: Path) -> None:
+    """Each row is asked with its own text, also when it is asked once more, and keeps the answer to that."""
+    chat.set(answer="second", latency=0.05)
+    rows = pa.table({"id": range(40), "text": [f"w{n} {'x ' * (n % 5)}" for n in range(40)]})
+    ask: dict[str, Any] = {"messages": reusing, "model": "m", "keep": ["id"], "keep_prompt": True, "workers": 1}
+    gm.prompt(rows, tmp_path / "out", returns={"n": "int64", "word": "string"}, **ask)
+    found = sorted(gm.read(tmp_path / "out").to_table().to_pylist(), key=lambda row: row["id"])
+    assert [row["answer_prompt"] for row in found] == rows["text"].to_pylist()
+    asked_again = [b["messages"][0]["content"] for b in chat.told()["bodies"] if len(b["messages"]) > 2]
+    assert sorted(content[0]["text"] for content in asked_again) == sorted(rows["text"].to_pylist())
+
+
+def test_messages_that_cannot_be_sent_are_told(chat: ChatServer) -> None:
+    """In words, before anything is sent."""
+    with pytest.raises(gm.GristmillError, match="messages gave what cannot be sent as JSON"):
+        gm.prompt(ROWS, messages=lambda row: [{"role": "user", "content": {1, 2}}], model="m", workers=0)
+    assert chat.told()["requests"] == 0
+
+
 def test_messages_count_as_code(chat: ChatServer, tmp_path: Path) -> None:
     """Another function is another job, from a file named on the command line, too."""
     pq.write_table(ROWS, tmp_path / "rows.parquet")

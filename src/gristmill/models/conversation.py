@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.job.prompts import Prompt, text_of
 from gristmill.models.template import Template
+from gristmill.process.ownership import own
 from gristmill.process.startup import UserCode
 from gristmill.process.targets import import_target
 
@@ -26,6 +28,7 @@ class Conversation:
         self._system = None if spec.system is None else _template(spec.system, "system")
         self._images = spec.images or ()
         self._function = spec.messages
+        self._calling = threading.Lock()  # what it gave is owned before it is called again, in whichever thread
         if isinstance(self._function, str):
             self._function = import_target(self._function)
         templates = [template for template in (self._prompt, self._system) if template is not None]
@@ -40,8 +43,8 @@ class Conversation:
         for what is no image, or no messages.
         """
         if self._function is not None:
-            with UserCode():
-                return _messages(self._function(row))
+            with self._calling, UserCode():
+                return _messages(self._function(own(dict(row))))
         return [*self._opening(row), *self._examples, self._asked(row)]
 
     def _opening(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -109,7 +112,9 @@ def examples_of(spec: Prompt) -> list[Mapping[str, Any]]:
 
 
 def _messages(found: Any) -> list[dict[str, Any]]:
-    """What a user's function gave, if these are messages."""
+    """What a user's function gave, if these are messages, as they are sent: it may use its lists and dicts again for
+    the next row, while this one is asked, or asked once more. Raises ValueError.
+    """
     if isinstance(found, str):
         return [{"role": "user", "content": found}]
     if not isinstance(found, (list, tuple)) or not found:
@@ -117,7 +122,11 @@ def _messages(found: Any) -> list[dict[str, Any]]:
     for message in found:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ValueError(f"messages gave {str(message)[:100]!r}: each has a role and a content")
-    return [dict(message) for message in found]
+    try:
+        sent: list[dict[str, Any]] = json.loads(json.dumps([dict(message) for message in found]))
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ValueError(f"messages gave what cannot be sent as JSON ({e}): {str(found)[:100]}") from e
+    return sent
 
 
 def _image(value: Any, name: str) -> dict[str, Any]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import dataclasses
 import functools
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 from typing import Any
 
 _FIXED = frozenset({int, float, complex, bool, str, bytes, type(None)})
+_CONTAINERS = (list, dict, set, deque, bytearray, array.array, UserDict, UserList, ChainMap)
 _ARRAYS = ("__array__", "__array_interface__", "__cuda_array_interface__")  # numpy, pandas, torch, cupy, images
 
 
 def own(value: Any) -> Any:
     """The value, sharing no memory with the original: arrays, tensors and data frames, lists, dicts, tuples, sets,
-    bytearrays and dataclasses are copied, with all of these that they contain. Other objects are left as they are: what
+    bytearrays, dataclasses and the standard library's wrappers of these are copied, with all of these that they contain. Other objects are left as they are: what
     a copy of a handle, a lock or a model would be is undefined.
     """
     try:
@@ -56,7 +59,7 @@ def _way(kind: Any) -> Callable[[Any], Any] | None:
         return _dataclass
     if issubclass(kind, tuple):
         return _named if hasattr(kind, "_make") else copy.deepcopy
-    return copy.deepcopy if issubclass(kind, (list, dict, set, deque, bytearray)) else None
+    return copy.deepcopy if issubclass(kind, _CONTAINERS) else None
 
 
 def _array(value: Any) -> Any:
@@ -91,6 +94,10 @@ def _view(value: memoryview) -> memoryview:
     return memoryview(bytearray(value)).cast(value.format, value.shape)  # type: ignore[call-overload,no-any-return]
 
 
+def _proxy(value: MappingProxyType[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(_own(dict(value)))
+
+
 def _dataclass(value: Any) -> Any:
     made = copy.copy(value)
     for field in dataclasses.fields(value):
@@ -106,4 +113,5 @@ _WAYS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (set, set.copy),
     (bytearray, bytearray.copy),
     (memoryview, _view),
+    (MappingProxyType, _proxy),
 )
