@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from gristmill.commit.allowance import Allowance
 from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
+from gristmill.models import paid
 from gristmill.models.paid import _money
 from gristmill.models.purse import Purse
 from gristmill.observe.events import Progress, Silent
@@ -122,6 +124,37 @@ def test_reservations_are_within_the_total(
         purse.close()
     spent = sum(p.spent for p in purses)
     assert Allowance(folder, "r", LOCAL).claim(100.0 - spent - 1e-6, 100.0) > 0 or spent > 99.9
+
+
+def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other workers may leave some, for which one request waits a while; the others do not wait again."""
+    monkeypatch.setattr(paid, "PATIENCE", 0.3)
+    spec = gm.Prompt("x", "m", base_url="http://127.0.0.1:1", price={"input": "1/1K", "output": "1/1K"}, max_cost=1.0)
+
+    async def told() -> list[Any]:
+        asker = paid.Paid(spec, 0.5, paid.endpoint_of(spec, 0.5, 8, 60.0))
+        asker.of(Allowance(str(tmp_path), "r", LOCAL))
+        return await asyncio.gather(*(asker.keep(2.0) for _ in range(50)), return_exceptions=True)
+
+    begun = time.monotonic()
+    assert all(isinstance(error, RunFailed) and "max_cost 1" in str(error) for error in asyncio.run(told()))
+    assert 0.3 < time.monotonic() - begun < 5.0
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("limit", [{"requests_per_minute": 300}, {"tokens_per_minute": 2000}])
+def test_a_key_that_is_refused_ends_what_a_limit_holds_back(
+    chat: ChatServer, tmp_path: Path, limit: dict[str, int]
+) -> None:
+    """Whoever waits for its turn is not asked any more: neither later nor now."""
+    chat.set(turns=[5, 401, 401])
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1, "concurrency": 100}
+    begun = time.monotonic()
+    with pytest.raises(RunFailed, match="the endpoint refuses the key now"):
+        gm.prompt(table(150), tmp_path / "out", **limit, **ask)
+    assert chat.told()["requests"] <= 7 and time.monotonic() - begun < 20.0
 
 
 @pytest.mark.long

@@ -190,6 +190,7 @@ class Together:
 
     def __init__(self, endpoint: Endpoint, at_once: int, inputs: int) -> None:
         self._endpoint = endpoint
+        self.ending = endpoint.ending
         self._at_once = at_once
         self._inputs = inputs
         self._encoded = True  # vectors in base64, until the endpoint refuses that

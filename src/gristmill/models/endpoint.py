@@ -16,6 +16,7 @@ from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.secret import Secret, scrub, scrub_values, unsaid
 from gristmill.job.uris import redact
 from gristmill.models.addresses import Address, Addresses
+from gristmill.models.ending import Ending
 from gristmill.models.pace import Beat, Pace
 from gristmill.models.refusals import Refusals
 from gristmill.models.replies import (
@@ -135,7 +136,7 @@ class Endpoint:
         self._refusals = Refusals()
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._closed: dict[str, str] = {}  # addresses that are left out for good, and what each has said
-        self._over: GristmillError | None = None
+        self.ending = Ending()
         self.news: list[str] = []  # see paid.Asked
 
     async def ask(
@@ -165,8 +166,7 @@ class Endpoint:
 
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
-        self._over = self._over or error
-        raise self._over.with_traceback(None)  # which grows each time that it is raised, of thousands of rows
+        self.ending.stop(error)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -184,9 +184,10 @@ class Endpoint:
             tries += 1
             try:
                 async with self._slots:  # not held by what waits to be sent again
-                    self._go_on()
+                    self.ending.go_on()
                     await self._turn(tokens)
                     address = await self._address(refusing)
+                    self.ending.go_on()  # as it may be over since it began to wait
                     sent = time.monotonic()
                     try:
                         found = await self._sent(address, path, data)
@@ -210,7 +211,7 @@ class Endpoint:
                     await self._given_up(own, path, body, payer)
                     if taken + wait > self._limit:
                         raise own from None
-                await asyncio.sleep(wait)
+                await self.ending.sleep(wait)
                 taken += wait
                 if later.lost and payer is not None:
                     await payer.again()
@@ -235,10 +236,6 @@ class Endpoint:
                 self._answered_path, self._answered_last = path, body
             return found
 
-    def _go_on(self) -> None:
-        if self._over is not None:
-            self.stop(self._over)
-
     # ------------------------------------------------ addresses, and whether anybody answers
 
     async def _address(self, refusing: Collection[str]) -> Address:
@@ -254,8 +251,7 @@ class Endpoint:
             rest = self._addresses.rest(now)
             if rest > self._limit:
                 self._left_alone(rest, "")
-            await asyncio.sleep(min(LOOK, max(0.01, rest)))
-            self._go_on()
+            await self.ending.sleep(min(LOOK, max(0.01, rest)))
 
     def _well(self, address: Address, sent: float) -> None:
         """The endpoint has answered a request."""
@@ -266,7 +262,7 @@ class Endpoint:
 
     def _without(self, address: Address, closed: Closed) -> None:
         """Ask this address no more, which is told once. Raises BadModel or RunFailed if it was the last one."""
-        self._go_on()
+        self.ending.go_on()
         url = redact(address.url)
         new = url not in self._closed
         self._closed[url] = f"refuses {closed.what}: {closed.why}"
@@ -357,7 +353,7 @@ class Endpoint:
             return
         self._looking = self._looking or asyncio.Lock()
         async with self._looking:
-            self._go_on()
+            self.ending.go_on()
             seconds = min(MOST_LOOK, self._limit / 9)
             if self._silence is None or await self._answers_small(path, body, seconds, payer):
                 return
@@ -386,7 +382,7 @@ class Endpoint:
                         return True
             if (left := until - time.monotonic()) <= 0:
                 return False
-            await asyncio.sleep(min(left, BASE))
+            await self.ending.sleep(min(left, BASE))
 
     def _known(self) -> list[tuple[str, dict[str, Any]]]:
         """A request that was answered, with its path: for its first token, and as it was."""
@@ -426,7 +422,7 @@ class Endpoint:
     def trouble(self) -> str:
         """What keeps answers away, for people; "" if nothing does. Called in any thread."""
         now, silence = time.monotonic(), self._silence
-        if self._over is not None:
+        if self.ending.error is not None:
             return "waiting for the run to end"
         if silence is not None:
             told = silence.told(now, self._addresses.rest(now))
@@ -457,7 +453,7 @@ class Endpoint:
             return
         self._looking = self._looking or asyncio.Lock()
         async with self._looking:
-            self._go_on()
+            self.ending.go_on()
             if not self._refusals.are_many():
                 return
             if await self._refuses_known(payer):
@@ -486,7 +482,7 @@ class Endpoint:
         good = None if self._heard >= forbidden.sent else await self._key_is_good()
         until = time.monotonic() + (SUSPENSE if self._answered else SUSPENSE / 6)
         while good is None and self._suspects < SUSPECTS and time.monotonic() < until and self._heard < forbidden.sent:
-            await asyncio.sleep(0.05)
+            await self.ending.sleep(0.05)
         if good is None and self._heard < forbidden.sent:
             good = self._answered and self._suspects < SUSPECTS
         if good is False:
@@ -515,15 +511,15 @@ class Endpoint:
             return
         self._queue = self._queue or asyncio.Lock()
         async with self._queue:  # one after the other: what a stall held up does not leave all at once
+            self.ending.go_on()
             while (
                 wait := self._tokens.wait(time.monotonic())
             ) > 0:  # less, once answers are shorter than they might be
-                await asyncio.sleep(min(wait, LOOK))
+                await self.ending.sleep(min(wait, LOOK))
             now = time.monotonic()
             begin = max(self._requests.turn(now), self._tokens.turn(now, tokens))
             while (left := begin - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, SAID[0]))
-                self._go_on()
+                await self.ending.sleep(left)
 
     async def _sent(self, address: Address, path: str, data: bytes) -> dict[str, Any]:
         import aiohttp
@@ -578,8 +574,7 @@ class Endpoint:
         said, reply = scrub(said, self._secrets), scrub_values(json_in(text), self._secrets)
         why = f"{status}: {said.removeprefix(f'{status}: ')}" if said else str(status)
         if 300 <= status < 400:
-            self._over = BadModel(scrub(redirected(asked, status, headers), self._secrets))
-            return self._over
+            self.stop(BadModel(scrub(redirected(asked, status, headers), self._secrets)))
         if status == 403 and code not in QUOTA:
             return Forbidden(why, sent, reply)
         if status in self._nobody or code in QUOTA:

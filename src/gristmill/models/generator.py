@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
+from gristmill.models.ending import Ending
 from gristmill.models.endpoint import Payer
 from gristmill.models.grammar import grammar_of
 from gristmill.models.llmfiles import LlmFiles
@@ -106,7 +107,7 @@ class Generator:
             int, tuple[Request, Any, Any]
         ] = {}  # by number: the request, its handle, its prompt's tokens
         self._begun = 0
-        self._over: GristmillError | None = None
+        self.ending = Ending()
         self.alive: Callable[[], None] = lambda: None  # called whenever the scheduler got on
         self._thread = threading.Thread(target=self._run, name="gristmill-generator", daemon=True)
         self._thread.start()
@@ -132,8 +133,7 @@ class Generator:
         """The answer to a request in OpenAI's chat form, which is the only `path`. Raises Refused for a prompt that
         the model cannot take, and RunFailed if it broke.
         """
-        if self._over is not None:
-            self.stop(self._over)
+        self.ending.go_on()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._new.put(Request(body, answer, loop))
@@ -144,8 +144,7 @@ class Generator:
 
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
-        self._over = self._over or error
-        raise self._over.with_traceback(None)  # which grows each time that it is raised, of thousands of rows
+        self.ending.stop(error)
 
     async def close(self) -> None:
         """End the thread, after the step that it is at."""
@@ -311,14 +310,14 @@ class Generator:
         turned.wait(PATIENCE)
 
     def _break(self, error: Exception) -> None:
-        self._over = RunFailed(
+        self.ending.error = RunFailed(
             f"OpenVINO GenAI failed with {len(self._active)} prompts at hand: {_said(error)}; what is answered is "
             "kept: run again"
         )
         for request, _, _ in self._active.values():
-            request.answered(self._over)
+            request.answered(self.ending.error)
         while (found := self._new.get()) is not None:
-            found.answered(self._over)
+            found.answered(self.ending.error)
 
 
 def _said(error: Exception) -> str:

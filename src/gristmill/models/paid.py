@@ -23,6 +23,7 @@ from gristmill.models.asking import LETTERS, Asking
 from gristmill.models.bill import Bill
 from gristmill.models.contract import Allowance, Journal, Once
 from gristmill.models.desk import Desk
+from gristmill.models.ending import Ending
 from gristmill.models.endpoint import LONGEST, Endpoint, Payer
 from gristmill.models.provided import Provided
 from gristmill.models.providers import PROVIDERS
@@ -41,6 +42,8 @@ PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, an
 
 class Asked(Protocol):
     """Who answers requests: an endpoint, or a model on this machine."""
+
+    ending: Ending
 
     @property
     def trouble(self) -> str: ...
@@ -115,7 +118,7 @@ class Paid:
         self._bounded = self._purse is not None or spec.tokens_per_minute is not None
         self._flying = 0  # requests for which money is reserved, without those in bulk
         self._turn = asyncio.Lock()  # of those that wait for money, in their order
-        self._freed = asyncio.Event()
+        self._freed = asked.ending.event()
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._first = asyncio.Lock()
         self.tried = False  # whether somebody was answered
@@ -178,7 +181,7 @@ class Paid:
             return await self._new(body, tokens, path, bill)
         pause = SOON
         while (found := once.claim(key))[0] == "wait":
-            await asyncio.sleep(pause)
+            await self._asked.ending.sleep(pause)
             pause = min(LOOK, 1.5 * pause)
         what, told = found
         if what == "answer":
@@ -247,6 +250,7 @@ class Paid:
         return new
 
     async def _sent_once(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
+        self._asked.ending.go_on()
         given, made = self._usual.tokens(tokens, most_tokens(body))
         stake = Stake(self, bill, tokens, self._dollars(given, made))
         await stake.again()
@@ -333,7 +337,7 @@ class Paid:
             return
         async with self._turn:
             others_until = time.monotonic() + PATIENCE
-            while not self._holds(purse, cost):
+            while self._goes_on() and not self._holds(purse, cost):
                 if self._flying:  # which may turn out to cost less
                     others_until = time.monotonic() + PATIENCE
                 elif purse.alone or purse.allowance is None or time.monotonic() > others_until:
@@ -341,6 +345,11 @@ class Paid:
                 self._freed.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), LOOK)
+
+    def _goes_on(self) -> bool:
+        """Raises why all is over, if it is: then nobody is asked whether there is money."""
+        self._asked.ending.go_on()
+        return True
 
     def _holds(self, purse: Purse, cost: float) -> bool:
         """Whether so many dollars could be reserved. Raises RunFailed if that cannot be known."""

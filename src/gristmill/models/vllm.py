@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
+from gristmill.models.ending import Ending
 from gristmill.models.endpoint import Payer
 from gristmill.models.generator import FIELDS as COMMON
 from gristmill.models.generator import MAX_TOKENS, cache_bytes, whole_text
@@ -52,7 +53,7 @@ class VllmGenerator:
         self._choice = choice
         self._numbers = itertools.count()
         self._flying = 0
-        self._over: GristmillError | None = None
+        self.ending = Ending()
         self._asking: set[asyncio.Task[dict[str, Any]]] = set()
         self.alive: Callable[[], None] = lambda: None  # called whenever the engine got on
         self._folder = tempfile.mkdtemp(prefix="gristmill-vllm-")
@@ -97,8 +98,7 @@ class VllmGenerator:
         """The answer to a request in OpenAI's chat form, which is the only `path`. Raises Refused for a prompt that
         the model cannot take, and RunFailed if the engine broke.
         """
-        if self._over is not None:
-            self.stop(self._over)
+        self.ending.go_on()
         prompt, params = self._request(body)
         self._flying += 1
         try:
@@ -111,8 +111,7 @@ class VllmGenerator:
 
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
-        self._over = self._over or error
-        raise self._over.with_traceback(None)  # which grows each time that it is raised, of thousands of rows
+        self.ending.stop(error)
 
     async def close(self) -> None:
         """Drop what is in flight, and end the engine's processes, which gives their memory back."""
@@ -158,8 +157,8 @@ class VllmGenerator:
         while not self._ending.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), LOOK)
-            if self._engine.errored and self._over is None:
-                self._over = self._broken("its process was ended")
+            if self._engine.errored and self.ending.error is None:
+                self.ending.error = self._broken("its process was ended")
                 await self._dropped()
 
     async def _dropped(self) -> None:
@@ -310,12 +309,12 @@ class VllmGenerator:
                 self.alive()
                 last = found
         except asyncio.CancelledError:
-            if self._over is None or self._ending.is_set():
+            if self.ending.error is None or self._ending.is_set():
                 raise
-            raise self._over from None
+            raise self.ending.error from None
         except EngineDeadError as e:
-            self._over = self._over or self._broken("its process was ended")
-            raise self._over from e
+            self.ending.error = self.ending.error or self._broken("its process was ended")
+            raise self.ending.error from e
         except Exception as e:  # a request that vLLM does not take
             raise Refused(f"vLLM: {e.__cause__ or e}") from e
         output = None if last is None or not last.outputs else last.outputs[0]

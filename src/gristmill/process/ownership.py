@@ -18,8 +18,8 @@ _ARRAYS = ("__array__", "__array_interface__", "__cuda_array_interface__")  # nu
 
 def own(value: Any) -> Any:
     """The value, sharing no memory with the original: arrays, tensors and data frames, lists, dicts, tuples, sets,
-    bytearrays, dataclasses and the standard library's wrappers of these are copied, with all of these that they contain. Other objects are left as they are: what
-    a copy of a handle, a lock or a model would be is undefined.
+    bytearrays, dataclasses and the standard library's wrappers of these are copied, with all of these that they
+    contain. Other objects are left as they are: what a copy of a handle, a lock or a model would be is undefined.
     """
     try:
         return _own(value)
