@@ -24,6 +24,7 @@ from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.models import paid
+from gristmill.models.outcomes import may_be_billed
 from gristmill.models.paid import _money
 from gristmill.models.purse import Purse
 from gristmill.observe.events import Progress, Silent
@@ -72,6 +73,33 @@ def test_max_cost_holds_where_the_endpoint_tells_no_usage(
     assert 10 <= chat.told()["requests"] <= 22  # of 8 or 9 tokens, without max_tokens with what is around an answer
     assert gm.status(tmp_path / "out")["used"]["cost"] <= 2.0
     assert capfd.readouterr().err.count("their cost is an estimate") == 1
+
+
+@pytest.mark.parametrize("failure", ["nonsense", "late"])
+def test_what_may_be_billed_without_an_answer_counts(chat: ChatServer, tmp_path: Path, failure: str) -> None:
+    """A reply that cannot be read, and a proxy that did not wait for one: in max_cost, and in what is told."""
+    chat.set(**{failure: 0.6})
+    price = {"input": "0/token", "output": "0.01/token"}
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1, "max_tokens": 4}
+    with pytest.raises(RunFailed, match="max_cost 1"):
+        gm.prompt(table(60), tmp_path / "out", price=price, max_cost=1.0, **ask)
+    told = chat.told()
+    assert told["requests"] > 1.2 * sum(told["answered"].values())
+    assert 20 <= told["requests"] <= 25
+    assert gm.status(tmp_path / "out")["used"]["cost"] == pytest.approx(0.04 * told["requests"])
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "billed"),
+    [
+        (None, None, True), (200, None, True), (200, {"choices": None}, True), (200, {"error": {"message": "no"}}, False),
+        (202, None, True), (408, None, True), (504, None, True), (524, None, True), (502, None, True),
+        (429, None, False), (500, None, False), (503, None, False), (529, None, False), (522, None, False),
+    ],
+)  # fmt: skip
+def test_which_failures_may_be_billed(status: int | None, reply: Any, billed: bool) -> None:
+    """Those after which an answer may have been computed, which nobody saw."""
+    assert may_be_billed(status, reply) == billed
 
 
 @pytest.mark.long

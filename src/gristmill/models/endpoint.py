@@ -17,6 +17,7 @@ from gristmill.job.secret import Secret, scrub, scrub_values, unsaid
 from gristmill.job.uris import redact
 from gristmill.models.addresses import Address, Addresses
 from gristmill.models.ending import Ending
+from gristmill.models.outcomes import may_be_billed
 from gristmill.models.pace import Beat, Pace
 from gristmill.models.refusals import Refusals
 from gristmill.models.replies import (
@@ -540,19 +541,23 @@ class Endpoint:
         except asyncio.TimeoutError:  # which is an OSError
             what = "answer" if call.by is not None or self._timeout <= CONNECT else "connection"
             seconds = self._timeout if what == "answer" else CONNECT
-            raise Later(f"no {what} within {seconds:g} s (timeout)", lost=call.by is not None) from None
+            lost = call.by is not None and may_be_billed(None)
+            raise Later(f"no {what} within {seconds:g} s (timeout)", lost=lost) from None
         except (aiohttp.ClientError, OSError) as e:
-            raise Later(scrub(f"{type(e).__name__}: {e}", self._secrets), lost=call.by is not None) from None
+            lost = call.by is not None and may_be_billed(None)
+            raise Later(scrub(f"{type(e).__name__}: {e}", self._secrets), lost=lost) from None
         finally:
             address.flying -= 1
         assert self._connector is not None
         if self._connector.repeated(call, data, text):
-            raise Later("the reply to another request came once more, instead of one to this", lost=status == 200)
-        if 200 <= status < 300 and answers(found := json_in(text), REPLIES[path]):
+            lost = may_be_billed(status)
+            raise Later("the reply to another request came once more, instead of one to this", lost=lost)
+        found = json_in(text)
+        if 200 <= status < 300 and answers(found, REPLIES[path]):
             return cast("dict[str, Any]", unsaid(found, text, self._secrets))
         if status == 200:
             said = scrub(text.decode("utf-8", "replace"), self._secrets)
-            raise Later(f"a reply without {REPLIES[path]}: {said[:200]!r}")
+            raise Later(f"a reply without {REPLIES[path]}: {said[:200]!r}", lost=may_be_billed(status, found))
         raise self._failure(status, text, headers, f"{redact(address.url)}/{path}", sent)
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -585,7 +590,7 @@ class Endpoint:
                 why = f"{why}; no key was sent: {self._vendor.variable}_API_KEY is not set, and no api_key is given"
             return Closed(self._nobody.get(status, "the account"), why)
         if status in LATER:
-            return Later(why, after_of(headers), status in FULL)
+            return Later(why, after_of(headers), status in FULL, may_be_billed(status, json_in(text)))
         return Refused(why, status, reply, code)
 
 

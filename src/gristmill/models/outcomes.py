@@ -1,0 +1,31 @@
+"""Requests that have no answer, and which of them may be on the bill all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# By status, of requests that are sent again: why the endpoint may have computed an answer, which it bills. All others
+# say that nothing was computed (408 to 431 and 5xx of the endpoint's own: overloaded, not ready, broken before the end),
+# that no connection was made behind a proxy (521 to 523, 525, 526, 530, 599), or that this request never will be
+# answered, which providers do not bill.
+BILLED: Mapping[int, str] = {
+    **dict.fromkeys(range(200, 300), "it was answered, and what came cannot be read"),
+    408: "its answer took too long (Azure bills that)",
+    499: "the proxy takes it that we have left",
+    502: "the answer to a proxy was cut, or was none",
+    504: "the answer to a proxy took too long",
+    520: "the answer to a proxy was cut, or was none (Cloudflare)",
+    524: "the answer to a proxy took too long (Cloudflare)",
+    598: "the answer to a proxy took too long",
+}
+
+
+def may_be_billed(status: int | None, reply: Any = None) -> bool:
+    """Whether a request that was sent, and has no answer, may be on the bill: with this status (None: the connection
+    ended, or its time was over) and this JSON, if that is what came. One that is told to have failed is not.
+    """
+    if status is None:
+        return True
+    failed = 200 <= status < 300 and isinstance(reply, Mapping) and bool(reply.get("error"))
+    return status in BILLED and not failed
