@@ -62,8 +62,8 @@ class ChatServer:
 
 class Chat:
     """What it does, in all of OpenAI's forms. `slow` of the requests take `times` as long;
-    `busy`, `broken`, `late` (504), `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second, over which it
-    answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
+    `busy`, `broken`, `late` (504), `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second,
+    over which it answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
     max_completion_tokens. `forbids` is a text to which it answers 403, `fails` one to which 500, `stuck` one that it
     never answers, and `lacks` are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request,
     gives vectors in base64 if it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`). It
@@ -193,7 +193,8 @@ class Chat:
         drawn = self.random.random()
         for share, failure in (
             (self.busy, error(429, "Too many requests", **self._after())), (self.broken, error(500, "Something broke")),
-            (self.late, error(504, "Gateway Time-out")), (self.cut, (0, "", {})), (self.nonsense, (200, "<html>proxy</html>", {})),
+            (self.late, error(504, "Gateway Time-out")), (self.cut, (0, "", {})),
+            (self.nonsense, (200, "<html>proxy</html>", {})),
         ):  # fmt: skip
             if drawn < share:
                 return failure

@@ -92,7 +92,7 @@ def test_what_may_be_billed_without_an_answer_counts(chat: ChatServer, tmp_path:
 @pytest.mark.parametrize(
     ("status", "reply", "billed"),
     [
-        (None, None, True), (200, None, True), (200, {"choices": None}, True), (200, {"error": {"message": "no"}}, False),
+        (None, None, True), (200, None, True), (200, {"choices": None}, True), (200, {"error": {"code": 1}}, False),
         (202, None, True), (408, None, True), (504, None, True), (524, None, True), (502, None, True),
         (429, None, False), (500, None, False), (503, None, False), (529, None, False), (522, None, False),
     ],
@@ -333,6 +333,20 @@ def test_a_shard_that_was_committed_as_the_run_stopped_is_counted(
     assert e.value.report is not None and e.value.report.shards_done >= 1
     assert e.value.report.counts.ok == 100 * e.value.report.shards_done
     assert e.value.report.used["requests"] == chat.told()["requests"] > 100
+
+
+@pytest.mark.parametrize("answer", ["never", "second"])
+def test_first_answers_that_lie_there_from_an_earlier_run_are_counted_once(
+    chat: ChatServer, tmp_path: Path, answer: str
+) -> None:
+    """However many runs stop while their rows are asked once more."""
+    chat.set(answer=answer, latency=0.05)
+    price = {"input": "1/1K", "output": "0/token"}
+    job: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "returns": {"n": "int64", "word": "string"}}
+    for _ in range(3):
+        with pytest.raises(RunFailed, match="max_cost 1") as e:
+            gm.prompt(table(300), tmp_path / "out", price=price, max_cost=1.0, workers=1, gates={"min_ok": 0}, **job)
+        assert e.value.report is not None and e.value.report.used["requests"] == chat.told()["requests"]
 
 
 def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # By status, of requests that are sent again: why the endpoint may have computed an answer, which it bills. All others
-# say that nothing was computed (408 to 431 and 5xx of the endpoint's own: overloaded, not ready, broken before the end),
-# that no connection was made behind a proxy (521 to 523, 525, 526, 530, 599), or that this request never will be
-# answered, which providers do not bill.
+# say that nothing was computed, or not to its end (overloaded, not ready, broken), that a proxy had no connection (521
+# to 523, 525, 526, 530, 599), or that this request never will be answered: providers do not bill these.
 BILLED: Mapping[int, str] = {
     **dict.fromkeys(range(200, 300), "it was answered, and what came cannot be read"),
     408: "its answer took too long (Azure bills that)",

@@ -316,7 +316,8 @@ class Asker:
 
     async def _answered(self, messages: list[dict[str, Any]], bill: Bill) -> dict[str, Any]:
         """The columns of an answer that fits."""
-        reply = self._first(messages, bill) or await self._asked(messages, bill)
+        kept = self._first(messages, bill)
+        reply = kept or await self._asked(messages, bill)
         for again in (True, False):
             if reply.finish == "content_filter" or reply.refusal:
                 raise Refused(f"content filter: {reply.refusal or reply.text or 'no reason given'}")
@@ -333,7 +334,7 @@ class Asker:
                     raise Misfit(f"{e}{cut}; the answer was {reply.text[:2000]!r}") from None
                 words = f"That does not fit: {e}. {self._form.words}"
                 told = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": words}]
-                if bill.kept is not None:
+                if bill.kept is not None and kept is None:  # else it is kept, and counted, already
                     bill.put_first(digest_of({"messages": messages}), asdict(reply))
                 reply = await self._asked([*messages, *told], bill)
                 continue
