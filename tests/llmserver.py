@@ -108,6 +108,7 @@ class Chat:
         self.requests, self.at_once, self.most = 0, 0, 0
         self.answered: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()
+        self.queries: Counter[str] = Counter()
         self.times_of: deque[float] = deque()
         self.rate = 0  # the most requests let through in a second
         self.bodies: list[Any] = []
@@ -119,6 +120,7 @@ class Chat:
         name = f"x-{self.requests}"
         self.at_once += 1
         self.most = max(self.most, self.at_once)
+        self.queries[request.query_string] += 1
         try:
             status, body, headers = await self._answer(request, request.match_info["path"], await request.json())
         finally:
@@ -278,6 +280,7 @@ class Chat:
         return {
             "requests": self.requests, "answered": dict(self.answered), "most": self.most, "rate": self.rate,
             "statuses": {str(k): v for k, v in self.statuses.items()}, "bodies": self.bodies,
+            "queries": dict(self.queries),
         }  # fmt: skip
 
 

@@ -93,6 +93,19 @@ def test_replies_that_hold_nothing_are_counted_and_asked_for_once_more(chat: Cha
     assert chat.told()["requests"] - 33 <= 6
 
 
+@pytest.mark.parametrize("end", ["?api-version=1", "/?api-version=1"])
+def test_an_address_may_have_a_query(chat: ChatServer, tmp_path: Path, end: str) -> None:
+    """It is sent with each request, behind the path, as gateways want their version."""
+    asked(3, tmp_path / "out", base_url=chat.url + end)
+    assert answers(tmp_path / "out") == ["<row 0>", "<row 1>", "<row 2>"]
+    assert chat.told()["queries"] == {"api-version=1": 3}
+    chat.set(key="sk-another")
+    with pytest.raises(BadModel, match="the endpoint refuses the key: 401"):
+        asked(3, tmp_path / "b", base_url=chat.url + end)
+    with pytest.raises(BadModel, match=r"/v2/chat/completions\?api-version=1"):
+        asked(3, tmp_path / "c", base_url=chat.url.replace("/v1", "/v2") + end)
+
+
 def test_no_key_is_sent_to_another_address(chat: ChatServer, tmp_path: Path) -> None:
     """A redirect is told, without what it may hold of secrets, and not followed."""
     with ChatServer() as other:

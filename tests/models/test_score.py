@@ -136,8 +136,25 @@ def test_what_is_no_log_probability_is_none(number: Any) -> None:
     """A probability, or a word for one, is no score."""
     logprobs = {"tokens": ["ab", "cd"], "token_logprobs": [None, number]}
     with pytest.raises(ValueError, match=r"its token 'cd' has"):
-        _logged({"text": "abcd", "logprobs": logprobs}, "abcd", 2)
-    assert _logged({"text": "abcd", "logprobs": {**logprobs, "token_logprobs": [None, 0]}}, "abcd", 2) == [0.0]
+        _logged({"text": "abcd", "logprobs": logprobs}, "abcd", 2, 0)
+    assert _logged({"text": "abcd", "logprobs": {**logprobs, "token_logprobs": [None, 0]}}, "abcd", 2, 0) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt", "begin", "most", "found"),
+    [
+        (["<s>", "s"], "s", 0, 0, [-1.0]), (["<s>", "s", "</s>"], "s", 0, 1, [-1.0]), (["<s>", ">"], ">", 0, 1, [-1.0]),
+        (["<s>", " s"], "s", 0, 0, [-1.0]), (["<s>", "<"], "<", 0, 0, [-1.0]), (["<s>", "s", "s"], "s", 0, 1, [-1.0]),
+        (["<|begin|>", "be", "gin"], "begin", 2, 0, [-2.0]), (["<s>", "s", "!"], "s", 0, 0, [-1.0]),
+        (["<s>", "s", "s", "s"], "ss", 1, 1, [-2.0]),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_stands_in_a_special_token_is_found_behind_it(
+    tokens: list[str], prompt: str, begin: int, most: int, found: list[float]
+) -> None:
+    """By whole tokens, whatever the endpoint made after it."""
+    logprobs = {"tokens": tokens, "token_logprobs": [None, *(-float(n) for n in range(1, len(tokens)))]}
+    assert _logged({"text": prompt, "logprobs": logprobs}, prompt, begin, most) == found
 
 
 # ---------------------------------------------------------------- on this machine

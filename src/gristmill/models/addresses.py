@@ -12,6 +12,14 @@ BASE = 0.5  # seconds for which an address is left out at first; twice as long e
 FAILED = 2  # failures, one after the other, that are no longer those of single requests
 
 
+def below(url: str, path: str) -> str:
+    """The address of what is below another one: `https://host/v1?api-version=1` and `models` is
+    `https://host/v1/models?api-version=1`.
+    """
+    place, question, query = url.partition("?")
+    return f"{place.rstrip('/')}/{path}{question}{query}"
+
+
 @dataclass
 class Address:
     """One of them: how many requests it has, until when it is left alone, and since when."""
@@ -32,7 +40,7 @@ class Addresses:
 
     def __init__(self, urls: Sequence[str], most: float) -> None:
         self._most = most
-        self._all = [Address(url.rstrip("/")) for url in urls]
+        self._all = [Address(url if "?" in url else url.rstrip("/")) for url in urls]
 
     def __iter__(self) -> Iterator[Address]:
         return iter(self._all)

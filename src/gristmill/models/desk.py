@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from gristmill.errors import BadModel, RunFailed
 from gristmill.job.secret import Secret, scrub, scrub_values
 from gristmill.job.uris import redact
+from gristmill.models.addresses import below
 from gristmill.models.replies import LATER, NOBODY, QUOTA, after_of, redirected, said_in
 from gristmill.process.extras import require
 
@@ -58,7 +59,7 @@ class Desk:
         self, url: str, headers: Mapping[str, str], *, timeout: float, limit: float, secrets: tuple[Secret, ...] = ()
     ) -> None:
         require("aiohttp", "llm", "a batch API")
-        self._url = url.rstrip("/")
+        self._url = url
         self._headers = dict(headers)
         self.timeout = timeout
         self.limit = limit
@@ -130,7 +131,7 @@ class Desk:
         """
         import aiohttp
 
-        where = f"{self._url}/{path}"
+        where = below(self._url, path)
         # Not redirected: the headers with the key would be sent along to whoever is named.
         call = self._opened().request(method, where, params=params, data=data, headers=headers, allow_redirects=False)
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.secret import Secret, scrub, scrub_values, unsaid
 from gristmill.job.uris import redact
-from gristmill.models.addresses import Address, Addresses
+from gristmill.models.addresses import Address, Addresses, below
 from gristmill.models.ending import Ending
 from gristmill.models.outcomes import may_be_billed
 from gristmill.models.pace import Beat, Pace
@@ -308,7 +308,7 @@ class Endpoint:
 
     def _never_answered(self, how: str, path: str, body: Mapping[str, Any]) -> NoReturn:
         """Stop, as no address has answered yet, neither a row's request nor the smallest; `how` it was asked."""
-        where = " and ".join(f"{redact(address.url)}/{path}" for address in self._addresses)
+        where = " and ".join(below(redact(address.url), path) for address in self._addresses)
         what = f"a row's request ({how}), nor to the smallest there is (one token of model {body.get('model')!r})"
         told = f"{where}: no answer to {what} in {self._silent():.0f} s"
         if self._resumed:
@@ -496,7 +496,7 @@ class Endpoint:
 
         for address in self._addresses:
             with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
-                async with self._opened().get(f"{address.url}/models", allow_redirects=False) as reply:
+                async with self._opened().get(below(address.url, "models"), allow_redirects=False) as reply:
                     if reply.status in (200, 401, 403):
                         return reply.status == 200
         return None
@@ -533,7 +533,7 @@ class Endpoint:
         address.flying += 1
         try:
             # Not redirected: the headers with the key would be sent along to whoever is named.
-            async with session.post(f"{address.url}/{path}", data=data, allow_redirects=False) as reply:
+            async with session.post(below(address.url, path), data=data, allow_redirects=False) as reply:
                 text = await whole(reply)
                 status, headers = reply.status, reply.headers
         except aiohttp.InvalidURL:
@@ -558,7 +558,7 @@ class Endpoint:
         if status == 200:
             said = scrub(text.decode("utf-8", "replace"), self._secrets)
             raise Later(f"a reply without {REPLIES[path]}: {said[:200]!r}", lost=may_be_billed(status, found))
-        raise self._failure(status, text, headers, f"{redact(address.url)}/{path}", sent)
+        raise self._failure(status, text, headers, below(redact(address.url), path), sent)
 
     def _opened(self) -> aiohttp.ClientSession:
         import aiohttp

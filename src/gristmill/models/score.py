@@ -28,6 +28,7 @@ from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.replies import Refused
 from gristmill.models.scorer import SCORES, Scorer
 from gristmill.models.template import Template
+from gristmill.models.usual import most_tokens
 from gristmill.process.extras import installed, require
 
 PATH = "completions"
@@ -225,11 +226,11 @@ class Rater:
 
     async def _there(self, context: str, texts: Sequence[str], bill: Bill) -> list[list[float]]:
         prompts = [context + text for text in texts]
-        choices = await self._choices(prompts, bill)
+        choices, made = await self._choices(prompts, bill)
         found = []
         for prompt, text, choice in zip(prompts, texts, choices, strict=True):
             try:
-                found.append(_logged(choice, prompt, len(prompt) - len(text)))
+                found.append(_logged(choice, prompt, len(prompt) - len(text), made))
             except (LookupError, TypeError, AttributeError, ValueError) as e:
                 told = Refused(f"no log-probabilities of the prompt: {e}")
                 if not self._answered:
@@ -240,8 +241,8 @@ class Rater:
         self._answered = True
         return found
 
-    async def _choices(self, prompts: Sequence[str], bill: Bill) -> list[Mapping[str, Any]]:
-        """What the endpoint gave for each prompt."""
+    async def _choices(self, prompts: Sequence[str], bill: Bill) -> tuple[list[Mapping[str, Any]], int]:
+        """What the endpoint gave for each prompt, and how many tokens it may have made after each."""
         most = self._new_tokens
         body = {
             "model": self._spec.llm, "prompt": prompts if len(prompts) > 1 else prompts[0], "max_tokens": most,
@@ -260,21 +261,18 @@ class Rater:
         placed = {choice.get("index", place): choice for place, choice in enumerate(choices)}
         if sorted(placed) != list(range(len(prompts))):
             raise Refused(f"{len(choices)} choices for {len(prompts)} prompts")
-        return [placed[place] for place in range(len(prompts))]
+        return [placed[place] for place in range(len(prompts))], most_tokens(body) or 0
 
 
-def _logged(choice: Mapping[str, Any], prompt: str, begin: int) -> list[float]:
-    """The log-probabilities of the tokens that hold letters of a prompt from `begin` on. Raises ValueError and others
-    if they are not told.
+def _logged(choice: Mapping[str, Any], prompt: str, begin: int, most: int) -> list[float]:
+    """The log-probabilities of the tokens that hold letters of a prompt from `begin` on; after it come up to
+    `most` that the endpoint made. Raises ValueError and others if they are not told.
     """
     if not choice["text"].lstrip().startswith(prompt.lstrip()):
         raise ValueError("it does not echo the prompt")
     logged = choice["logprobs"]
     tokens, numbers = logged["tokens"], logged["token_logprobs"]
-    text = "".join(tokens)
-    # Before the prompt there may be special tokens, and after it one that the endpoint made.
-    if (at := text.find(prompt)) < 0:
-        raise ValueError(f"its tokens do not make up the prompt: {text[:80]!r}")
+    at = _place(prompt, tokens, most)
     found, place = [], 0
     for token, number in zip(tokens, numbers, strict=True):
         if place < at + len(prompt) and place + len(token) > at + begin:
@@ -285,3 +283,20 @@ def _logged(choice: Mapping[str, Any], prompt: str, begin: int) -> list[float]:
             found.append(float(number))
         place += len(token)
     return found
+
+
+def _place(prompt: str, tokens: Sequence[str], most: int) -> int:
+    """Where a prompt begins in the text of tokens. Before it there may be special ones, in whose names it may stand,
+    too, and after it `most` that the endpoint made, or fewer, or one more where it makes at least one: it is of whole
+    tokens, but for spaces before it. Raises ValueError.
+    """
+    text, begins, length = "".join(tokens), {0}, 0
+    for token in tokens:
+        spaces = len(token) - len(token.lstrip())
+        begins |= {length + n for n in range(spaces + 1)}
+        length += len(token)
+    for made in (*range(most, -1, -1), most + 1):
+        at = sum(map(len, tokens[: max(0, len(tokens) - made)])) - len(prompt)
+        if at in begins and text.startswith(prompt, at):
+            return at
+    raise ValueError(f"its tokens do not make up the prompt: {text[:80]!r}")
