@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,10 +21,12 @@ from hypothesis import strategies as st
 
 import gristmill as gm
 from gristmill.commit.allowance import Allowance
+from gristmill.commit.journal import Journal
 from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.models import paid
+from gristmill.models import paid, prompt
+from gristmill.models.contract import Place
 from gristmill.models.outcomes import may_be_billed
 from gristmill.models.paid import _money
 from gristmill.models.purse import Purse
@@ -347,6 +350,21 @@ def test_first_answers_that_lie_there_from_an_earlier_run_are_counted_once(
         with pytest.raises(RunFailed, match="max_cost 1") as e:
             gm.prompt(table(300), tmp_path / "out", price=price, max_cost=1.0, workers=1, gates={"min_ok": 0}, **job)
         assert e.value.report is not None and e.value.report.used["requests"] == chat.told()["requests"]
+
+
+def test_what_rows_of_an_attempt_that_is_over_took_is_told(chat: ChatServer, tmp_path: Path) -> None:
+    """With the next rows that their worker scores: their answers are no longer kept, and were paid for."""
+    chat.set(latency=0.2)
+    model = prompt.open_model(gm.Prompt("{{ text }}", "m", dedupe=True), Place(at_once=8))
+    rows, journal = model.prepare(table(5)), Journal(str(tmp_path), 0, "run", "attempt", LOCAL)
+    try:
+        model.begin(rows, np.arange(5), lambda: None, journal)
+        journal.close()
+        assert model.waiting(rows, 30.0) == 0
+        assert model.used(model.prepare(table(0)))["requests"] == 5
+        assert model.used(model.prepare(table(0))) == {}
+    finally:
+        model.close()
 
 
 def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class Journal:
         self._storing = threading.Lock()  # held from when answers are taken until they are written
         self._busy = False  # the same, for whoever does not wait
         self._out: Any = None
-        self._ended = False
+        self._ended = False  # or its disk cannot be written
+        self.closed = False
         self._waiting: list[bytes] = []
         self._segments = 0
         self._timer: threading.Timer | None = None
@@ -257,7 +258,7 @@ class Journal:
 
     def _end(self) -> None:
         with self._lock:
-            self._ended = True
+            self._ended = self.closed = True
             if self._out is not None:
                 self._out.close()
 

@@ -190,6 +190,11 @@ class Journal(Protocol):
         """Of the shard, among all of all generations."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether its attempt is over: what comes now is kept and told nowhere."""
+        ...
+
     def note(self, told: Any) -> None:
         """Note something, as JSON, before this returns, so that no death of the process undoes it. Raises OSError."""
         ...

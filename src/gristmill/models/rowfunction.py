@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,8 @@ class LoadedRows(LoadedFunction):
         function = self._call.function
         coroutine = is_async(type(function) if self._call.built is not None else function)
         self._types = AnswerTypes(self._name, self._output, self._renamed, self._returns, self._said)
-        self._anew: dict[str, float] = {}  # what rows took that were asked for once more
+        self._anew: dict[str, float] = {}  # what rows took that were asked once more, or for an attempt that is over
+        self._counting = threading.Lock()
         self._first = self._first_answers()
         self._flight: Flight = (
             Coroutines(function, place.at_once, place.limit, self._first)
@@ -106,7 +108,7 @@ class LoadedRows(LoadedFunction):
         begun: Begun | None = prepared.inputs.begun
         answers = self._asked(prepared, index, Told(_unheard if begun is None else begun.told.answered))
         answers.wait()
-        self._anew = summed([self._anew, answers.used])
+        self._took_anew(answers.used)
         return not any(isinstance(answer, BaseException) for answer in answers.of(range(len(index))))
 
     def answered(self, prepared: Prepared, rows: np.ndarray, journal: Journal) -> None:
@@ -142,8 +144,13 @@ class LoadedRows(LoadedFunction):
         """See RowModel."""
         begun: Begun | None = getattr(prepared.inputs, "begun", None)  # a window without rows has no inputs
         asked = {} if begun is None else begun.answers.used
-        found, self._anew = summed([asked, self._anew]), {}
+        with self._counting:
+            found, self._anew = summed([asked, self._anew]), {}
         return found
+
+    def _took_anew(self, used: Mapping[str, float]) -> None:
+        with self._counting:
+            self._anew = summed([self._anew, used])
 
     def leave(self) -> None:
         """See RowModel."""
@@ -164,7 +171,7 @@ class LoadedRows(LoadedFunction):
         if len(others := begun.lacking(index)):
             answers = self._asked(prepared, others, begun.told)
             answers.wait()
-            self._anew = summed([self._anew, answers.used])
+            self._took_anew(answers.used)
             begun.later(others, answers.of(range(len(others))))
         return begun.take(index)
 
@@ -239,6 +246,8 @@ class LoadedRows(LoadedFunction):
                 where = None if places is None else places[place]
                 if journal is None or answer is DROPPED:
                     pass
+                elif journal.closed:
+                    self._took_anew(used)
                 elif not isinstance(answer, Raised):
                     journal.put(keys[place], self._kept(answer), used, where)
                 elif self._lasts(answer.error):
