@@ -62,19 +62,20 @@ class ChatServer:
 
 class Chat:
     """What it does, in all of OpenAI's forms. `slow` of the requests take `times` as long;
-    `busy`, `broken`, `late` (504), `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a second,
-    over which it answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer` that it wants
-    max_completion_tokens. `forbids` is a text to which it answers 403, `fails` one to which 500, `stuck` one that it
-    never answers, and `lacks` are the paths that it does not have. Of embeddings, it takes `inputs` texts in a request,
-    gives vectors in base64 if it knows that (`encodes`), and has dimensions only if they may be chosen (`chooses`). It
-    `echoes` prompts of completions with log-probabilities, of which tokens are of three letters and begin with a
-    special one (`special`). After the first so many of its requests, it `turns`: to all it answers one status, and to
-    those for one token another. To a text with `empties` it gives no choice, and it may have `moved`, to an address.
+    `busy`, `broken`, `gateway` (504), `cut`, `nonsense` are shares of them that fail so; `limit` is of requests a
+    second, over which it answers 429; `structured` that it takes a schema, `logprobs` that it tells them, `newer`
+    that it wants max_completion_tokens. `forbids` is a text to which it answers 403, `fails` one to which 500,
+    `stuck` one that it never answers, and `lacks` are the paths that it does not have. Of embeddings, it takes
+    `inputs` texts in a request, gives vectors in base64 if it knows that (`encodes`), and has dimensions only if
+    they may be chosen (`chooses`). It `echoes` prompts of completions with log-probabilities, of which tokens are
+    of three letters and begin with a special one (`special`). After the first so many of its requests, it `turns`:
+    to all it answers one status, and to those for one token another. To a text with `empties` it gives no choice,
+    and it may have `moved`, to an address.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.latency, self.slow, self.times = 0.0, 0.0, 100.0
-        self.busy = self.broken = self.late = self.cut = self.nonsense = 0.0
+        self.gatewayncy, self.slow, self.times = 0.0, 0.0, 100.0
+        self.busy = self.broken = self.gateway = self.cut = self.nonsense = 0.0
         self.limit: float | None = None
         self.key: str | None = KEY
         self.model = "m"
@@ -195,7 +196,7 @@ class Chat:
         drawn = self.random.random()
         for share, failure in (
             (self.busy, error(429, "Too many requests", **self._after())), (self.broken, error(500, "Something broke")),
-            (self.late, error(504, "Gateway Time-out")), (self.cut, (0, "", {})),
+            (self.gateway, error(504, "Gateway Time-out")), (self.cut, (0, "", {})),
             (self.nonsense, (200, "<html>proxy</html>", {})),
         ):  # fmt: skip
             if drawn < share:
@@ -207,7 +208,7 @@ class Chat:
         if said == self.stuck:
             await asyncio.Event().wait()
         slow = self.random.random() < self.slow
-        await asyncio.sleep(self.latency * (self.times if slow else 1.0))
+        await asyncio.sleep(self.gatewayncy * (self.times if slow else 1.0))
         if request is not None:  # not in a batch, or in a form that is looked at elsewhere
             self.answered.update(texts or [said])
         if len(self.bodies) < 100:
