@@ -31,6 +31,10 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
     pa.date32(): st.integers(-999, 999),
     pa.duration("us"): st.integers(-999, 999),
     pa.decimal128(20, 3): st.decimals(-999, 999, places=3),
+    pa.decimal128(7, -2): st.integers(-999, 999).map(lambda n: Decimal(n).scaleb(2)),
+    pa.decimal256(38, 2): st.decimals(-999, 999, places=2),
+    pa.decimal64(18, 2): st.decimals(-999, 999, places=2),
+    pa.decimal32(9, 2): st.decimals(-999, 999, places=2),
     pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["b", "a", "", "é"]),
 }
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from typing import Any
+
+import duckdb
+import pytest
+
+from gristmill.arrow.spilling import apart, spilling
 
 SHOWN = """
 import duckdb, json
@@ -23,3 +33,33 @@ def test_no_bar_of_duckdb_is_among_what_a_program_prints() -> None:
     """DuckDB shows one for what takes over two seconds where Python runs no script, as in a notebook."""
     told = subprocess.run([sys.executable, "-c", SHOWN], capture_output=True, text=True, check=True).stdout
     assert told == "[true, false, false]\n"
+
+
+@pytest.mark.parametrize("after", [0.3, 1.5])
+def test_a_signal_ends_a_sort(after: float) -> None:
+    """One that takes long, in the main thread, which DuckDB would not look up from."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise InterruptedError("stopped")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with spilling("256MB") as db:
+
+            def work() -> Any:
+                db.execute("CREATE TEMP TABLE k AS SELECT hash(i) AS h, i AS n FROM range(500000000) t(i)")
+                return db.sql("SELECT h, n FROM k ORDER BY h, n").fetchall()
+
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(InterruptedError, match="stopped"):
+                apart(work, db)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 3
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_query_raises_is_raised() -> None:
+    """From the thread that asks."""
+    with spilling("64MB") as db, pytest.raises(duckdb.Error, match="nowhere"):
+        apart(lambda: db.execute("SELECT * FROM nowhere"), db)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import gristmill as gm
 from gristmill.cli.app import main
 from gristmill.driver import publishing
 from gristmill.errors import BadJob, RunFailed
+from gristmill.process.contained import called
 
 ROWS = pa.table({"id": np.arange(100), "k": [f"k{i % 3}" for i in range(100)]})
 SCORED: list[int] = []
@@ -249,3 +251,176 @@ def test_named_in_a_job_file_and_typed(
     assert main(["run", "job.yaml", "--set", "sink.uri=two", "--workers", "0", "--progress", "off"]) == 0
     assert Path(gm.reduced("two")["n.txt"]).read_text() == "100"
     capsys.readouterr()
+
+
+def leaves(*args: Any) -> None:
+    sys.exit(0)
+
+
+def told(**how: Any) -> Any:
+    yield how
+
+
+async def awaited(*args: Any) -> None:
+    raise AssertionError("nobody awaits this")
+
+
+@pytest.mark.parametrize("what", ["reduce", "audit"])
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [(leaves, "SystemExit: 0, which would end"), (lambda *given: told(), "it yields"), (awaited, "it is async")],
+)
+def test_one_that_would_end_the_command(tmp_path: Path, what: str, fn: Any, why: str) -> None:
+    """By sys.exit, or whose body nothing runs: it fails, and what is published is what was published."""
+    out = tmp_path / "out"
+    error = RunFailed if what == "reduce" else gm.GateFailed
+    for _ in range(2):
+        with pytest.raises(error, match=why):
+            gm.Job(ROWS, twice, str(out), workers=0, **{what: fn}).run()
+        assert not (out / "_SUCCESS").exists()
+
+
+def test_a_module_that_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While it is imported, as a job, a model or a reduce: exit 2, with the line."""
+    monkeypatch.chdir(tmp_path)
+    Path("leaving.py").write_text("import sys\nsys.exit(0)\n")
+    pq.write_table(ROWS, "rows.parquet")
+    apply = ["apply", "rows.parquet", "out", "--fn"]
+    named = ["leaving.py:reduce", f"{__name__}:twice"]
+    for command in (["run", "leaving.py"], [*apply, named[0]], [*apply, named[1], "--reduce", named[0]]):
+        assert main(command) == 2
+        assert "SystemExit: 0" in capsys.readouterr().err
+    assert not Path("out/_SUCCESS").exists()
+
+
+def test_one_that_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into its folder, which is removed, and changes the environment: the process stays where it was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GM_KEPT", "as it was")
+
+    def moving(rows: pa.RecordBatchReader, folder: str) -> None:
+        os.chdir(folder)
+        os.environ.pop("GM_KEPT")
+        os.environ["GM_NEW"] = "1"
+        Path("total.json").write_text("1")
+
+    gm.Job(ROWS, twice, "out", workers=0, reduce=moving).run()
+    assert Path.cwd() == tmp_path and os.environ["GM_KEPT"] == "as it was" and "GM_NEW" not in os.environ
+    assert Path(gm.reduced("out")["total.json"]).read_text() == "1" and gm.verify("out").ok
+
+
+def test_what_no_result_can_hold_is_told(tmp_path: Path) -> None:
+    """A link to a folder, a name that is no text, a pipe: refused, as files would be lacking; an empty folder."""
+
+    def makes(name: str) -> Any:
+        def made(rows: pa.RecordBatchReader, folder: str) -> None:
+            Path(folder, "a.txt").write_text("1")
+            if name == "empty":
+                Path(folder, name).mkdir()
+            elif name == "link":
+                Path(folder, name).symlink_to(tmp_path)
+            elif name == "pipe":
+                os.mkfifo(Path(folder, name))
+            else:
+                Path(os.fsencode(folder).decode(), os.fsdecode(b"\xff")).write_text("1")
+
+        return made
+
+    for name, why in (("link", "a link to a folder"), ("pipe", "neither a file nor a folder"), ("raw", "UTF-8")):
+        with pytest.raises(RunFailed, match=why):
+            job(tmp_path / "out", makes(name)).run()
+    with pytest.warns(gm.GristmillWarning, match="left the folder empty empty"):
+        job(tmp_path / "out", makes("empty")).run()
+    assert list(gm.reduced(tmp_path / "out")) == ["a.txt"]
+
+
+def test_vectors_beside_columns_that_change(tmp_path: Path) -> None:
+    """With `evolve` appended rows have a column more, and a wider one."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+
+    def answered(batch: dict[str, Any]) -> dict[str, Any]:
+        found = vector(batch)
+        return {**found, "more": batch["id"] * 2} if batch["id"].max() >= 100 else found
+
+    def listed(rows: pa.RecordBatchReader, folder: str) -> None:
+        Path(folder, "total.json").write_text(json.dumps(rows.read_all().to_pylist()))
+
+    made = job(out, listed, rows=str(source), fn=answered, format="npy", evolve=True)
+    pq.write_table(pa.table({"id": pa.array([1, 2], pa.int32())}), source / "0.parquet")
+    made.run()
+    pq.write_table(pa.table({"id": pa.array([2**33], pa.int64())}), source / "1.parquet")
+    made.run(append=True)
+    pq.write_table(pa.table({"id": pa.array([300], pa.int64())}), source / "2.parquet")
+    made.run(append=True)
+    rows = json.loads(Path(gm.reduced(out)["total.json"]).read_text())
+    assert [(r["id"], r["more"]) for r in rows] == [(1, None), (2, None), (2**33, 2**34), (300, 600)]
+    assert [r["v"][0] for r in rows] == [1.0, 2.0, 2.0**33, 300.0] and gm.verify(out, deep=True).ok
+
+
+@pytest.mark.parametrize("then", ["same", "none", "append"])
+@pytest.mark.parametrize("what", ["reduce", "index"])
+def test_files_linked_and_never_published_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, then: str
+) -> None:
+    """A run is stopped between linking and publishing, of a result that stands or the first one; the next run asks for
+    what was there before, or for neither, or appends: nothing is left that no result lists.
+    """
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    pq.write_table(ROWS, source / "0.parquet")
+
+    def made(one: Any) -> gm.Job:
+        return job(out, one if what == "reduce" else None, str(source), index=() if what == "reduce" else one or ())
+
+    old, new = (total, failing_never) if what == "reduce" else (["id"], ["y"])
+    first = then == "none"
+    if not first:
+        made(old).run()
+
+    def stopped(*args: Any) -> Any:
+        raise OSError("stopped")
+
+    for name in ("create", "again"):
+        monkeypatch.setattr(publishing.publication, name, stopped)
+    with pytest.raises(RunFailed, match="stopped"):
+        made(new).run()
+    monkeypatch.undo()
+    extras = out / ("_reduced" if what == "reduce" else "_index")
+    assert not gm.verify(out).ok if not first else any(extras.rglob("*"))
+    if then == "append":
+        pq.write_table(ROWS.slice(0, 10), source / "1.parquet")
+    made(None if first else old).run(append=then == "append")
+    assert gm.verify(out, deep=True).ok
+    success = json.loads((out / "_SUCCESS").read_text())
+    live = {f["name"] for f in [*success["files"], *success.get("index", {"files": []})["files"]]}
+    left = {str(p.relative_to(out)) for p in extras.rglob("*") if p.is_file()}
+    assert left == {name for name in live if name.startswith(extras.name)}
+
+
+def test_the_same_result_published_meanwhile(tmp_path: Path) -> None:
+    """Another run has published the same rows again, without what this one reduced: that is told."""
+    out = tmp_path / "out"
+    job(out, None).run()
+
+    def meanwhile(rows: pa.RecordBatchReader, folder: str) -> None:
+        publishing.publication.again(publishing.publication.published(str(out)))
+        Path(folder, "a.txt").write_text("1")
+
+    with pytest.raises(gm.SinkBusy):
+        job(out, meanwhile).run()
+    assert gm.reduced(out) == {}
+    job(out, total).run()
+    assert gm.verify(out, deep=True).ok and said(out)["rows"] == 100
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since before the function was called: that is no fault of its own."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()
+    assert called(lambda: 3) == 3

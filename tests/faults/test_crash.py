@@ -299,3 +299,82 @@ def test_a_retry_that_died_before_it_had_a_plan(apart: Apart, quick: Path) -> No
     assert scene.run(**retry).code == 0
     oracles.nothing_lost_nothing_twice(scene.root, list(range(20)), crashing.filtered(20))
     assert oracles.dead_ids(scene.root) == []
+
+
+# What a run does to disk while it publishes: operations on these paths, and all others of these kinds.
+PUBLISHING: tuple[dict[str, Any], ...] = (
+    {"path": "reduced"}, {"path": "index"}, {"path": "published"}, {"path": "_SUCCESS"}, {"path": "settled"},
+    {"path": "manifest"}, {"ops": ["link", "remove"]},
+)  # fmt: skip
+EXTRAS = {
+    "parts": {"layout": {"index": ["id"]}, "reduce": "victims:reported"},
+    "joined": {"layout": {"index": ["id"], "files": 1, "sort_by": ["y"]}, "reduce": "victims:reported"},
+    "npy": {"layout": {"format": "npy", "files": 2}, "reduce": "victims:reported", "fn": "vectors"},
+}
+BEFORE: dict[str, Callable[[Scene], Scene]] = {"append": appended, "restart": restarted, "retry": retried}
+QUICK = {("append", "joined"), ("restart", "npy"), ("anew", "parts")}
+
+
+def standing(scene: Scene) -> Scene:
+    """A finished result without what the job asks for now."""
+    layout = {k: v for k, v in dict(scene.verbs)["layout"].items() if k != "index"}
+    assert scene.run(layout=layout, reduce=None).code == 0
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "step"),
+    [(v, k, 25) for v, k in sorted(QUICK)]
+    + [pytest.param(v, k, 3, marks=pytest.mark.long) for v in (*BEFORE, "anew") for k in EXTRAS],
+)
+def test_fault_04_killed_while_what_is_made_of_the_rows_is_published(
+    verb: str, kind: str, step: int, apart: Apart, another: Apart, quick: Path
+) -> None:
+    """Index, reduced files, joined files, manifest: a reader sees the old result or the new one, and one more run of
+    the same command makes everything right, whatever was linked, removed or half written.
+    """
+    verbs: dict[str, Any] = {**EXTRAS[kind], "bad": [3]}
+    verbs |= {"append": {"append": True}, "restart": {"restart": True}, "anew": {}}.get(
+        verb, {"retry": True, "accept_code_change": True, "bad": []}
+    )
+
+    def begun(apart: Apart, folder: Path) -> Scene:
+        source = victims.write_input(str(folder / "in"), 20, files=1)
+        first = Scene(apart, folder, source, None, tuple(verbs.items()))
+        if verb == "restart":
+            first = replace(first, verbs=(*verbs.items(), ("restart", False)))
+        (BEFORE.get(verb) or standing)(first)
+        shutil.copytree(first.root, folder / "base")
+        return Scene(apart, folder, source, folder / "base", tuple(verbs.items()))
+
+    def right(scene: Scene) -> None:
+        wanted = sorted(set(range(30 if verb == "append" else 20)) - {*crashing.filtered(30), *verbs["bad"]})
+        oracles.tidy(scene.root)
+        verdict = gm.verify(scene.root, deep=True)
+        assert verdict.ok, verdict.lines
+        (path,) = gm.reduced(scene.root).values()
+        assert Path(path).read_text().split()[0] == str(len(wanted))
+        assert [p for p in Path(scene.root, "_reduced").rglob("*") if p.is_file()] == [Path(path)]
+        if kind != "npy":
+            assert sorted(gm.read(scene.root).to_table()["id"].to_pylist()) == wanted
+            with gm.lookup(scene.root) as rows:
+                assert [row and row["id"] for row in rows.get_many(wanted)] == wanted
+
+    def killed(scene: Scene, at: int, **where: Any) -> bool:
+        scene.begin()
+        ended = scene.run(harm={"at": at, "kind": "kill", **where})
+        assert ended.code in (0, -9), ended.printed
+        if ended.code == 0:
+            return False
+        ended = scene.run()
+        assert ended.code == 0, ended.printed
+        right(scene)
+        return True
+
+    scenes = [begun(apart, quick / "one"), begun(another, quick / "two")]
+    scenes[0].begin()
+    ended = scenes[0].run()
+    assert ended.code == 0, ended.printed
+    right(scenes[0])
+    count = sum(at_each(scenes, partial(killed, **where), step=step) for where in PUBLISHING)
+    assert count * step > 30, f"only {count} operations were counted"

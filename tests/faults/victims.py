@@ -52,6 +52,12 @@ def vector(batch: Batch) -> Batch:
     return {"v": np.stack([batch["x"], batch["id"]], axis=1).astype(np.float32)}
 
 
+def vectors(batch: Batch, log: str | None = None, bad: tuple[int, ...] = ()) -> Batch:
+    """As `scored`, but vectors."""
+    scored(batch, log, bad)
+    return vector(batch)
+
+
 def slow(batch: Batch, log: str | None = None, seconds: float = 0.01) -> Batch:
     """The same, taking its time."""
     _log(log, batch)

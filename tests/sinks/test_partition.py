@@ -137,3 +137,24 @@ def test_a_folder_name_is_one_component_and_comes_back(values: list[str | None])
         assert name.startswith("c=")
         back = unquote(name[2:])
         assert back == (value or "__HIVE_DEFAULT_PARTITION__")
+
+
+@pytest.mark.parametrize("columns", [("a", "b"), ("b", "a"), ("a", "b", "c", "d", "e")])
+def test_partitions_in_the_order_of_their_first_rows(columns: tuple[str, ...]) -> None:
+    """Of several columns, too, so that it does not depend on where windows are cut."""
+    chance = np.random.default_rng(3)
+    rows = pa.table({name: chance.integers(0, 40, 3000) for name in "abcde"})
+    wanted: dict[str, list[int]] = {}
+    for number, row in enumerate(rows.to_pylist()):
+        wanted.setdefault("/".join(f"{name}={row[name]}" for name in columns), []).append(number)
+    found = {folder: index.tolist() for folder, index in partition.divided(rows, columns)}
+    assert found == wanted and list(found) == list(wanted)
+
+
+def test_partitions_of_columns_with_many_values() -> None:
+    """The product of how many does not fit into 64 bits."""
+    count = 1 << 13
+    chance = np.random.default_rng(3)
+    rows = pa.table({name: chance.permutation(count) for name in "abcde"})
+    found = dict(partition.divided(rows, tuple("abcde")))
+    assert len(found) == count and all(len(index) == 1 for index in found.values())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
 import threading
 import warnings
+from decimal import Decimal as D
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from apart import Apart
 import gristmill as gm
 from gristmill import aio
 from gristmill.cli.app import main
+from gristmill.commit import publication
 from gristmill.stores import sinkindex, sinkrows
 from s3server import S3Server
 
@@ -470,3 +473,54 @@ def test_killed_while_it_is_made(apart: Apart, folder: Path, standing: bool) -> 
         with gm.lookup(sink) as scores:
             assert scores.get_many([5, ROWS]) == [{"id": 5, "y": 2.5}, None]
         assert gm.verify(sink, deep=True).ok
+
+
+@pytest.mark.parametrize(
+    ("by", "narrow", "wide"),
+    [
+        (["n", "k"], pa.array([1, 2], pa.int32()), pa.array([2**40], pa.int64())),
+        ("k", pa.array([D("1.20"), D("2.00")], pa.decimal128(6, 2)), pa.array([D("1.2345")], pa.decimal128(10, 4))),
+        ("k", pa.array([0, 1000], pa.timestamp("ms")), pa.array([5], pa.timestamp("us"))),
+    ],
+    ids=["whole numbers of several columns", "decimals", "times"],
+)
+def test_a_key_column_that_becomes_wider(by: Any, narrow: pa.Array, wide: pa.Array) -> None:
+    """Rows from before an append that widens a key column are found by the index, as their keys are now; verify knows
+    an index that was made of keys of other types, which is not used and made anew.
+    """
+    shutil.rmtree("in")
+    os.mkdir("in")
+    for name, keys in (("a", narrow), ("b", wide)):
+        count = len(keys)
+        pq.write_table(pa.table({"k": keys, "n": pa.array([7] * count), "x": np.arange(count)}), f"in/{name}.parquet")
+        run(index=by, keep=["k", "n"], evolve=True, append=name == "b")
+        if name == "a":
+            old = json.loads(Path("out/_SUCCESS").read_text())["index"]
+    rows = gm.read("out").to_table().to_pylist()
+    assert len(rows) == 3 and gm.verify("out", deep=True).ok
+
+    def found() -> Any:
+        with gm.lookup("out") as there:
+            return there.get_many([(r["n"], r["k"]) if isinstance(by, list) else r["k"] for r in rows])
+
+    assert found() == rows
+    now = json.loads(Path("out/_SUCCESS").read_text())["index"]
+    assert old["types"] != now["types"] and len(now["files"]) == 1
+    result = publication.published("out")
+    assert result.body.index is not None
+    publication.again(result, dataclasses.replace(result.body.index, types=tuple(old["types"])))
+    assert found() == rows
+    assert "_index: has the keys as" in " ".join(gm.verify("out").lines)
+    assert run(index=by, keep=["k", "n"], evolve=True).state == "nothing to do"
+    assert gm.verify("out", deep=True).ok and found() == rows
+
+
+def test_an_index_of_other_rows_is_known_without_reading_them() -> None:
+    """By a plain verify, from what its receipt says; the next run makes it anew."""
+    run()
+    result = publication.published("out")
+    assert result.body.index is not None
+    strange = dataclasses.replace(result.body.index.files[0], shard=7)
+    publication.again(result, dataclasses.replace(result.body.index, files=(strange,)))
+    assert "was made of other rows" in " ".join(gm.verify("out").lines)
+    assert run().state == "nothing to do" and gm.verify("out", deep=True).ok

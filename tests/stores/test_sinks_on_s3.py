@@ -134,6 +134,28 @@ def test_a_report_of_the_whole_result(server: S3Server, rows: str) -> None:
         assert [n for n in files.below(root, "_gristmill") if n.startswith("_reduced/")] == [path[len(root) + 1 :]]
 
 
+def test_vectors_are_reduced_before_they_are_published(server: S3Server, rows: str) -> None:
+    """Of an npy sink, from objects that have no visible name yet; a file of it that is deleted is made again."""
+
+    def summed(stream: pa.RecordBatchReader, folder: str) -> None:
+        total = sum(float(b.column("v").flatten().to_numpy().sum(dtype=np.float64)) for b in stream)
+        Path(folder, "sum.txt").write_text(str(total))
+
+    def vectors(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"v": np.stack([batch["id"], batch["id"]], axis=1).astype(np.float32)}
+
+    target = gm.sink("s3://box/summed", keep=["id"], storage=server.storage(), format="npy", files=2)
+    made = gm.Job(rows, vectors, target, shard_rows=100, workers=0, reduce=summed)
+    _root, files = files_of(server, "summed")
+    wanted = str(float(ROWS * (ROWS - 1))).encode()
+    for state in ("done", "nothing to do", "nothing to do"):
+        assert made.run().state == state and gm.verify(made, deep=True).ok
+        ((_, path),) = gm.reduced(made).items()
+        assert files.read(path) == wanted
+        files.remove(path)
+    assert "missing" in " ".join(gm.verify(made).lines)
+
+
 def test_a_folder_named_like_a_file(server: S3Server, rows: str) -> None:
     """There are only folders in a store; one is named with a slash at its end."""
     report = job(server, rows, "out.parquet/").run()

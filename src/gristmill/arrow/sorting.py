@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.arrow.rows import picked
 from gristmill.arrow.schemas import plain
-from gristmill.arrow.spilling import spilling_to
+from gristmill.arrow.spilling import apart, spilling_to
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,10 +145,13 @@ class Sorting:
     def _place(self, rows: int) -> None:
         """Note for each row which piece of so many `rows` it is in."""
         names = [f"{name} ASC NULLS LAST" for name in (f"k{i}" for i in range(len(self._columns)))]
-        self._db.execute(f"CREATE TABLE ranked AS SELECT n FROM keys ORDER BY {', '.join([*names, 'n'])}")
-        self._db.execute("DROP TABLE keys")
-        self._db.execute(f"CREATE TABLE placed AS SELECT n, rowid // {rows} AS piece FROM ranked ORDER BY n")
-        self._db.execute("DROP TABLE ranked")
+        steps = (
+            f"CREATE TABLE ranked AS SELECT n FROM keys ORDER BY {', '.join([*names, 'n'])}",
+            "DROP TABLE keys",
+            f"CREATE TABLE placed AS SELECT n, rowid // {rows} AS piece FROM ranked ORDER BY n",
+            "DROP TABLE ranked",
+        )
+        apart(lambda: [self._db.execute(step) for step in steps], self._db)
 
     def _places(self, first: int, past: int) -> np.ndarray:
         """The pieces of the rows from `first` to before `past`: int64 [n]."""
@@ -180,9 +183,20 @@ def _keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
             column = column.cast({32: pa.int32(), 64: pa.int64()}[kind.bit_width])
         elif t.is_float16(kind):
             column = column.cast(pa.float32())
+        elif t.is_decimal(kind):
+            column = _whole_numbers(column.cast(pa.decimal128(kind.precision, kind.scale)))
         elif t.is_fixed_size_binary(kind):
             column = column.cast(pa.binary())
         if t.is_floating(column.type):
             column = pc.add(column, pa.scalar(0.0, column.type))  # -0.0 becomes 0.0
         found[f"k{number}"] = column
     return pa.table(found)
+
+
+def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Decimals of 128 bits without their point, which are in the same order; DuckDB does not know every scale."""
+    import pyarrow as pa
+
+    kind = pa.decimal128(column.type.precision, 0)
+    chunks = [pa.Array.from_buffers(kind, len(c), c.buffers(), offset=c.offset) for c in column.chunks]
+    return pa.chunked_array(chunks, kind)

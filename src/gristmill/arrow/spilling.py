@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import queue
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from gristmill.process.interrupts import SOON
 from gristmill.process.startup import imported
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -26,6 +32,35 @@ def spilling_to(folder: str, memory: str, threads: int | None = None) -> Any:
         "threads": threads or min(4, os.cpu_count() or 1),
     }
     return quiet(imported("duckdb").connect(":memory:", config=config))
+
+
+def apart(work: Callable[[], T], connection: Any) -> T:
+    """What `work` returns, which asks this connection, from a thread of its own: DuckDB does not look for signals while
+    it sorts, for half a minute where there is much. When one arrives, it is told to give up.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()  # signals are heard elsewhere
+    done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as e:
+            done.put((None, e))
+
+    thread = threading.Thread(target=run, daemon=True, name="gristmill sort")
+    thread.start()
+    try:
+        found, error = done.get()
+    except BaseException:
+        begun = time.monotonic()
+        while thread.is_alive() and time.monotonic() - begun < SOON:
+            connection.interrupt()  # again and again, as one between two queries is lost
+            thread.join(0.05)
+        raise
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]
 
 
 def quiet(connection: Any) -> Any:

@@ -142,11 +142,13 @@ class Live:
 @dataclass(frozen=True)
 class Indexed:
     """The index of a result: the columns that rows are looked up `by`, and its files, oldest first. Each has the rows
-    of the generations up to its own, without those of the files before it.
+    of the generations up to its own, without those of the files before it. Keys were hashed as values of these `types`,
+    one for each column; an earlier version did not say which.
     """
 
     by: tuple[str, ...]
     files: tuple[Live, ...]
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadSource, GateFailed
 from gristmill.job.options import Gates
+from gristmill.process.contained import called
 from gristmill.shards.counts import Counts
 from gristmill.sinks.formats import sink_format
 
@@ -138,13 +138,13 @@ def refusals(hooks: Iterable[Any], staged: Staged) -> Iterator[str]:
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         try:
-            answer = hook(staged)
-            if inspect.iscoroutine(answer):
-                answer.close()
-                raise TypeError("it is async, and nothing awaits it: make it a plain function")
-            value = answer.as_py() if hasattr(answer, "as_py") else answer  # pyarrow's: a null counts, too
-            refused = f"audit {name} refused the result" if answer is not None and not value else None
+            refused = f"audit {name} refused the result" if called(hook, staged, use=_refuses) else None
         except Exception as e:
             refused = f"audit {name} refused the result: {type(e).__name__}: {e}"
         if refused is not None:
             yield refused
+
+
+def _refuses(answer: Any) -> bool:
+    value = answer.as_py() if hasattr(answer, "as_py") else answer  # pyarrow's: a null counts, too
+    return answer is not None and not value

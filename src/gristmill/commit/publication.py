@@ -201,12 +201,18 @@ def create(
     else:
         body = dataclasses.replace(body, files=tuple(live))
     standing = _first(root, body, generation.files)
-    if standing.generation != generation.number:
+    own = Publication(root, body, generation.files)
+    if standing.generation != generation.number or _reduced(standing) != _reduced(own):
         raise SinkBusy(
             f"{root}: since this run began, another one has published, or has given it (generation "
             f"{generation.number}) up: this run has published nothing; run it again to continue from there"
         )
     return standing
+
+
+def _reduced(found: Publication) -> tuple[Mapping[str, str], set[tuple[str, str]]]:
+    """What a result was reduced by, and to which files: where that alone is new, its generation tells nothing."""
+    return dict(found.body.reduced_by), {(f.name, f.sha256) for f in found.live() if f.role == "reduced"}
 
 
 def again(found: Publication, index: Indexed | None = None) -> Publication:

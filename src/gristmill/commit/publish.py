@@ -15,7 +15,7 @@ import pyarrow as pa
 from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Indexed, Live, ResultRecord, Settled
-from gristmill.commit.generation import Generation, generations, meta
+from gristmill.commit.generation import Generation, generations, meta, pending
 from gristmill.commit.publication import SUCCESS, Publication
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.errors import BadJob, CorruptStore, RunFailed
@@ -26,6 +26,7 @@ from gristmill.sinks.formats import sink_format
 MANIFEST = "manifest.parquet"
 LISTED = pa.schema([("input_path", pa.string()), ("output_path", pa.string()), ("rows", pa.int64())])
 SETTLED = "settled.json"
+EXTRAS = ("_index", "_reduced")  # folders of the files that are made of the rows of a result
 
 
 def link_parts(files: Files, generation: Generation, done: Sequence[Receipt]) -> None:
@@ -57,14 +58,15 @@ def _link(files: Files, root: str, part: Part) -> str:
 
 def put_back(root: str, files: Files) -> list[str]:
     """Restore visible files of the published result that have been removed or truncated, if their rows are still kept.
-    Lists folders and opens nothing. Raises CorruptStore if they are not kept. Returns the restored names.
+    Lists folders and opens nothing. Raises CorruptStore if they are not kept, except for what can be made again of the
+    rows, by a job that asks for it: an index, and what was reduced. Returns the restored names.
     """
     result = publication.published(root, files)
     live = [f for f in result.live() if f.role not in ("manifest", "dead")]  # readers may clear away dead letters
     there = sizes_of(root, {f.name for f in live}, files)
     wrong = [f for f in live if there.get(f.name) != f.bytes]
     kept = sizes_of(root, {f.work for f in wrong}, files)
-    made_again = {f.name for f in wrong if f.role == "index" and kept.get(f.work) != f.bytes}  # by who is asked for it
+    made_again = {f.name for f in wrong if f.role in ("index", "reduced") and kept.get(f.work) != f.bytes}
     wrong = [f for f in wrong if f.name not in made_again]
     for f in wrong:
         if kept.get(f.work) != f.bytes:
@@ -129,6 +131,17 @@ def give_up(latest: Publication) -> Publication:
     return made
 
 
+def sweep(root: str, files: Files) -> None:
+    """Remove visible files that a run linked which was stopped before it published them. The same result is published
+    once more, so that this run, if it was only suspended, cannot publish them any more; not where an unfinished
+    generation would be given up by it, whose publication removes them, too. Raises SinkBusy if another run publishes.
+    """
+    newest = publication.published(root, files)
+    begun = pending(generations(root, files), newest.number)
+    if begun is None and _unlisted(newest, {f.name for f in newest.live()}):
+        give_up(newest)
+
+
 def linked(generation: Generation, latest: Publication) -> bool:
     """Whether files of an unfinished generation are visible in the sink: a run was stopped just before it published."""
     strange = set(strangers(generation.root, {f.name for f in latest.live()}, generation.files))
@@ -155,9 +168,25 @@ def _retire(
         files.remove(visible)
 
     _each(files, retire, list(gone.values()))
-    lost = _of_lost(newest, names) - gone.keys() if any(p is None for p in between) else set()
+    lost = {*_of_lost(newest, names)} if any(p is None for p in between) else set()
+    lost = {*lost, *_unlisted(newest, names)} - gone.keys()
     _each(files, files.remove, [join(root, name) for name in sorted(lost)])
     _gone(files, [join(root, name) for name in (*gone, *sorted(lost))])
+
+
+def _unlisted(newest: Publication, names: set[str]) -> list[str]:
+    """Visible index and reduced files that receipts of this result's generations commit and that it does not list: of
+    another index or function than those that it was published with in the end.
+    """
+    root, files = newest.root, newest.files
+    seen = {f"{folder}/{name}" for folder in EXTRAS for name in files.below(join(root, folder), META)} - names
+    if not seen:
+        return []
+    found: set[str] = set()
+    for g in generations(root, files):
+        if g.number in newest.generations and not g.lost:
+            found |= seen & _names_in(g, (g.indexed, g.reduced))
+    return sorted(found)
 
 
 def _of_lost(newest: Publication, names: set[str]) -> set[str]:
@@ -215,8 +244,13 @@ def _forget(newest: Publication, live: Sequence[Live], before: Publication | Non
 def committed(generation: Generation) -> list[str]:
     """The visible names that a generation's receipts give."""
     folders = (generation.receipts, generation.joined, generation.indexed, generation.reduced)
+    return sorted(_names_in(generation, folders))
+
+
+def _names_in(generation: Generation, folders: Sequence[str]) -> set[str]:
+    """The visible names that receipts in these folders give."""
     found = [r for folder in folders for r in receipts.standing(folder, generation.files).values()]
-    return [p.publish for r in found for p in r.parts]
+    return {p.publish for r in found for p in r.parts}
 
 
 def _gone(files: Files, removed: Sequence[str]) -> None:

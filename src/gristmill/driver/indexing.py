@@ -31,7 +31,8 @@ def made(s: Chosen, about: PlanDocument, live: Sequence[Live], members: Sequence
     if not s.sink.index:
         return None
     base = None if s.base is None or s.generation.base is None else s.base.body.index
-    return _told(sinkindex.made(s.generation, live, members, about, s.sink.index, _stands(s, base)), s.log)
+    base = _there(s, base)
+    return _told(sinkindex.made(s.generation, live, members, about, s.sink.index, base), s.log)
 
 
 def again(at: Opened) -> None:
@@ -39,9 +40,13 @@ def again(at: Opened) -> None:
     Nothing is scored. Raises BadJob, and SinkBusy if another run has published meanwhile.
     """
     result = publication.latest(at.root, at.files)
-    if not at.sink.index or result is None or _stands(at, result.body.index):
+    if not at.sink.index or result is None:
         return
     about, by = result.body, at.sink.index
+    standing = _there(at, about.index)
+    asked = standing is not None and sinkindex.same(standing, by, sinkindex.types_of(about, by))
+    if asked and not sinkindex.misfits(result):
+        return
     sinkindex.check(decode_schema(about.output_schema), by, sink_format(about.sink_format).tables, at.sink.uri)
     if (begun := pending(generations(at.root, at.files), result.number)) is not None:
         at.log.note(
@@ -58,9 +63,9 @@ def again(at: Opened) -> None:
     at.log.tell(f"made an index by {', '.join(by)}")
 
 
-def _stands(at: Opened, index: Indexed | None) -> Indexed | None:
-    """An index with the columns that the job asks for, if all its files are there."""
-    if index is None or index.by != at.sink.index:
+def _there(at: Opened, index: Indexed | None) -> Indexed | None:
+    """An index, if all its files are there."""
+    if index is None:
         return None
     there = sizes_of(at.root, {f.name for f in index.files}, at.files)
     return index if all(there.get(f.name) == f.bytes for f in index.files) else None

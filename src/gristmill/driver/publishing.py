@@ -19,11 +19,12 @@ from gristmill.driver.scoring import Scored
 from gristmill.driver.summary import Whole
 from gristmill.driver.tally import all_committed
 from gristmill.errors import CorruptStore, GateFailed
+from gristmill.files.disk import sizes_of
 from gristmill.job.uris import file_named
 from gristmill.observe import units
 from gristmill.observe.report import Report
 from gristmill.result import ids, reading
-from gristmill.result.reduction import Reducer, Reduction, forget_others
+from gristmill.result.reduction import Reducer, Reduction
 from gristmill.shards.counts import Counts, summed
 
 
@@ -42,6 +43,7 @@ def untouched(at: Opened) -> Published:
     indexing.again(at)
     onefile.settle(at.root, at.resolved.sink_format, at.sink.options, at.sink.overwrite)
     _reduced_anew(at)
+    publish.sweep(at.root, at.files)
     report = summary.untouched(at)
     at.log.say(phase="done")
     return Published(report)
@@ -71,8 +73,7 @@ def published(s: Scored) -> Published:
     index = indexing.made(s, s.plan.about, rows, whole.generations)
     reducer = planning.reducer(s.spec)
     if reducer is not None:
-        made = Reduction(s.generation, rows, s.plan.about, reducer).receipt()
-        forget_others(s.generation, made, s.base)
+        made = Reduction(s.generation, rows, s.plan.about, reducer, log.warn).receipt()
         s = replace(s, receipts=(*s.receipts, made))
     s.refuse_late()
     try:
@@ -102,11 +103,20 @@ def _nights(s: Scored) -> list[int]:
 
 
 def _reduced_anew(at: Opened) -> None:
-    """Where the job's `reduce` is not what the published result was reduced by: run it on that, and publish the same
-    rows with its files. Raises SinkBusy if another run publishes meanwhile.
+    """Where the job's `reduce` is not what the published result was reduced by, or a file that it made is lost: run it
+    on that, and publish the same rows with its files. Raises SinkBusy if another run publishes meanwhile.
     """
     reducer, result = planning.reducer(at.spec), publication.published(at.root, at.files)
-    if reducer is None or result.body.reduced_by == reducer.said():
+    made_before = [f for f in result.live() if f.role == "reduced"]
+    there = sizes_of(at.root, {f.name for f in made_before}, at.files)
+    lost = [f.name for f in made_before if there.get(f.name) != f.bytes]
+    if reducer is None:
+        if lost:
+            at.log.warn(
+                f"{lost[0]}, which reduce {result.body.reduced_by.get('name')} made, is gone: run the job with it"
+            )
+        return
+    if result.body.reduced_by == reducer.said() and not lost:
         return
     claims = generations(at.root, at.files)
     own = next((g for g in claims if g.number == result.generation and not g.lost), None)
@@ -115,9 +125,8 @@ def _reduced_anew(at: Opened) -> None:
         at.log.note("warning", f"reduce {reducer.name} was not run on the result that is published: {why}")
         return
     rows = [f for f in result.live() if f.role not in ("reduced", "index")]
-    made = Reduction(own, rows, result.body, reducer).receipt()
+    made = Reduction(own, rows, result.body, reducer, at.log.warn).receipt()
     at.refuse_late()
-    forget_others(own, made, result)
     publish.link_parts(at.files, own, [made])
     fields = {f.name: getattr(result.body, f.name) for f in dataclasses.fields(ResultRecord)}
     about = ResultRecord(**{**fields, "reduced_by": reducer.said()})

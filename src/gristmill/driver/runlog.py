@@ -57,6 +57,10 @@ class RunLog:
         self.notes.append(text)
         self.observer.note(Note(level, text, fields))
 
+    def warn(self, text: str) -> None:
+        """Report something that a person should look at."""
+        self.note("warning", text)
+
     def tell(self, text: str) -> None:
         """Report something worth a line that is not a warning."""
         self.note("info", text)

@@ -432,7 +432,8 @@ def verify(
         )
     with lasting.during():
         bad, good = delivering.wrong(root, files, result, deliver)
-    if deep and verdict.ok:
+    bad = [*bad, *sinkindex.misfits(result)]
+    if deep and verdict.ok and not bad:
         bad = [*bad, *sinkindex.differences(result)]
     if bad or good:
         verdict = replace(verdict, ok=verdict.ok and not bad, lines=(*verdict.lines, *good, *bad))

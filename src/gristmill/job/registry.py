@@ -112,7 +112,7 @@ class Registry(Generic[T]):
         where = f"{self._what} {point.name!r} of {_told(point)} ({point.value})"
         try:
             found: T = point.load()
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise BadJob(f"{where} cannot be imported: {type(e).__name__}: {e}") from e
         if lacks := [name for name in self._needs if not hasattr(found, name)]:
             raise BadJob(f"{where} has no {', '.join(lacks)}: docs/extending.md lists what it must have")

@@ -23,6 +23,7 @@ from typing import Any
 from gristmill.errors import BadJob, GristmillError
 from gristmill.job.job import JobSpec
 from gristmill.job.prompts import is_schema
+from gristmill.process.contained import enduring
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _PYTHON = re.compile(r"(?P<file>.+\.py)(?::(?P<name>[A-Za-z_]\w*))?")
@@ -160,7 +161,8 @@ def _import_file(path: str) -> Any:
 
 def _import(name: str, ref: str) -> Any:
     try:
-        return importlib.import_module(name)
+        with enduring():
+            return importlib.import_module(name)
     except GristmillError:
         raise
     except ModuleNotFoundError as e:

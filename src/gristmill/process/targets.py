@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.errors import BadModel, GristmillError, did_you_mean
+from gristmill.process.contained import enduring
 
 
 def import_target(text: str) -> Any:
@@ -21,7 +22,8 @@ def import_target(text: str) -> Any:
     if module_name.endswith(".py"):
         module_name = _module_of(Path(module_name), text)
     try:
-        value = importlib.import_module(module_name)
+        with enduring():
+            value = importlib.import_module(module_name)
     except GristmillError:  # in a worker: the module itself runs a job
         raise
     except ModuleNotFoundError as e:

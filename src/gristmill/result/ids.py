@@ -6,7 +6,7 @@ import json
 
 import pyarrow as pa
 
-from gristmill.arrow.spilling import spilling
+from gristmill.arrow.spilling import apart, spilling
 from gristmill.commit.publication import Publication
 from gristmill.process.startup import imported
 from gristmill.result.reading import beside, readable_dataset
@@ -41,7 +41,6 @@ def _repeats(ids: pa.RecordBatchReader) -> int:
     with spilling(MEMORY) as connection:
         connection.register("ids", ids)
         name = ids.schema.names[0].replace('"', '""')
-        found = connection.execute(
-            f'select coalesce(sum(n - 1), 0) from (select count(*) n from ids group by "{name}")'
-        ).fetchone()
+        query = f'select coalesce(sum(n - 1), 0) from (select count(*) n from ids group by "{name}")'
+        found = apart(lambda: connection.execute(query).fetchone(), connection)
     return int(found[0]) if found is not None else 0

@@ -4,7 +4,7 @@ final file, index or report. What it wrote is committed by a receipt, and publis
 
 from __future__ import annotations
 
-import inspect
+import json
 import os
 import secrets
 import shutil
@@ -26,9 +26,13 @@ from gristmill.errors import RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.fingerprint.digests import digest_of
-from gristmill.result.reading import dataset_of, readable
-from gristmill.sinks.contract import SinkFormat, WorkFile
+from gristmill.process import contained
+from gristmill.process.contained import called
+from gristmill.process.failure import storable
+from gristmill.result.reading import dataset_of, kept
+from gristmill.sinks.contract import WorkFile
 from gristmill.sinks.formats import sink_format
+from gristmill.sinks.npy import vector_column
 
 FOLDER = "_reduced"
 BATCH_ROWS = 16_384
@@ -50,12 +54,15 @@ class Reducer:
 
 @dataclass(frozen=True)
 class Reduction:
-    """All rows of a result, `live`, as they are about to be published with a generation; `about` describes them."""
+    """All rows of a result, `live`, as they are about to be published with a generation; `about` describes them. What
+    a person should know is told, as a warning.
+    """
 
     generation: Generation
     live: Sequence[Live]
     about: Described
     reducer: Reducer
+    tell: Callable[[str], None]
 
     def receipt(self) -> Receipt:
         """The receipt of the files that the function made of these rows; if it was run before, it is not again. Raises
@@ -105,10 +112,7 @@ class Reduction:
         name = self.reducer.name
         try:
             with self.rows() as rows:
-                answer = self.reducer.call(rows, folder)
-            if inspect.iscoroutine(answer):
-                answer.close()
-                raise TypeError("it is async, and nothing awaits it: make it a plain function")
+                called(self.reducer.call, rows, folder)
         except Exception as e:
             raise RunFailed(
                 f"reduce {name} failed{_where(e)}: {type(e).__name__}: {e}; nothing new was published. Mend it and run "
@@ -120,7 +124,7 @@ class Reduction:
         of the result.
         """
         form, name = sink_format(self.about.sink_format), self.reducer.name
-        paths = sorted(os.path.join(where, file) for where, _, some in os.walk(folder) for file in some)
+        paths = sorted(self._walked(folder))
         names = [os.path.relpath(path, folder).replace(os.sep, "/") for path in paths]
         if not names:
             raise RunFailed(f"reduce {name} wrote no file into the folder that it was given; nothing new was published")
@@ -132,6 +136,25 @@ class Reduction:
                 )
         return list(zip(names, paths, strict=True))
 
+    def _walked(self, folder: str) -> Iterator[str]:
+        """The files below the folder. Raises RunFailed for what cannot be published."""
+        for where, folders, some in os.walk(folder, onerror=_raised):
+            for path in (os.path.join(where, name) for name in [*folders, *some]):
+                shown = storable(os.path.relpath(path, folder))
+                if shown != os.path.relpath(path, folder):
+                    why = "whose name is not valid UTF-8"
+                elif os.path.islink(path) and os.path.isdir(path):
+                    why = "a link to a folder, whose files would not be in the result: copy them"
+                elif not (os.path.isfile(path) or os.path.isdir(path)):
+                    why = "which is neither a file nor a folder, or a link to nothing"
+                else:
+                    continue
+                raise RunFailed(f"reduce {self.reducer.name} wrote {shown}, {why}; nothing new was published")
+            if not folders and not some and where != folder:
+                empty = os.path.relpath(where, folder)
+                self.tell(f"reduce {self.reducer.name} left the folder {empty} empty: only files are in a result")
+            yield from (os.path.join(where, name) for name in some)
+
     def rows(self) -> pa.RecordBatchReader:
         """All rows in the order of the result, in memory a few batches at a time; for npy, vectors among them."""
         root, files = self.generation.root, self.generation.files
@@ -142,22 +165,22 @@ class Reduction:
             dataset = dataset_of(root, files, parts, self.about)
             some = dataset.scanner(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
             return some.to_reader()
-        return pa.RecordBatchReader.from_batches(schema, self._with_vectors(schema, files, form))
+        return pa.RecordBatchReader.from_batches(schema, self._with_vectors(schema, files))
 
-    def _with_vectors(self, schema: pa.Schema, files: Files, form: SinkFormat) -> Iterator[pa.RecordBatch]:
+    def _with_vectors(self, schema: pa.Schema, files: Files) -> Iterator[pa.RecordBatch]:
         root = self.generation.root
         vectors, beside = ([f for f in self.live if f.role == role] for role in ("rows", "ids"))
-        paths = readable(root, vectors, files)
         if not vectors:
             return
+        options = json.loads(self.about.fingerprint.options.get("sink.options", "{}"))
+        column = vector_column(schema, options.get("vector"))
+        others = [n for n in schema.names if n != column]  # an earlier file may lack some, or have narrower ones
         dataset = dataset_of(root, files, beside, self.about)
-        for path, fragment in zip(paths, dataset.get_fragments(), strict=True):
-            keys = [n for n in schema.names if n in fragment.physical_schema.names or n in self.about.partition_by]
-            (column,) = (n for n in schema.names if n not in keys)
+        for path, fragment in zip(kept(root, vectors, files), dataset.get_fragments(), strict=True):
             with files.local(path) as local:
                 matrix = np.load(local, mmap_mode="r")
                 at = 0
-                for batch in fragment.to_batches(dataset.schema, columns=keys, batch_size=BATCH_ROWS):
+                for batch in fragment.to_batches(dataset.schema, columns=others, batch_size=BATCH_ROWS):
                     rows = np.ascontiguousarray(matrix[at : at + batch.num_rows])
                     at += batch.num_rows
                     made = pa.FixedSizeListArray.from_arrays(rows.reshape(-1), matrix.shape[1])
@@ -170,16 +193,6 @@ def digest_of_rows(live: Sequence[Live]) -> str:
     return digest_of([f.sha256 for f in live if f.role in ("rows", "ids")])
 
 
-def forget_others(generation: Generation, wanted: Receipt, shown: Publication | None) -> None:
-    """Remove visible files that earlier runs linked and that were never published: of another state of the function."""
-    names = set() if shown is None else {f.name for f in shown.live()}
-    for number, receipt in receipts.standing(generation.reduced, generation.files).items():
-        if number != wanted.shard:
-            for part in receipt.parts:
-                if part.publish not in names:
-                    generation.files.remove(join(generation.root, part.publish))
-
-
 def files_of(result: Publication) -> dict[str, str]:
     """The files that `reduce` made of a result, by the names that it gave them: paths that stay readable, as those of
     `gm.read` do.
@@ -189,7 +202,12 @@ def files_of(result: Publication) -> dict[str, str]:
     return {f.name.split("/", 2)[2]: path for f, path in zip(parts, paths, strict=True)}
 
 
+def _raised(error: OSError) -> None:
+    raise error
+
+
 def _where(error: BaseException) -> str:
     """The line of the user's code that raised."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    ours = (__file__, contained.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

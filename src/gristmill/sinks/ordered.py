@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gristmill.arrow.sorting import Sorting, sortable
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, RunFailed
 from gristmill.files.contract import Files
+from gristmill.process.startup import imported
 from gristmill.sinks.contract import SinkFormat, WorkFile, Writer
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class Ordered:
         self, files: Files, folder: str, parts: Sequence[WorkFile], stem: str, nonce: str, schema: pa.Schema,
         options: Mapping[str, Any],
     ) -> list[WorkFile]:  # fmt: skip
-        """All rows of the parts, read back and sorted. Raises BadJob for a format whose files are not tables."""
+        """All rows of the parts, read back and sorted. Raises BadJob for a format whose files are not tables, and
+        RunFailed if they cannot be sorted.
+        """
         if not self.tables:
             raise BadJob(
                 f"sort_by: the files of a {self.name} sink are sorted as shards write them, and not once they are "
@@ -72,8 +75,14 @@ class Ordered:
                     for rows in self._rows(path, schema):
                         writer.write(rows)
             return writer.close()
-        except BaseException:
+        except BaseException as e:
             writer.abort()
+            if isinstance(e, imported("duckdb").Error):
+                why = " ".join(str(e).split())
+                raise RunFailed(
+                    f"sort_by {', '.join(self.columns)}: the joined rows could not be sorted: {why}: run again when "
+                    "there is room for them"
+                ) from e
             raise
 
     def _rows(self, path: str, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -203,24 +203,27 @@ def _numbered(number: int) -> str:
 
 
 def divided(rows: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
-    """Each partition's folder with its row numbers, in order; without columns, all rows under the folder ""."""
+    """Each partition's folder with its row numbers, in order, partitions as they first appear; without columns, all
+    rows under the folder "".
+    """
     if not rows.num_rows:
         return
     codes = np.zeros(rows.num_rows, dtype=np.int64)
-    texts: list[list[str]] = []
+    keys: list[tuple[list[str], np.ndarray]] = []  # the texts of each column, and which of them a row has
     for name in columns:
         encoded = _text(rows.column(name)).dictionary_encode().combine_chunks()
-        texts.append([_segment(name, v) for v in encoded.dictionary.to_pylist()])
-        codes = codes * len(texts[-1]) + encoded.indices.to_numpy(zero_copy_only=False)
-    values, of_row = np.unique(codes, return_inverse=True)
+        texts = [_segment(name, v) for v in encoded.dictionary.to_pylist()]
+        keys.append((texts, encoded.indices.to_numpy(zero_copy_only=False)))
+        # Numbered anew each time: products over several columns would not fit into 64 bits.
+        codes = np.unique(codes * len(texts) + keys[-1][1], return_inverse=True)[1]
+    _, firsts, of_row = np.unique(codes, return_index=True, return_inverse=True)
+    places = np.empty(len(firsts), np.int64)
+    places[np.argsort(firsts)] = np.arange(len(firsts))
+    of_row = places[of_row]
     order = np.argsort(of_row, kind="stable")
-    edges = np.searchsorted(of_row[order], np.arange(len(values) + 1))
-    for i, code in enumerate(values.tolist()):
-        segments = []
-        for text in reversed(texts):
-            code, at = divmod(code, len(text))
-            segments.append(text[at])
-        yield "/".join(reversed(segments)), order[edges[i] : edges[i + 1]]
+    edges = np.searchsorted(of_row[order], np.arange(len(firsts) + 1))
+    for i, first in enumerate(np.sort(firsts).tolist()):
+        yield "/".join(texts[which[first]] for texts, which in keys), order[edges[i] : edges[i + 1]]
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:

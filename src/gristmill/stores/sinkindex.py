@@ -15,16 +15,17 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.spilling import spilling
+from gristmill.arrow.schemas import plain
+from gristmill.arrow.spilling import apart, spilling
 from gristmill.commit import nights, publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Described, Indexed, Live
-from gristmill.commit.generation import Generation, generations
+from gristmill.commit.generation import Generation, decode_schema, generations
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadJob, RunFailed
@@ -68,6 +69,14 @@ def check(schema: pa.Schema, by: Sequence[str], tables: bool, shown: str) -> Non
     check_packed(pa.schema([schema.field(name) for name in by]), by, f"sink {shown}: index")
 
 
+def types_of(about: Described, by: Sequence[str]) -> tuple[str, ...]:
+    """The types as which the values of these columns are hashed: those of the whole result, to which rows of earlier
+    generations are cast.
+    """
+    schema = decode_schema(about.output_schema)
+    return tuple(str(plain(schema.field(name).type)) if name in schema.names else "" for name in by)
+
+
 # ---------------------------------------------------------------- making it
 
 
@@ -80,19 +89,20 @@ def made(
     base: Indexed | None,
 ) -> Made:
     """The index file of a generation that is about to be published with the files `live`, those of its `base` first,
-    which are of `members`. When repeated, it finds its receipt.
+    which are of `members`. When repeated, it finds its receipt. Where the base's keys are of other types, whose hashes
+    are others, all is made anew.
     """
-    files = generation.files
+    files, types = generation.files, types_of(about, by)
     rows, ranks = [f for f in live if f.role == "rows"], ranked(live, members, generation.root, files)
-    standing = base.files if base is not None and base.by == by and len(base.files) < FEW else ()
+    standing = base.files if base is not None and same(base, by, types) and len(base.files) < FEW else ()
     since = max((f.generation for f in standing), default=0)
     own = [f for f in rows if f.generation > since]
     newest = max((ranks[f] for f in rows if f.generation <= since), default=0)
     if any(ranks[f] < newest for f in own):
         standing, since, own = (), 0, rows
     first = sum(f.rows for f in rows if f.generation <= since)
-    digest = hashlib.sha256("\0".join([*by, str(first), *(f.sha256 for f in own)]).encode()).hexdigest()
-    number, stem = int(digest[:12], 16), f"{digest[:12]}.g{generation.number}"
+    number = _number(by, types, first, own)
+    stem = f"{number:012x}.g{generation.number}"
     folder = generation.indexed
     found = receipts.valid(receipts.listed(folder, files).get(number, []), files)
     if found is not None and receipts.cut(files, generation.work, [found]):
@@ -101,7 +111,7 @@ def made(
     if found is None:
         keys = hashes(generation.root, files, own, ranks, about, by, first)
         found = _committed(generation, keys, stem, number)
-    index = Indexed(by, (*standing, *publication.live_of(generation, [found])))
+    index = Indexed(by, (*standing, *publication.live_of(generation, [found])), types)
     return Made(found, index, _repeats(generation.root, files, index))
 
 
@@ -111,6 +121,27 @@ def ranked(live: Sequence[Live], members: Sequence[int], root: str, files: Files
     ages = nights.ages(rows, [g for g in generations(root, files) if g.number in some])
     order = {age: n for n, age in enumerate(sorted(set(ages)))}
     return {f: order[age] for f, age in zip(rows, ages, strict=True)}
+
+
+def same(index: Indexed, by: Sequence[str], types: Sequence[str]) -> bool:
+    """Whether an index is by these columns, with keys hashed as values of these types."""
+    return (index.by, index.types) == (tuple(by), tuple(types))
+
+
+def usable(result: Publication) -> bool:
+    """Whether a lookup finds every row by the index of a result. Of one by an earlier version nobody knows that, unless
+    all of it was made at once.
+    """
+    index = result.body.index
+    if index is None or not index.types:
+        return index is not None and len(index.files) == 1
+    return index.types == types_of(result.body, index.by)
+
+
+def _number(by: Sequence[str], types: Sequence[str], first: int, own: Sequence[Live]) -> int:
+    """The number of the receipt of an index file: a digest of what it is made of."""
+    made_of = [*by, *types, str(first), *(f.sha256 for f in own)]
+    return int(hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:12], 16)
 
 
 def _committed(generation: Generation, keys: Iterator[pa.RecordBatch], stem: str, number: int) -> Receipt:
@@ -125,15 +156,37 @@ def _committed(generation: Generation, keys: Iterator[pa.RecordBatch], stem: str
     return receipts.commit(files, generation.indexed, Receipt(number, nonce, (0,) * 8, (part,)))
 
 
+_AGAIN = "the same job makes it anew when it is run again, and scores nothing"
+
+
+def misfits(result: Publication) -> list[str]:
+    """A line for each index file that was made of other rows than those of the result, or of other values of them, as
+    its name, its receipt and its length say. Nothing is opened.
+    """
+    index = result.body.index
+    if index is None:
+        return []
+    types = types_of(result.body, index.by)
+    if index.types and index.types != types:
+        said = ", ".join(f"{name} {was}" for name, was in zip(index.by, index.types, strict=True))
+        return [f"_index: has the keys as {said}, and the result as {', '.join(types)}: {_AGAIN}"]
+    lines = []
+    for f, first, own in _made_of(result, index):
+        if f.shard != _number(index.by, index.types, first, own):
+            lines.append(f"{f.name}: was made of other rows than those of the result: {_AGAIN}")
+        elif f.rows > (rows := sum(part.rows for part in own)):
+            lines.append(f"{f.name}: has {f.rows} keys of {rows} rows: {_AGAIN}")
+    left = {part.generation for part in result.live() if part.role == "rows"}
+    if beyond := sorted(n for n in left if n > max((f.generation for f in index.files), default=0)):
+        lines.append(f"_index: lacks the rows of generation {beyond[0]}: {_AGAIN}")
+    return lines
+
+
 def differences(result: Publication) -> list[str]:
-    """A line for each index file that is not what the rows of the result make."""
+    """A line for each index file that is not what the rows of the result make, all of which are read."""
     index, lines = result.body.index, []
-    live = result.live()
-    rows = [f for f in live if f.role == "rows"]
-    ranks = ranked(live, result.generations, result.root, result.files) if index is not None else {}
-    first, since = 0, 0
-    for f in () if index is None else index.files:
-        own = [part for part in rows if since < part.generation <= f.generation]
+    ranks = ranked(result.live(), result.generations, result.root, result.files) if index is not None else {}
+    for f, first, own in () if index is None else _made_of(result, index):
         with tempfile.NamedTemporaryFile(prefix="gristmill-") as again:
             write(hashes(result.root, result.files, own, ranks, result.body, index.by if index else (), first), again)
             again.flush()
@@ -141,8 +194,17 @@ def differences(result: Publication) -> list[str]:
                 lines.append(
                     f"{f.name}: is not the index of these rows: run the job again with --restart (restart=True)"
                 )
-        first, since = first + sum(part.rows for part in own), f.generation
     return lines
+
+
+def _made_of(result: Publication, index: Indexed) -> Iterator[tuple[Live, int, list[Live]]]:
+    """Each index file with the number of its first row, and the files of rows that it is made of."""
+    rows = [f for f in result.live() if f.role == "rows"]
+    first, since = 0, 0
+    for f in index.files:
+        own = [part for part in rows if since < part.generation <= f.generation]
+        yield f, first, own
+        first, since = first + sum(part.rows for part in own), f.generation
 
 
 def hashes(
@@ -182,17 +244,21 @@ def write(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
 
 def _sorted(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
     with spilling(MEMORY) as db, tempfile.TemporaryFile(prefix="gristmill-") as numbers:
-        db.register("staged", pa.RecordBatchReader.from_batches(_STAGED, keys))
-        db.execute("CREATE TEMP TABLE keys AS SELECT h, a, n FROM staged")
-        count = int(db.sql("SELECT count(*) FROM keys").fetchall()[0][0])
-        header = {"descr": "<u8", "fortran_order": False, "shape": (2, count)}
-        np.lib.format.write_array_header_1_0(out, header)
-        for batch in db.sql("SELECT h, n FROM keys ORDER BY h, a, n").to_arrow_reader(SORTED):
-            out.write(batch.column(0).to_numpy().astype("<u8", copy=False).tobytes())
-            numbers.write(batch.column(1).to_numpy().astype("<u8", copy=False).tobytes())
-        numbers.seek(0)
-        while block := numbers.read(1 << 20):
-            out.write(block)
+        return apart(lambda: _sorted_by(db, keys, out, numbers), db)
+
+
+def _sorted_by(db: Any, keys: Iterator[pa.RecordBatch], out: IO[bytes], numbers: IO[bytes]) -> int:
+    db.register("staged", pa.RecordBatchReader.from_batches(_STAGED, keys))
+    db.execute("CREATE TEMP TABLE keys AS SELECT h, a, n FROM staged")
+    count = int(db.sql("SELECT count(*) FROM keys").fetchall()[0][0])
+    header = {"descr": "<u8", "fortran_order": False, "shape": (2, count)}
+    np.lib.format.write_array_header_1_0(out, header)
+    for batch in db.sql("SELECT h, n FROM keys ORDER BY h, a, n").to_arrow_reader(SORTED):
+        out.write(batch.column(0).to_numpy().astype("<u8", copy=False).tobytes())
+        numbers.write(batch.column(1).to_numpy().astype("<u8", copy=False).tobytes())
+    numbers.seek(0)
+    while block := numbers.read(1 << 20):
+        out.write(block)
     return count
 
 

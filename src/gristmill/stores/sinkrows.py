@@ -28,7 +28,7 @@ from gristmill.result.reading import dataset_of, rows_of
 from gristmill.stores.contract import Mark, Near, Row, Search
 from gristmill.stores.lookup import SCANNED, Lookup, asked, keyed, matching, restored
 from gristmill.stores.packing import key_bytes
-from gristmill.stores.sinkindex import hashed, opened, ranked
+from gristmill.stores.sinkindex import hashed, opened, ranked, usable
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 QUICK = 100_000  # rows that are read for a key without a word: some hundredths of a second
@@ -99,6 +99,7 @@ class Published:
         what, by = "no index", ", ".join(now.key)
         if now.publication.body.index is not None:
             what = f"its index is by {', '.join(now.publication.body.index.by)}"
+            what += "" if usable(now.publication) else ", of other types than these are now"
         warnings.warn(
             f"{self._root}: {what}, so that its files are read for each lookup by {by}: the same job with "
             f"--index {','.join(now.key)} (index={list(now.key)}) makes one and scores nothing again; "
@@ -136,7 +137,7 @@ class Result:
         self.types = {f.name: f.type for f in self.rows.schema}
         indexed = result.body.index
         self.key = key or (indexed.by if indexed is not None else own_key(result))
-        self.indexed = indexed is not None and indexed.by == self.key
+        self.indexed = indexed is not None and indexed.by == self.key and usable(result)
         self.mark = _as_mark(result)
         self._parts: list[Live] = [f for f in result.live() if f.role == "rows"]
         self._firsts = [0, *itertools.accumulate(f.rows for f in self._parts)]
