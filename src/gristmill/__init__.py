@@ -66,6 +66,7 @@ _HOME = {
 }
 _ERRORS = (
     "BadJob",
+    "BadKey",
     "BadModel",
     "BadOutput",
     "BadSource",
@@ -93,6 +94,7 @@ _MODULES = ("aio", "batched", "errors", "inference", "spark")
 
 __all__ = [
     "BadJob",
+    "BadKey",
     "BadModel",
     "BadOutput",
     "BadSource",
@@ -209,6 +211,7 @@ if TYPE_CHECKING:
     from gristmill.dynamic.decorator import dynamically
     from gristmill.errors import (
         BadJob,
+        BadKey,
         BadModel,
         BadOutput,
         BadSource,

@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "BadJob",
+    "BadKey",
     "BadModel",
     "BadOutput",
     "BadSource",
@@ -63,6 +64,10 @@ class BadSource(BadJob):
 
 class BadModel(BadJob):
     """What was given as a model is not a model, or does not fit the source."""
+
+
+class BadKey(BadJob):
+    """A key of a lookup is none: it names other columns than the key has, or a value is of another type."""
 
 
 class MissingExtra(BadJob):

@@ -161,10 +161,12 @@ def _vectors(given: str) -> Any:
 
 
 def _key(text: str) -> Any:
-    """A key as typed: a JSON list for several columns, else the text itself, which becomes a value of its column."""
+    """A key as typed: a JSON list for several columns, else the text itself, which becomes a value of its column, as a
+    number of a list does.
+    """
     if text.startswith("["):
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_int=str, parse_float=str)
         except ValueError:
             return text
         return tuple(found)

@@ -26,6 +26,7 @@ from gristmill.errors import BadJob, BadSource
 from gristmill.job.formatoptions import known
 from gristmill.process.extras import require
 from gristmill.stores.contract import (
+    Key,
     Load,
     Mark,
     Mode,
@@ -415,7 +416,7 @@ class TablesReader:
         self._place, self._key = place, key
         self._client = Client(place)
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with self._client.said():
             pointer = _pointer(self._client, self._place) if self._client.there() else Pointer()
             while True:
@@ -426,19 +427,21 @@ class TablesReader:
                 if before == pointer:
                     return pointer.marks[0], found
 
-    def _rows(self, pointer: Pointer, keys: Sequence[tuple[Any, ...]]) -> list[dict[str, Any] | None]:
+    def _rows(self, pointer: Pointer, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         mark = pointer.marks[0]
         if self._key and self._key != mark.key:
             raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
         schema = decode_schema(mark.schema)
         columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
-        packed = [key or b"" for key in key_bytes(keys, columns, self._place.shown)]
+        packed = key_bytes(keys, columns, self._place.shown)
         asked = "SELECT row FROM {t} WHERE at = ? AND bucket = ? AND key = ?"
         found = self._client.runs(
-            self._client.bound(asked, pointer.at, zlib.crc32(key) % pointer.buckets, key) for key in packed
+            self._client.bound(asked, pointer.at, zlib.crc32(key) % pointer.buckets, key)
+            for key in packed
+            if key is not None
         )
-        rows = [None if (row := rows.one()) is None else row.row for rows in found]
-        return unpacking(schema)(rows)
+        there = iter([None if (row := rows.one()) is None else row.row for rows in found])
+        return unpacking(schema)([None if key is None else next(there) for key in packed])
 
     def close(self) -> None:
         self._client.close()

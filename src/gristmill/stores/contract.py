@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DISTANCE",
     "Housed",
+    "Key",
     "Load",
     "Mark",
     "Metric",
@@ -45,6 +46,8 @@ __all__ = [
 
 DISTANCE = "_distance"  # what is added to a row that is near
 Row = dict[str, Any]
+Key = tuple[Any, ...] | Mapping[str, Any]
+"""What a row is looked up by: a value for each key column, in their order or by their names."""
 Metric = Literal["cosine", "l2", "ip"]
 """How far apart two vectors are: 1 - their cosine; the length of their difference; their inner product, negated. Less
 is nearer.
@@ -192,9 +195,10 @@ class Reader(Protocol):
     Arrow's `as_py` gives them. Threads may share it.
     """
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
-        """For each key (a value for each key column) its row, or None; all of one generation, whose mark is given.
-        Values are cast to the key columns' types. Raises BadSource if nothing is published there.
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[Row | None]]:
+        """For each key its row, or None; all of one generation, whose mark is given. `keys.exact` and `lookup.asked`
+        make values of the key columns' types of keys. Raises BadKey for one that is none, BadSource if nothing is
+        published there.
         """
         ...
 

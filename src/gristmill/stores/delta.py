@@ -22,7 +22,7 @@ import pyarrow as pa
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
-from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.deltastats import statistics
 from gristmill.stores.lake import (
     SIMPLE,
@@ -380,7 +380,7 @@ class TableReader:
         self._place = place
         self._key = key
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         place = self._place
         with _said(place):
             table = opened(place)
@@ -389,8 +389,8 @@ class TableReader:
             mark = next(iter(marks_of(table, place)), None)
             rows = table.to_pyarrow_dataset()
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in rows.schema})
-            asked_for = asked(keys, wanted, place.shown)
-            found = rows.to_table(filter=matching(asked_for)) if keys else rows.schema.empty_table()
+            asked_for = asked(keys, wanted, place.shown, mark)
+            found = rows.to_table(filter=matching(asked_for, rows.schema)) if keys else rows.schema.empty_table()
         return mark, restored(found, asked_for, mark, self._place.shown)
 
     def close(self) -> None:

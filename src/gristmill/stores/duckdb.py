@@ -20,6 +20,7 @@ from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.startup import imported
 from gristmill.stores.contract import (
+    Key,
     Load,
     Mark,
     Mode,
@@ -355,11 +356,11 @@ class FileReader:
             except duckdb.Error as e:
                 raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with self._table_there() as (connection, table, mark):
             types = {f.name: f.type for f in connection.table(table).limit(0).to_arrow_table().schema}
             wanted = keyed(self._place.shown, self._key or (mark.key if mark else ()), types)
-            asked_for = asked(keys, wanted, self._place.shown)
+            asked_for = asked(keys, wanted, self._place.shown, mark)
             connection.register("asked", asked_for)
             same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)
             found = connection.sql(f"SELECT t.* FROM {table} AS t SEMI JOIN asked AS a ON {same}").to_arrow_table()

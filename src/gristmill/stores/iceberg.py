@@ -23,7 +23,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.job.uris import is_local, local_path
 from gristmill.process.extras import require
 from gristmill.process.startup import imported
-from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lake import (
     SIMPLE,
     Datafile,
@@ -388,7 +388,7 @@ class TableReader:
         with said(place):
             self._catalog = catalog_of(place)
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         place = self._place
         with said(place):
             table = loaded(self._catalog, self._name)
@@ -397,7 +397,7 @@ class TableReader:
             mark = next(iter(marks_of(table, place)), None)
             schema = arrow_schema(table)
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
-            asked_for = asked(keys, wanted, place.shown)
+            asked_for = asked(keys, wanted, place.shown, mark)
             found = schema.empty_table() if not keys else self._found(table, asked_for, schema)
         return mark, restored(found, asked_for, mark, self._place.shown)
 
@@ -414,7 +414,7 @@ class TableReader:
             least = pc.min_max(values).as_py() if _literal(values.type) else {"min": None, "max": None}
             some = _between([name], least["min"], least["max"], schema)
         few = [batch.cast(schema) for batch in table.scan(row_filter=some).to_arrow_batch_reader()]
-        return pa.Table.from_batches(few, schema).filter(matching(keys))
+        return pa.Table.from_batches(few, schema).filter(matching(keys, schema))
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
-from gristmill.stores.contract import Mark, Metric, Near, Place, Row, Search, StoreUnavailable
+from gristmill.stores.contract import Key, Mark, Metric, Near, Place, Row, Search, StoreUnavailable
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import key_bytes, unpacking
@@ -207,7 +207,7 @@ class FileReader:
         schema = decode_schema(mark.schema)
         return Open(file, mark, keyed(shown, mark.key, {f.name: f.type for f in schema}), unpacking(schema))
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[Row | None]]:
         now = self._now()
         if not keys:
             return now.mark, []

@@ -19,7 +19,7 @@ import pyarrow as pa
 from gristmill.arrow.schemas import is_string, unwritable
 from gristmill.errors import BadJob, BadSource, GristmillError
 from gristmill.process.extras import require
-from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lake import Datafile, Lake, Snapshot, datafile, labelled
 from gristmill.stores.lookup import asked, keyed, matching, restored
 
@@ -336,7 +336,7 @@ class TableReader:
         self._place = place
         self._key = key
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         place = self._place
         with said(place):
             table = opened(place)
@@ -345,7 +345,7 @@ class TableReader:
             mark = next(iter(marks_of(note_of(table), place)), None)
             types = {f.name: f.type for f in table.schema}
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), types)
-            asked_for = asked(keys, wanted, place.shown)
+            asked_for = asked(keys, wanted, place.shown, mark)
             found = self._found(table, asked_for) if keys else table.schema.empty_table()
         return mark, restored(found, asked_for, mark, self._place.shown)
 
@@ -359,7 +359,7 @@ class TableReader:
         first = 0
         for batch in table.scanner(columns=keys.column_names).to_batches():  # in the order of the rows
             numbered = pa.table(batch).append_column("", pa.array(range(first, first + batch.num_rows), pa.int64()))
-            places += numbered.filter(matching(keys)).column("").to_pylist()
+            places += numbered.filter(matching(keys, numbered.schema)).column("").to_pylist()
             first += batch.num_rows
         return table.take(places)
 

@@ -21,7 +21,7 @@ from gristmill.arrow.spilling import spilling_to
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.process.extras import require
-from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Key, Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs, whole
 from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, unpacking
@@ -216,11 +216,14 @@ class FileReader:
             found = self._open = Open(inode, environment, mark, columns, unpacking(schema))
         return found
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         now = self._now()
         packed = key_bytes(keys, now.columns, self._place.shown)
+        longest = now.environment.max_key_size()
         with now.environment.begin() as transaction:
-            return now.mark, now.unpacked([transaction.get(key) if key else None for key in packed])
+            return now.mark, now.unpacked(
+                [transaction.get(key) if key and len(key) <= longest else None for key in packed]
+            )
 
     def close(self) -> None:
         self._open = None

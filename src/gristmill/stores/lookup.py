@@ -15,12 +15,15 @@ from gristmill.arrow.casts import Lossy, lossless
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, did_you_mean
 from gristmill.job.delivery import STORES, Delivery, place_of
-from gristmill.stores.contract import DISTANCE, Mark, Metric, Near, Reader, Row, Searcher
+from gristmill.stores.contract import DISTANCE, Key, Mark, Metric, Near, Reader, Row, Searcher
+from gristmill.stores.keys import bare, exact
 from gristmill.stores.vectors import search_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+# What to do about keys of several rows in a table.
+OF_TABLE = "deliver with mode='upsert', which keeps the latest row of each key, or query the table"
 SCANNED = 16_384  # rows that are held in memory together when all are looked at
 
 
@@ -37,75 +40,100 @@ def keyed(shown: str, key: Sequence[str], types: Mapping[str, pa.DataType]) -> d
     return {name: types[name] for name in key}
 
 
-def asked(keys: Sequence[tuple[Any, ...]], columns: Mapping[str, pa.DataType], shown: str) -> pa.Table:
-    """The keys as a table of the key columns, one row each. Raises BadJob for a key that is none."""
-    for key in keys:
-        if len(key) != len(columns):
-            names = ", ".join(columns)
-            raise BadJob(
-                f"{shown}: key {key if len(key) != 1 else key[0]!r}: the key has {len(columns)} columns: {names}"
-            )
-    made = {}
-    for place, (name, kind) in enumerate(columns.items()):
-        values = [key[place] for key in keys]
-        made[name] = _as(values, kind, name, shown)
+def asked(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str, mark: Mark | None = None) -> pa.Table:
+    """The keys as a table of the key columns, one row each, of the bare types of these; a key that no row can have is
+    null in all of them. Its values are those of the types that were delivered, where `mark` tells. Raises BadKey.
+    """
+    schema = decode_schema(mark.schema) if mark is not None else pa.schema([])
+    own = {n: schema.field(n).type if n in schema.names else kind for n, kind in columns.items()}
+    made = {n: _held(column, bare(columns[n])) for n, column in exact(keys, own, shown).items()}
+    there = functools.reduce(pc.and_, (pc.is_valid(column) for column in made.values()))
+    if not pc.all(there, min_count=0).as_py():
+        made = {n: pc.if_else(there, column, pa.scalar(None, column.type)) for n, column in made.items()}
     return pa.table(made)
 
 
-def _as(values: list[Any], kind: pa.DataType, name: str, shown: str) -> pa.Array:
-    """Values of a key column; texts are parsed, as they come from a command line."""
+def _held(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values as the store holds them; null for those that it cannot hold."""
+    if values.type == kind:
+        return values
     try:
-        texts = bool(values) and all(isinstance(v, str) for v in values)
-        if texts and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            return pa.array(values, pa.string()).cast(kind)
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return pa.array([v if v is None or isinstance(v, str) else str(v) for v in values], kind)
-        return pa.array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
-        raise BadJob(f"{shown}: column {name!r} is {kind}, and a key is not: {e}") from None
+        return values.cast(kind)
+    except pa.ArrowException:
+        return pa.concat_arrays([_held_or_null(values.slice(place, 1), kind) for place in range(len(values))])
 
 
-def matching(keys: pa.Table) -> pc.Expression:
-    """A filter for rows that may have one of these keys."""
-    some = [pc.field(name).isin(keys.column(name).combine_chunks()) for name in keys.column_names]
-    return functools.reduce(lambda a, b: a & b, some)
+def _held_or_null(one: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return one.cast(kind)
+    except pa.ArrowException:
+        return pa.nulls(1, kind)
 
 
-def restored(found: pa.Table, keys: pa.Table, mark: Mark | None, shown: str | None) -> list[Row | None]:
-    """For each key the row found for it, in the types that were delivered. Raises BadSource if there are two, where
-    nothing tells which of them counts (`shown`); else it is the last one.
-    """
+def matching(keys: pa.Table, schema: pa.Schema) -> pc.Expression:
+    """A filter for rows of a schema that may have one of these keys."""
+    return functools.reduce(lambda a, b: a & b, (_among(keys.column(n), schema.field(n)) for n in keys.column_names))
+
+
+def _among(values: pa.ChunkedArray, field: pa.Field) -> pc.Expression:
+    t, some, kind = pa.types, pc.drop_null(values).combine_chunks(), values.type
+    if pa.types.is_nested(kind) or isinstance(field.type, pa.BaseExtensionType):
+        return pc.scalar(True)  # Arrow compares none of these: all rows are looked at
+    if t.is_floating(kind):
+        some = some.cast(pa.float64())
+        some = pa.concat_arrays([some, pa.array([0.0, -0.0])]) if pc.any(pc.equal(some, 0.0)).as_py() else some
+    elif t.is_decimal32(kind) or t.is_decimal64(kind):
+        some = some.cast(pa.decimal128(kind.precision, kind.scale))
+    of = pc.field(field.name)
+    return (of if field.type == some.type else of.cast(some.type)).isin(some)
+
+
+def restored(
+    found: pa.Table, keys: pa.Table, mark: Mark | None, shown: str, way_out: str = OF_TABLE
+) -> list[Row | None]:
+    """For each key the row found for it, in the types that were delivered. Raises BadSource if there are two."""
     if mark is not None:
         found = delivered(found, mark)
     names = keys.column_names
-    cast = pa.table({n: keys.column(n).cast(found.schema.field(n).type) for n in names})
-    return by_key(found.to_pylist(), names, list(zip(*(cast.column(n).to_pylist() for n in names), strict=True)), shown)
+    own = [_bare(found.column(name)) for name in names]
+    wanted = [keys.column(name).cast(column.type).to_pylist() for name, column in zip(names, own, strict=True)]
+    there = list(zip(*(column.to_pylist() for column in own), strict=True))
+    return by_key(found.to_pylist(), names, list(zip(*wanted, strict=True)), shown, there, way_out)
+
+
+def _bare(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    kind = bare(column.type)
+    return column if column.type == kind else column.cast(kind)
 
 
 def by_key(
-    rows: Sequence[Row], names: Sequence[str], keys: Sequence[tuple[Any, ...]], shown: str | None
+    rows: Sequence[Row],
+    names: Sequence[str],
+    keys: Sequence[tuple[Any, ...]],
+    shown: str,
+    of: Sequence[tuple[Any, ...]] | None = None,
+    way_out: str = OF_TABLE,
 ) -> list[Row | None]:
-    """For each key the row that has it. Raises BadSource, as `restored` does."""
+    """For each key the row that has it; `of` are the rows' own keys. Raises BadSource, as `restored` does."""
     there: dict[tuple[Any, ...], Row] = {}
     twice: set[tuple[Any, ...]] = set()
-    for row in rows:
-        key = tuple(row[n] for n in names)
+    for row, key in zip(rows, of or [tuple(row[n] for n in names) for row in rows], strict=True):
         if key in there:
             twice.add(key)
         there[key] = row
-    for key in keys if twice and shown is not None else ():
+    keys = [key if None not in key else () for key in keys]  # no row has such a key
+    for key in keys if twice else ():
         if key in twice:
-            raise repeated(shown or "", names, key)
+            raise repeated(shown, names, key, way_out)
     return [there.get(key) for key in keys]
 
 
-def repeated(shown: str, names: Sequence[str], key: Sequence[Any]) -> BadSource:
+def repeated(shown: str, names: Sequence[str], key: Sequence[Any], way_out: str = OF_TABLE) -> BadSource:
     """The error for a key of several rows."""
     which = ", ".join(f"{n} = {v!r}" for n, v in zip(names, key, strict=True))
-    return BadSource(
-        f"{shown}: several rows have {which}, and a lookup finds one a key: deliver with mode='upsert', which keeps "
-        "the latest row of each key, or query the table"
-    )
+    return BadSource(f"{shown}: several rows have {which}, and a lookup finds one a key: {way_out}")
 
 
 def delivered(found: pa.Table, mark: Mark) -> pa.Table:
@@ -147,12 +175,15 @@ class Lookup:
         self._shown = shown
 
     def get(self, key: Any) -> Row | None:
-        """The row of a key, as a dict; None if there is none. A key of several columns is a tuple, in their order."""
+        """The row of a key, as a dict; None if there is none. A key of several columns is a tuple, in their order, or a
+        dict by their names. It finds the row whose key it equals, as Python compares values; a text for a column that
+        holds none is read as one of its values. Raises BadKey for other names, and for a value of another type.
+        """
         return self.get_many([key])[0]
 
     def get_many(self, keys: Iterable[Any]) -> list[Row | None]:
         """The row of each key, or None, in the order of the keys; all of one generation."""
-        return self._reader.find([_tuple(key) for key in keys])[1]
+        return self._reader.find([_key(key) for key in keys])[1]
 
     def nearest(
         self, vector: ArrayLike, k: int = 10, *, column: str | None = None, metric: Metric | None = None
@@ -200,11 +231,11 @@ class Lookup:
         self.close()
 
 
-def _tuple(key: Any) -> tuple[Any, ...]:
+def _key(key: Any) -> Key:
     if isinstance(key, (str, int)):  # most are, and to ask whether they are mappings takes longer
         return (key,)
     if isinstance(key, Mapping):
-        return tuple(key.values())
+        return key
     return tuple(key) if isinstance(key, (tuple, list)) else (key,)
 
 

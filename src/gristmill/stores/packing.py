@@ -7,6 +7,7 @@ Lines; a map is a list of pairs. `unpacking` gives back what was packed, by the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -22,7 +23,7 @@ from gristmill.errors import BadJob, did_you_mean
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
-from gristmill.stores.contract import Load, Mark
+from gristmill.stores.contract import Key, Load, Mark
 from gristmill.stores.lookup import asked
 
 SLICE_BYTES = 32 << 20  # of rows packed at once: Arrow's binary arrays hold 2 GB, and what is packed is larger
@@ -133,17 +134,26 @@ def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
     return _as_text(column).cast(pa.binary())
 
 
-def key_bytes(keys: Sequence[tuple[Any, ...]], columns: Mapping[str, pa.DataType], shown: str) -> list[bytes | None]:
-    """Keys as `packed_keys` has them; None for one that is null. Raises BadJob for a key that is none."""
-    kind = next(iter(columns.values()))
-    if len(columns) == 1 and {*map(len, keys)} == {1}:  # at once what Arrow takes a while to begin
-        given = {type(value) for (value,) in keys}
-        if pa.types.is_string(kind) and given == {str}:
+def key_bytes(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str) -> list[bytes | None]:
+    """Keys as `packed_keys` has them; None for one that no row can have. Raises BadKey for a key that is none."""
+    if len(columns) == 1 and (quick := _quick_bytes(keys, next(iter(columns.values())))) is not None:
+        return quick
+    table = asked(keys, columns, shown)
+    found = packed_keys([column.combine_chunks() for column in table.columns])
+    return list(pc.if_else(table.column(0).is_valid(), found, pa.scalar(None, pa.binary())).to_pylist())
+
+
+def _quick_bytes(keys: Sequence[Any], kind: pa.DataType) -> list[bytes | None] | None:
+    """Most keys of one column, at once what Arrow takes a while to begin; None if they are others."""
+    if {*map(type, keys)} != {tuple} or {*map(len, keys)} != {1}:
+        return None
+    given = {type(value) for (value,) in keys}
+    if pa.types.is_string(kind) and given == {str}:
+        with contextlib.suppress(UnicodeEncodeError):
             return [value.encode() for (value,) in keys]
-        if pa.types.is_integer(kind) and given == {int}:
-            return [b"%d" % value for (value,) in keys]
-    found = packed_keys([column.combine_chunks() for column in asked(keys, columns, shown).columns])
-    return list(found.to_pylist())
+    if pa.types.is_integer(kind) and given == {int} and all(-(2**63) <= value < 2**64 for (value,) in keys):
+        return [b"%d" % value for (value,) in keys]
+    return None
 
 
 def crc32s(keys: pa.Array) -> np.ndarray:

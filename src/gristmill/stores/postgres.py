@@ -21,6 +21,7 @@ from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.stores import pgvector
 from gristmill.stores.contract import (
+    Key,
     Load,
     Mark,
     Metric,
@@ -400,7 +401,7 @@ class ServerReader:
         self._lock = threading.Lock()
         self._connection: Any = None
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         return self._reading(lambda session: self._found(session, keys))
 
     def nearest(self, search: Search) -> Near:
@@ -436,9 +437,7 @@ class ServerReader:
         mark = self._mark(session, f"{quoted(schema or _schema_of(session, name))}.{quoted(MARKS)}", name)
         return There(table, session.columns(table), mark, decode_schema(mark.schema) if mark else pa.schema([]))
 
-    def _found(
-        self, session: Transaction, keys: Sequence[tuple[Any, ...]]
-    ) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def _found(self, session: Transaction, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         there, shown = self._there(session), self._place.shown
         kinds = {n: there.kind(n) or pa.string() for n in there.columns}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
@@ -450,7 +449,10 @@ class ServerReader:
         heads = ", ".join(f"k{i}" for i in range(len(wanted)))
         sql = f"SELECT {there.listed} FROM {there.table} AS t JOIN unnest({given}) AS a({heads}) ON {same}"
         wants = list(zip(*(asked_for.column(n).to_pylist() for n in wanted), strict=True))
-        once = list(dict.fromkeys(wants))
+        # No text here has a zero byte, and the server takes none.
+        once = [k for k in dict.fromkeys(wants) if not any(isinstance(v, str) and "\0" in v for v in k)]
+        if not once:
+            return there.mark, [None] * len(keys)
         found = there.rows(session.run(sql, *map(list, zip(*once, strict=True))))
         return there.mark, by_key(found, list(wanted), wants, shown)
 

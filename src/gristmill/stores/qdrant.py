@@ -27,6 +27,7 @@ from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_lines
 from gristmill.stores.contract import (
+    Key,
     Load,
     Mark,
     Metric,
@@ -455,21 +456,22 @@ class ServerReader:
         columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
         return Known(name, mark, schema, columns, config.params.vectors)
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[Row | None]]:
         return self._reading(lambda known: (known.mark, self._found(known, keys)))
 
-    def _found(self, known: Known, keys: Sequence[tuple[Any, ...]]) -> list[Row | None]:
+    def _found(self, known: Known, keys: Sequence[Key]) -> list[Row | None]:
         if not keys:
             return []
         packed = key_bytes(keys, known.columns, self._place.shown)
         integers = _integers(pa.schema(list(known.columns.items())), list(known.columns))
-        wanted = ids([key or b"" for key in packed], integers and None not in packed)
+        wanted = ids([key for key in packed if key is not None], integers)
         found: dict[Any, Row] = {}
         for first in range(0, len(wanted), AT_ONCE):
             some = wanted[first : first + AT_ONCE]
             points = self._client.call("retrieve", known.name, some, with_payload=True, with_vectors=True)
             found.update((p.id, known.row(p.payload or {}, p.vector)) for p in points)
-        return [None if key is None else found.get(at) for key, at in zip(packed, wanted, strict=True)]
+        at = iter(wanted)
+        return [None if key is None else found.get(next(at)) for key in packed]
 
     def nearest(self, search: Search) -> Near:
         return self._reading(lambda known: self._nearest(known, search))

@@ -25,6 +25,7 @@ from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.extras import require
 from gristmill.stores.contract import (
+    Key,
     Load,
     Mark,
     Mode,
@@ -356,7 +357,7 @@ class ServerReader:
         self._known: Known | None = None
         self._msgpack = require("msgpack", "redis", place.shown)
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with _said(self._place):
             while True:
                 known = self._known or self._look()

@@ -25,12 +25,17 @@ from gristmill.errors import BadSource, CorruptStore, GristmillWarning
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.result.reading import dataset_of, rows_of
-from gristmill.stores.contract import Mark, Near, Row, Search
+from gristmill.stores.contract import Key, Mark, Near, Row, Search
 from gristmill.stores.lookup import SCANNED, Lookup, asked, keyed, matching, restored
 from gristmill.stores.packing import key_bytes
 from gristmill.stores.sinkindex import hashed, opened, ranked, usable
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
+# What to do about keys of several rows in a sink without an index.
+OF_SINK = (
+    "the same job with an index by them (--index) makes it find the last and scores nothing again; or deliver with "
+    "mode='upsert', which keeps the latest row of each key, or read the rows (gm.read)"
+)
 QUICK = 100_000  # rows that are read for a key without a word: some hundredths of a second
 KEPT = 256 << 20  # bytes of row groups that are kept once they were read
 LOOKED = 1.0  # seconds between two looks at an object store for the next result, each of which is a request
@@ -71,7 +76,7 @@ class Published:
         self._result = found = Result(result, said, self._key)
         return found
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[Row | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[Row | None]]:
         now = self._now()
         while True:
             if not keys:
@@ -80,8 +85,8 @@ class Published:
             if not now.indexed:
                 self._slow(now)
                 asked_for = asked(keys, wanted, self._root)
-                found = now.by_age.to_table(filter=matching(asked_for))
-                return now.mark, restored(found, asked_for, None, None)
+                found = now.by_age.to_table(filter=matching(asked_for, now.rows.schema))
+                return now.mark, restored(found, asked_for, None, self._root, OF_SINK)
             try:
                 return now.mark, now.by_index(key_bytes(keys, wanted, self._root), wanted)
             except (FileNotFoundError, CorruptStore) as e:

@@ -31,7 +31,19 @@ from gristmill.job.uris import is_local, local_path, redact
 from gristmill.process import lasting, machine
 from gristmill.process.extras import require
 from gristmill.process.sparksession import first_line, session
-from gristmill.stores.contract import Housed, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import (
+    Housed,
+    Key,
+    Load,
+    Mark,
+    Mode,
+    Part,
+    Place,
+    Reader,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+)
 from gristmill.stores.lake import (
     SIMPLE,
     Datafile,
@@ -460,7 +472,7 @@ class TableReader:
         self._place, self._key = place, key
         self._catalog = Catalog(place)
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         import pyarrow.dataset as ds
 
         place, about = self._place, self._catalog.about()
@@ -474,8 +486,8 @@ class TableReader:
             schema = schema_of(self._catalog.spark.table(self._catalog.name))
             rows = ds.dataset(_location(about), schema=schema, format="parquet")
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
-            asked_for = asked(keys, wanted, place.shown)
-            table = rows.to_table(filter=matching(asked_for)) if keys else schema.empty_table()
+            asked_for = asked(keys, wanted, place.shown, mark)
+            table = rows.to_table(filter=matching(asked_for, schema)) if keys else schema.empty_table()
         return mark, restored(table, asked_for, mark, place.shown)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from gristmill.job.uris import in_uri
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
 from gristmill.stores.contract import (
+    Key,
     Load,
     Mark,
     Mode,
@@ -390,7 +391,7 @@ class FileReader:
             self._all.append(found)
         return found
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with self._snapshot() as transaction:
             there = self._there(transaction)
             return there.mark, self._found(transaction, there, keys)
@@ -423,9 +424,7 @@ class FileReader:
         mark = self._mark(transaction)
         return There(table, names, mark, decode_schema(mark.schema) if mark is not None else pa.schema([]))
 
-    def _found(
-        self, transaction: Transaction, there: There, keys: Sequence[tuple[Any, ...]]
-    ) -> list[dict[str, Any] | None]:
+    def _found(self, transaction: Transaction, there: There, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         shown, kinds = self._place.shown, {n: there.kind(n) or pa.string() for n in there.names}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown)
@@ -433,7 +432,7 @@ class FileReader:
         sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 2"
         each = [list(transaction.run(sql, *key)) for key in zip(*columns, strict=True)]
         if (twice := next((place for place, rows in enumerate(each) if len(rows) > 1), None)) is not None:
-            raise repeated(shown, list(wanted), keys[twice])
+            raise repeated(shown, list(wanted), [column[twice].as_py() for column in asked_for.columns])
         found = iter(there.rows([row for rows in each for row in rows]))
         return [next(found) if rows else None for rows in each]
 

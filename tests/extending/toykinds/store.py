@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
-from gristmill.stores.contract import Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, is_there
+from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, is_there
+from gristmill.stores.keys import exact
 
 
 class Shelf:
@@ -115,12 +117,15 @@ class ShelfReader:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
-        """A row, or None, for each key."""
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        """A row, or None, for each key: `exact` gives keys as values of their columns, in the order of these."""
         mark, rows = _read(Path(self._place.path))
         if mark is None:
             raise BadSource(f"{self._place.shown}: nothing is published there")
-        return mark, [rows.get(str(list(key))) for key in keys]
+        schema = decode_schema(mark.schema)
+        columns = exact(keys, {name: schema.field(name).type for name in mark.key}, self._place.shown)
+        values = zip(*(column.to_pylist() for column in columns.values()), strict=True)
+        return mark, [rows.get(str(list(key))) for key in values]
 
     def close(self) -> None:
         """Nothing is held."""
