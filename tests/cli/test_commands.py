@@ -437,7 +437,9 @@ def test_a_plan_shows_only_what_is_read(folder: Folder) -> None:
         "model: {call: 'scoring:double'}\nsink: {uri: out, keep: [id]}\n"
     )
     text = folder.run("plan", "j.yaml").out
-    assert "reads    id: int64, x: double, lang: string\n" in text and "nulls    lang: 1, x: 1\n" in text, text
+    assert (
+        "reads    id: int64, x: double, lang: string\n" in text and "nulls    lang: 1, x: 1, in the files\n" in text
+    ), text
 
 
 # ---------------------------------------------------------------- output and its ends
@@ -655,3 +657,27 @@ def test_predict_by_the_suffix_of_a_saved_model(folder: Folder) -> None:
     assert refused.code == 2 and "one of .onnx, .pt" in refused.err and "apply is for functions" in refused.err
     refused = folder.run("predict", "rows.parquet", "two", "--model", "line.skops", "--features", "y")
     assert refused.code == 2 and "also has y" in refused.err
+
+
+def test_nulls_of_a_plan_are_those_of_the_files(folder: Folder) -> None:
+    """Where a job reads some of the rows, the plan and the note about NaN say that nulls were counted in the files."""
+    rows = pa.table({"id": [1, 2, 3], "x": [1.0, None, None]})
+    pq.write_table(rows, folder.path / "nulls.parquet")
+    (folder.path / "j.yaml").write_text("source: nulls.parquet\nmodel: {call: 'scoring:double'}\nsink: {uri: out}\n")
+    whole = folder.run("plan", "j.yaml").out
+    assert "nulls    x: 2\n" in whole and "x has 2 nulls: " in whole
+    for some in ("--limit=1", "--sample=1"):
+        text = folder.run("plan", "j.yaml", some).out
+        assert "nulls    x: 2, in the files\n" in text and "x has 2 nulls in the files: " in text
+    assert "nulls    x: 2, in the files\n" in folder.run("plan", "j.yaml", "--where", "x > 0").out
+
+
+def test_forms_of_returns_and_price(folder: Folder) -> None:
+    """A JSON Schema is taken as it is typed; two prices in one are refused with the way to give both."""
+    common = ("rows.parquet", "facts", "--prompt", "{{ id }}", "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
+    twice = folder.run("prompt", *common, "--price", "input=1/1M,output=2/1M")
+    assert twice.code == 2 and "give each alone: --price input=0.40/1M --price output=1.60/1M" in twice.err
+    listed = folder.run("prompt", *common, "--returns", '{"type": "array", "items": {"type": "string"}}')
+    assert listed.code == 2 and "the schema is of array: an answer is an object" in listed.err, listed
+    broken = folder.run("prompt", *common, "--returns", '{"type"')
+    assert broken.code == 2 and "is no JSON" in broken.err and "or @FILE" in broken.err

@@ -80,6 +80,14 @@ def test_made_of_all_rows_and_published_with_them(tmp_path: Path, how: dict[str,
     assert "total.json: content changed" in " ".join(gm.verify(out).lines)
 
 
+def test_a_run_counts_the_files_that_it_published(tmp_path: Path) -> None:
+    """With those of the index and of reduce: as the next run, which finds nothing to do, counts them."""
+    first = job(tmp_path / "out", index=["id"]).run()
+    later = job(tmp_path / "out", index=["id"]).run()
+    assert later.state == "nothing to do"
+    assert (first.files, first.bytes_out) == (later.files, later.bytes_out) and first.files >= 4
+
+
 def test_vectors_are_among_the_rows(tmp_path: Path) -> None:
     """Of an npy sink, joined or not, partitioned or not: as they were answered, beside their own ids."""
 

@@ -820,3 +820,17 @@ def test_equal_prompts_are_remembered_by_their_size(
     assert found == [f"<{text}>" for text in texts]
     told = chat.told()["answered"]
     assert (told["a"], told["b"]) == (1, 1 if shared else 2)
+
+
+def test_only_answers_that_are_of_use_are_kept_for_the_next_run(chat: ChatServer, tmp_path: Path) -> None:
+    """Of a run whose gate fails, answers that fit no column are asked for again, and the report says how many."""
+    chat.set(answer="never")
+    asks = gm.Prompt("{{ text }}", "m", returns={"n": "int64"})
+    job = gm.Job(table(40), asks, gm.sink(tmp_path / "out", keep=["id"]))
+    for _ in range(2):
+        with pytest.raises(gm.GristmillError) as failed:
+            job.run()
+        used = failed.value.report.used
+        assert used["kept"] == 0 and 0 < used["again"] <= 40, used
+        shown = str(failed.value.report)
+        assert "kept for the next run" not in shown and "to be asked again, as their answers failed" in shown

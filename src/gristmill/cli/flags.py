@@ -5,6 +5,7 @@ A flag that was not given changes nothing, so defaults exist in one place only, 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -147,9 +148,16 @@ class Pair(_ParamType):
 
 
 class PairOrName(Pair):
-    """`k=v`, or the whole as `@FILE` or `MODULE:NAME`."""
+    """`k=v`, or the whole as `@FILE`, `MODULE:NAME` or a JSON object."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, dict):
+            return value
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            try:
+                return dict(json.loads(value))
+            except ValueError as e:
+                return self.fail(f"{value!r}: is no JSON ({e}): write name=type, a JSON object, or @FILE", param, ctx)
         if isinstance(value, str) and (value.startswith("@") or ("=" not in value and ":" in value)):
             return value
         return super().convert(value, param, ctx)
@@ -213,7 +221,7 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
             continue
         if any(get_origin(part) is tuple and get_args(part)[1:] == (...,) for part in flag.option.types):
             value = listed(value)
-        elif isinstance(value, tuple) and (whole := [one for one in value if isinstance(one, str)]):
+        elif isinstance(value, tuple) and (whole := [one for one in value if isinstance(one, (str, dict))]):
             if len(value) > 1:
                 raise BadJob(f"{flag.name} {whole[0]} is all of it: give it alone")
             value = whole[0]

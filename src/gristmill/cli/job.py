@@ -96,7 +96,10 @@ def plan(job: str, **given: Any) -> int:
     if given["as_json"]:
         sys.stdout.write(json.dumps(plan_dict(view), ensure_ascii=False) + "\n")
     else:
-        for line in plan_lines(view, conditions=bool(spec.source.where) or any(s.kind == "filter" for s in spec.steps)):
+        source = spec.source
+        conditions = bool(source.where) or any(s.kind == "filter" for s in spec.steps)
+        some = bool(source.where) or source.limit is not None or source.sample is not None
+        for line in plan_lines(view, conditions, some):
             sys.stdout.write(line + "\n")
     return int(view.exit_code)
 
@@ -121,8 +124,10 @@ def plan_dict(view: Any) -> dict[str, Any]:
     }
 
 
-def plan_lines(view: Any, conditions: bool = False) -> list[str]:
-    """A plan for a person. Rows are counted before any `conditions`, which only reading can decide."""
+def plan_lines(view: Any, conditions: bool = False, some: bool = False) -> list[str]:
+    """A plan for a person. Rows are counted before any `conditions`, which only reading can decide, and nulls in the
+    files, also where only `some` of their rows are read.
+    """
     from gristmill.observe import units
 
     about = "about " if view.rows_estimated else ""
@@ -143,7 +148,8 @@ def plan_lines(view: Any, conditions: bool = False) -> list[str]:
     lines += [f"asks     {_takes(view.takes)}"] if view.takes else []
     lines += [f"sink     {view.sink}"] if view.sink else []
     lines += [f"delivers {store}" for store in view.deliveries]
-    lines.append("nulls    " + (_nulls(view.nulls) or "none known"))
+    nulls = _nulls(view.nulls)
+    lines.append("nulls    " + (f"{nulls}{', in the files' if some else ''}" if nulls else "none known"))
     lines += [f"note     {note}" for note in view.notes]
     return lines + [f"problem  {problem}" for problem in view.problems]
 

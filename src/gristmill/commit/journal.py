@@ -348,30 +348,38 @@ def notes(folder: str, files: Files) -> list[Any]:
 
 
 def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, float]:
-    """What the answers for shards that are not committed have taken (models.contract.USED), and how many are `kept`;
-    `folder` is the generation's. Nothing if there are none.
+    """What the answers for shards that are not committed have taken (models.contract.USED), how many are `kept`, and
+    how many rows are asked `again`, as another run has no use for their answers; `folder` is the generation's. Nothing
+    if there are none.
     """
-    taken, kept, folder = [], 0, join(folder, "journal")
+    taken, folder = [], join(folder, "journal")
     firsts: dict[tuple[str, bytes], list[dict[str, float]]] = {}  # of first answers, by shard and row
     ended: Counter[tuple[str, bytes]] = Counter()
+    kept: Counter[bytes] = Counter()
+    failed: Counter[bytes] = Counter()  # rows of the attempt with most of them: each asks for them again
     for name in sorted(files.names(folder)):
         label = name.partition(".")[0]
         # What the first rows took is in the figures of shard 0.
         if name.endswith(".tmp") or (0 if label == PROBE else int(label)) in committed:
             continue
         with contextlib.suppress(FileNotFoundError):  # committed meanwhile
+            own: Counter[bytes] = Counter()
             for key, data in _records(files.read(join(folder, name))):
                 if key == _FIRST:  # what it took is told again with the row's last one
                     _, used, row, _ = json.loads(data)
                     firsts.setdefault((label, bytes.fromhex(row)), []).append(used)
                 elif key != _NOTE:
-                    taken.append(json.loads(data)[1])
-                    kept += key != _UNKEPT
+                    _, used, *more = json.loads(data)
+                    taken.append(used)
                     ended[label, key] += 1
+                    if key != _UNKEPT:
+                        (own if more[1:] and more[1] else kept)[key] += 1
+            failed |= own
     for place, some in firsts.items():
         taken += some[ended[place] :]
-    found = summed(taken)
-    return {**found, "kept": float(kept)} if found or kept else {}
+    found, again = summed(taken), (failed - kept).total()
+    told = {"kept": float(kept.total()), **({"again": float(again)} if again else {})}
+    return {**found, **told} if found or kept or again else {}
 
 
 def _records(data: bytes) -> list[tuple[bytes, bytes]]:

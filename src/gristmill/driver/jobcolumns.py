@@ -61,8 +61,9 @@ def nulls_given(job: JobSpec, info: ModelInfo, given: list[pa.Field], nulls: dic
         kind = (takes.types.get(f.name) if takes is not None else None) or f.type
         if f.name in reads and nulls.get(f.name) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             (whole if pa.types.is_integer(kind) else real).append(f.name)
+    files = "" if job.source.limit is None and job.source.sample is None else " in the files"
     said = [
-        f"{_counted(names, nulls)}: {info.name} gets {value} for them ({way})"
+        f"{_counted(names, nulls)}{files}: {info.name} gets {value} for them ({way})"
         for names, value, way in (
             (whole, "None", f"takes={{{whole[0]!r}: 'float64'}} gives NaN" if whole else ""),
             (real, "NaN", "declared not null in takes=, on_null decides"),
@@ -211,11 +212,13 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
 
 
 def doubtful(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> list[str]:
-    """A line for each name that the sink has and only the run can find, and that is nearly a column of the source."""
+    """A line for each name that the sink has and only the run can find, and that is nearly a column of the source. Rows
+    are sorted by the model's own columns as a rule.
+    """
     import difflib
 
     sink, outputs = job.sink, info.outputs or ()
-    options = ("keep", "key", "partition_by", "sort_by", "index")
+    options = ("keep", "key", "partition_by", "index")
     named = [] if sink is None else [(what, getattr(sink, what) or ()) for what in options]
     lines = []
     for what, names in named:

@@ -88,7 +88,7 @@ def published(s: Scored) -> Published:
     publish.publish(s.generation, _record(s, whole, reducer), whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
     _tell(s, counts)
-    report = summary.finished(s, whole)
+    report = summary.finished(s, replace(whole, live=[*live, *(() if index is None else index.index.files)]))
     log.say(phase="done")
     budgets.remember(s.resolved, s.batch, s.sums.figures)
     return Published(report, s.later if s.appends else ())

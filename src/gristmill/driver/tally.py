@@ -155,7 +155,7 @@ class Tally:
             self.counts = self.counts - lost
             self.errors = summed([self.errors, {name: -n for name, n in errors.items()}])
         self.counts = self.counts + counts
-        self._rows_run += counts.rows_in
+        self._rows_run += counts.rows_in - counts.filtered
         self._figures = summed([self._figures, figures])
         self._used = used([self._used, figures])
         self.errors = summed([self.errors, errors])

@@ -285,6 +285,10 @@ def new_inputs_only(old_inputs: Mapping[str, str], new: Fingerprint) -> bool:
 
 def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     lines = []
+    gone, come = ([name for name in one if name not in other] for one, other in ((old, new), (new, old)))
+    if section == "model" and len(gone) == len(come) == 1:  # one file in the place of another
+        lines.append(f"model: was {gone[0]}, is {come[0]}")
+        old, new = ({name: d for name, d in one.items() if name not in (*gone, *come)} for one in (old, new))
     for name in sorted({*old, *new}):
         before, now = old.get(name), new.get(name)
         file = f": {FILE}" in name

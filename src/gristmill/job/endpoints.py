@@ -77,13 +77,16 @@ def batches_of(concurrency: int | Auto, batch_api: Provider | None) -> int:
     return BATCHES if concurrency == "auto" else concurrency
 
 
+_BOTH = "--price input=0.40/1M --price output=1.60/1M"
+
+
 def check_cost(price: Mapping[str, str] | None, max_cost: float | None) -> None:
     """Raises BadJob for prices that `prices` does not take, and for a limit without a price."""
     if price is not None:
         prices(price)
     elif max_cost is not None:
         raise BadJob(
-            "max_cost needs price, that of tokens in and out: --price input=0.40/1M --price output=1.60/1M, "
+            f"max_cost needs price, that of tokens in and out: {_BOTH}, "
             "price={'input': '0.40/1M', 'output': '1.60/1M'}"
         )
 
@@ -105,6 +108,8 @@ def prices(price: Mapping[str, str]) -> tuple[float, float]:
     for name in ("input", "output"):
         text = str(price.get(name, ""))
         if (match := _PRICE.fullmatch(text.strip())) is None:
+            if "," in text:
+                raise BadJob(f"price has {name} as {text!r}: give each alone: {_BOTH}")
             raise BadJob(
                 f"price has {name} as {text!r}: write dollars and for how many tokens, as 0.40/1M (1M, 1K, token)"
             )
