@@ -172,23 +172,23 @@ def numbered(batch: Any) -> Any:
 @pytest.mark.long
 def test_the_same_row_in_every_store(places: dict[str, Any], store: str) -> None:
     """Each key type that a store holds, looked up by each Python value: the row whose key equals it, none or an error;
-    the same one value at a time, all at once and awaited.
+    the same one value at a time and all at once.
     """
     uri, kinds = places[store]
     assert len(kinds) > 10
     for name, kind in kinds.items():
         held = pa.array(HELD[kind], kind).to_pylist()
+        refused = [tried(lambda value, kind=kind: exact([(value,)], {"k": kind}, "") and None, v) for v in VALUES]
+        values = [value for value, said in zip(VALUES, refused, strict=True) if said != "BadKey"]
         with gm.lookup(uri, key=name) as looking:
-
-            def find(value: Any, looking: Any = looking) -> int | None:
-                return None if (row := looking.get(value)) is None else int(row["n"])
-
-            alone = [tried(find, [value]) for value in VALUES]
-            for value, number in zip(VALUES, alone, strict=True):
+            found = [row and row["n"] for row in looking.get_many([[value] for value in values])]
+            for value, number in zip(values, found, strict=True):
                 assert right(value, number, held, kind), (store, kind, value, number)
-            keys = [(value, n) for value, n in zip(VALUES, alone, strict=True) if n != "BadKey"]
-            together = looking.get_many([[value] for value, _ in keys])
-            assert [row and row["n"] for row in together] == [n for _, n in keys]
+            for value, number in list(zip(values, found, strict=True))[:: len(values) // 3]:
+                row = looking.get([value])
+                assert (row and row["n"]) == number, (store, kind, value, row)
+            with pytest.raises(BadKey):
+                looking.get_many([[values[0]], [{"a"}]])
 
 
 @pytest.mark.long
@@ -209,7 +209,7 @@ def test_the_same_row_by_bytes(tmp_path: Any) -> None:
             places.append(str(tmp_path / "out"))
         for place in places:
             with gm.lookup(place) as looking:
-                for value in VALUES:
+                for value in VALUES:  # one by one, as some have a way of their own
                     row = tried(looking.get, [value])
                     number = row["n"] if isinstance(row, dict) else row
                     assert right(value, number, held[name].to_pylist(), kind), (place, kind, value, row)

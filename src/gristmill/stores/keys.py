@@ -274,7 +274,7 @@ def _span(value: Any) -> int | None:
     if unit not in _NANOSECONDS:
         raise _Other("give it in weeks or a smaller unit")
     exactly = Fraction(int(value.astype(np.int64)) * count * _NANOSECONDS[unit])
-    return exactly.numerator if exactly.denominator == 1 else None
+    return int(exactly.numerator) if exactly.denominator == 1 else None
 
 
 def _date(kind: pa.DataType) -> Callable[[Any], Any]:
