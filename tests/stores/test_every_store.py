@@ -131,6 +131,11 @@ def test_looked_up_by_key(shop: Shop, first: str) -> None:
         assert lookup.get(ROWS) is None
         assert lookup.get_many([3, ROWS, 0, 3]) == [rows[3], None, rows[0], rows[3]]
         assert lookup.get_many([]) == []
+        none = [2**70, -(2**70), 7.5, float("nan"), None]
+        assert lookup.get_many([3, *none, 7.0, {"id": 0}]) == [rows[3], *[None] * 5, rows[7], rows[0]]
+        for key, why in ((True, "give a number"), ({"ids": 7}, "did you mean 'id'"), ((7, 7), "has 1 column: id")):
+            with pytest.raises(gm.BadKey, match=why):
+                lookup.get_many([3, key])
         assert lookup.generation == 1
 
 
