@@ -247,6 +247,26 @@ def test_sqlite_keeps_views_indices_and_triggers(tmp_path: Path, nights: tuple[s
         ]
 
 
+def test_a_table_of_others_is_looked_up_by_its_own_types(postgres: str, tmp_path: Path) -> None:
+    """No delivery tells the types of its columns: a whole number finds a row, and no fraction does."""
+    import psycopg
+
+    made = "CREATE TABLE others (id INTEGER, name VARCHAR(9)); INSERT INTO others VALUES (5, 'five'), (6, 'six');"
+    with closing(sqlite3.connect(tmp_path / "others.sqlite")) as db:
+        db.executescript(made)
+    with psycopg.connect(postgres, autocommit=True) as server:
+        server.execute("DROP TABLE IF EXISTS others;" + made)
+    for at in (f"sqlite://{tmp_path}/others.sqlite#others", f"{postgres}#others"):
+        with gm.lookup(at, key="id") as by_id, gm.lookup(at, key="name") as by_name:
+            assert by_id.get_many([5, "6", 5.5, 2**70]) == [
+                {"id": 5, "name": "five"},
+                {"id": 6, "name": "six"},
+                None,
+                None,
+            ]
+            assert by_name.get("six") == {"id": 6, "name": "six"}
+
+
 def test_keys_are_numbered_as_zlib_does() -> None:
     """Clients of others find a row's hash by crc32 of its key."""
     from gristmill.stores.packing import crc32s

@@ -366,6 +366,12 @@ def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:
 
 
 Found = TypeVar("Found")
+# The types of keys in columns of others; what has another one is given as text.
+_PLAIN = {
+    "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(), "real": pa.float32(),
+    "double precision": pa.float64(), "date": pa.date32(), "bytea": pa.binary(),
+    "timestamp without time zone": pa.timestamp("us"), "timestamp with time zone": pa.timestamp("us", "UTC"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -439,7 +445,7 @@ class ServerReader:
 
     def _found(self, session: Transaction, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         there, shown = self._there(session), self._place.shown
-        kinds = {n: there.kind(n) or pa.string() for n in there.columns}
+        kinds = {n: there.kind(n) or _PLAIN.get(kind, pa.string()) for n, kind in there.columns.items()}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown)
         if not keys:

@@ -341,6 +341,17 @@ def _restored(values: list[Any], kind: pa.DataType) -> pa.Array:
     return from_json(texts, bare)
 
 
+def _key_type(declared: str) -> pa.DataType:
+    """The type of values in a column of others, by the rules of SQLite (datatype3.html, 3.1)."""
+    kinds = (
+        ("INT", pa.int64()),
+        ("CHAR CLOB TEXT", pa.string()),
+        ("BLOB", pa.binary()),
+        ("REAL FLOA DOUB", pa.float64()),
+    )
+    return next((k for words, k in kinds if any(word in declared.upper() for word in words.split())), pa.string())
+
+
 @dataclasses.dataclass(frozen=True)
 class There:
     """The table that is read: how it is named in SQL, its columns, its mark, and the schema that was delivered."""
@@ -425,7 +436,8 @@ class FileReader:
         return There(table, names, mark, decode_schema(mark.schema) if mark is not None else pa.schema([]))
 
     def _found(self, transaction: Transaction, there: There, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
-        shown, kinds = self._place.shown, {n: there.kind(n) or pa.string() for n in there.names}
+        declared = transaction.columns(there.table)
+        shown, kinds = self._place.shown, {n: there.kind(n) or _key_type(declared[n]) for n in there.names}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown)
         columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
