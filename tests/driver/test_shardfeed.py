@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.driver.retries import error_of
 from gristmill.driver.shardfeed import ShardFeed
 from gristmill.process import machine
 from gristmill.process.messages import DONE, WAIT, Death, Failure, Item, Left, Outcome, Started
@@ -300,3 +301,13 @@ def test_whose_kills_for_want_of_memory_are_evidence(tmp_path: Path, group: str 
         write(counter, 6)
         assert asked(killed)
     assert not asked(killed)
+
+
+def test_a_full_disk_is_told_with_the_sink_and_the_way_out() -> None:
+    """And without a traceback, which other failures have."""
+    full = Failure("space", "OSError", "[Errno 28] No space left on device", "Traceback (most recent call last): …")
+    text = str(error_of(full, "shard 3", "labels/"))
+    assert text.startswith("shard 3: [Errno 28] No space left on device: what was committed stays: free space")
+    assert "the sink (labels/)" in text and "TMPDIR" in text and "Traceback" not in text
+    refused = Failure("space", "PermissionError", "[Errno 13] Permission denied: 'x'", "Traceback (most recent …")
+    assert "Traceback" in str(error_of(refused, "shard 3", "labels/"))

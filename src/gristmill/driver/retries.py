@@ -4,6 +4,7 @@ error that a run ends with when it is not. Pure decisions, as in shardfeed, whic
 
 from __future__ import annotations
 
+import errno
 import signal as signals
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,8 +88,16 @@ def rows_to_blame(death: Death, out_of_memory: Callable[[Death], bool]) -> bool:
     return death.signal not in _OUTSIDE or (death.signal == 9 and out_of_memory(death))
 
 
-def error_of(failure: Failure, where: str) -> GristmillError:
-    """What a run ends with after a failure that is not tried again."""
+_FULL = tuple(f"[Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def error_of(failure: Failure, where: str, sink: str) -> GristmillError:
+    """What a run into this sink ends with after a failure that is not tried again."""
+    if failure.kind == "space" and failure.message.startswith(_FULL):  # where in the code is of no use to anybody
+        return RunFailed(
+            f"{where}: {failure.message}: what was committed stays: free space on the disk of the sink ({sink}), or of "
+            "the folder for temporary files (TMPDIR), and run again"
+        )
     if failure.ours:
         return _BY_CLASS.get(failure.ours, _BY_KIND.get(failure.kind, RunFailed))(failure.message)
     text = f"{where}: {failure.type}: {failure.message}\n{failure.traceback}".rstrip()

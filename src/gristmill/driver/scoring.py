@@ -135,6 +135,7 @@ class Scoring:
         feed = ShardFeed(
             r.workers or 1, careful_start=small, out_of_memory=machine.OutOfMemory(), run=secrets.token_hex(6)
         )
+        feed.sink = at.sink.uri
         feed.remote = r.info.at_once > 0
         feed.proof = self._proof
         feed.most_ahead = 4 * max(1, r.workers) if at.stream else None

@@ -39,7 +39,7 @@ class ShardFeed:
     bounds how far beyond the consumer of a stream shards are scored. `proof` makes a task that scores rows of a shard
     that was scored in this run, or from all over the source (None), for when the model has failed on all that this run
     has tried. Of a `remote` model, which works at one time and not at another, nothing else is evidence. `run` is a
-    name unique to this feed.
+    name unique to this feed, `sink` what errors call the sink.
     """
 
     workers: int
@@ -50,6 +50,7 @@ class ShardFeed:
     proof: Callable[[int | None], Task] | None = None
     remote: bool = False
     run: str = ""
+    sink: str = ""
 
     fatal: GristmillError | None = None
     stopped: bool = False
@@ -335,7 +336,7 @@ class ShardFeed:
             self._held.pop(worker, None)  # an engine may name a new worker for every item
 
     def _fail(self, failure: Failure, where: str) -> None:
-        self.fatal = self.fatal or error_of(failure, where)
+        self.fatal = self.fatal or error_of(failure, where, self.sink)
 
     def _note(self, level: Any, text: str) -> None:
         self.notes.append(Note(level, text))

@@ -269,7 +269,7 @@ def _span(value: Any) -> int | None:
         return None
     if not isinstance(value, np.timedelta64):
         micros = (value.days * 86_400 + value.seconds) * 10**6 + value.microseconds
-        return micros * 1000 + int(getattr(value, "nanoseconds", 0))
+        return int(micros * 1000 + getattr(value, "nanoseconds", 0))
     unit, count = np.datetime_data(value.dtype)
     if unit not in _NANOSECONDS:
         raise _Other("give it in weeks or a smaller unit")
