@@ -84,9 +84,7 @@ class Published:
             wanted = keyed(self._root, now.key, now.types)
             if not now.indexed:
                 self._slow(now)
-                asked_for = asked(keys, wanted, self._root)
-                found = now.by_age.to_table(filter=matching(asked_for, now.rows.schema))
-                return now.mark, restored(found, asked_for, None, self._root, OF_SINK)
+                return now.mark, now.by_reading(asked(keys, wanted, self._root))
             try:
                 return now.mark, now.by_index(key_bytes(keys, wanted, self._root), wanted)
             except (FileNotFoundError, CorruptStore) as e:
@@ -153,11 +151,28 @@ class Result:
         self._lock = threading.Lock()
 
     @cached_property
-    def by_age(self) -> Any:
-        """The rows, those of the latest night last."""
-        ranks = ranked(self._parts, self.publication.generations, self.publication.root, self.publication.files)
-        parts = sorted(self._parts, key=ranks.__getitem__)
-        return dataset_of(self.publication.root, self.publication.files, parts, self.publication.body)
+    def _nights(self) -> list[Any]:
+        """The rows of each night, the latest first."""
+        root, files, body = self.publication.root, self.publication.files, self.publication.body
+        ranks = ranked(self._parts, self.publication.generations, root, files)
+        return [
+            dataset_of(root, files, [f for f in self._parts if ranks[f] == rank], body)
+            for rank in sorted(set(ranks.values()), reverse=True)
+        ]
+
+    def by_reading(self, keys: pa.Table) -> list[Row | None]:
+        """For each key its row, of the latest night that has one. Raises BadSource if several rows of that have it."""
+        out: list[Row | None] = [None] * keys.num_rows
+        left = list(range(keys.num_rows))
+        for night in self._nights if left else []:
+            some = keys.take(left)
+            found = night.to_table(filter=matching(some, night.schema))
+            for place, row in zip(left, restored(found, some, None, self.publication.root, OF_SINK), strict=True):
+                out[place] = row
+            left = [place for place in left if out[place] is None]
+            if not left:
+                break
+        return out
 
     @cached_property
     def _index(self) -> list[tuple[np.ndarray, np.ndarray]]:
